@@ -144,16 +144,10 @@ def _check_fingerprint(content: bytes, path: Path, expected: str) -> None:
 
 
 def _check_checksums(shard: Shard, report: Report) -> None:
-    files = (shard.tokens, shard.suffixes)
-    total, done = sum(file.payload.size for file in files), 0
-    for file in files:
-        sha256, payload, expected = hashlib.sha256(), file.payload, file.header.sha256
-        for start in range(0, payload.size, _BLOCK):
-            sha256.update(payload[start : start + _BLOCK].data)
-            report(done + start, total)
-        done += payload.size
-        if sha256.digest() != expected:
-            raise ChecksumError(describe(file.path, "SHA-256 of the payload", sha256.hexdigest(), expected.hex()))
+    first = shard.tokens.payload.size
+    total = first + shard.suffixes.payload.size
+    shard.tokens.require_checksum(lambda start: report(start, total))
+    shard.suffixes.require_checksum(lambda start: report(first + start, total))
     report(total, total)
 
 

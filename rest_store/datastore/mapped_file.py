@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import mmap
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -15,6 +17,7 @@ from rest_store.datastore.header import HEADER_SIZE, TAIL_SIZE
 from rest_store.datastore.native import native_module
 from rest_store.datastore.regular_file import open_regular
 from rest_store.errors import (
+    ChecksumError,
     DatastoreUnavailableError,
     MissingShardError,
     ShardHeaderError,
@@ -22,7 +25,17 @@ from rest_store.errors import (
     describe,
 )
 
-Header = TypeVar("Header")
+_BLOCK = 1 << 18  # bytes of a payload that are hashed at once
+
+
+class _Header(Protocol):
+    @property
+    def sha256(self) -> bytes: ...
+    @property
+    def file_size(self) -> int: ...
+
+
+Header = TypeVar("Header", bound=_Header)
 File = TypeVar("File", bound="MappedFile[Any]")
 
 
@@ -85,6 +98,15 @@ class MappedFile(Generic[Header]):
         tail = self.raw[-TAIL_SIZE:].tobytes()
         if any(tail):
             raise ShardHeaderError(describe(self.path, "tail", tail.hex(), "zero bytes"))
+
+    def require_checksum(self, report: Callable[[int], None] = lambda start: None) -> None:
+        """Raise ChecksumError unless the payload is the one of the header; `report` gets the place of each block."""
+        sha256, payload, expected = hashlib.sha256(), self.payload, self.header.sha256
+        for start in range(0, payload.size, _BLOCK):
+            sha256.update(payload[start : start + _BLOCK].data)
+            report(start)
+        if sha256.digest() != expected:
+            raise ChecksumError(describe(self.path, "SHA-256 of the payload", sha256.hexdigest(), expected.hex()))
 
     def require_end(self) -> None:
         """Raise an error if the end of the payload is not valid for this kind of file."""
