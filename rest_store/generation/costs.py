@@ -22,7 +22,7 @@ _RECENT = 9  # times kept of each width
 _AGE = 128  # steps after which a time is forgotten
 _STALE = 64  # steps after which a plain step is measured again
 _OUTLIER = 3.0  # estimates that a step counts as at most: other work took the processor
-_GUESSED = 16  # draft tokens' worth of the guess of what each of them adds
+_GUESSED = 16  # weight of the guess of what a draft token adds, in measured draft tokens
 _BAND = 1.25  # ratio up to which a time confirms the times of earlier generations
 _SHORTEST = 1e-9  # seconds, also of a clock that stands still
 # The credit, in plain steps.
