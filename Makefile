@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 MINUTES ?= 10
 SEED ?=
 
-.PHONY: setup test test-vllm test-ray first-hour fuzz demo lint format proto bench docs pictures sanitize clean
+.PHONY: setup test test-all test-vllm test-ray first-hour fuzz demo lint format proto bench docs pictures sanitize clean
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)
@@ -36,6 +36,10 @@ $(STAMP): $(VENV)/.packages $(NATIVE)
 
 test: setup
 	$(BIN)/python -m pytest
+
+# The tests marked slow, too.
+test-all: setup
+	$(BIN)/python -m pytest -m ""
 
 # README's start and the tutorial, line by line in new virtual environments; what they print is in build/first-hour-*.log.
 first-hour: setup

@@ -1,0 +1,103 @@
+"""Members of a draft session: whole sessions over some of its sources, run in other processes.
+
+A session asks its members for their trees, drafts its own meanwhile, and merges those that arrive in time. A member that
+is late or fails is left out of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from rest_store.datastore.tokenizer import TokenizerIdentity
+from rest_store.datastore.tree import TokenTree
+from rest_store.drafting.kernel_session import DraftLimits, TopK
+
+# Bits of the origins of a member's tree: its datastores together, and the sources that each member has.
+DATASTORES, PROMPT_LOOKUP, RECYCLED_LOGITS = 1, 2, 4
+
+
+@dataclass(frozen=True)
+class MemberSettings:
+    """The settings of a `DraftSession` for another process to run.
+
+    Attributes:
+        learn: whether the calibration learns from what is accepted.
+        max_suffix: longest suffix of the context that datastores are asked for, in tokens.
+        tokenizer: of the session; None: that of the datastores.
+        prompt_top_k: [n, k], the model's most likely tokens after each of the last n tokens of the prompt; -1: unknown.
+            None: nothing is known.
+        prompt_lookup: whether the text is a source.
+        recycled_logits: key under which sessions share recycled logits; None: these are no source.
+    """
+
+    learn: bool
+    max_suffix: int
+    tokenizer: TokenizerIdentity | None
+    prompt_top_k: TopK | None
+    prompt_lookup: bool = False
+    recycled_logits: bytes | None = None
+
+
+class Member(Protocol):
+    """A session in another process, over datastores that it has. One thread at a time.
+
+    It may be lost at any time; a later `send` then opens it again with the text, at the earliest after a pause that grows
+    with each failure.
+    """
+
+    def send(self, limits: DraftLimits) -> None:
+        """Send what was accepted since the last step, and ask for the next tree; waits for nothing.
+
+        Raises:
+            DeadlineError: the answer to an earlier step has not come yet. What was accepted is kept.
+            ServiceError: it cannot be sent now; the subclass says why.
+            TokenizerMismatchError: the datastores have another tokenizer.
+        """
+
+    def receive(self, timeout: float | None) -> TokenTree:
+        """Return the tree that the latest `send` asked for.
+
+        Args:
+            timeout: seconds to wait at most; None: as long as the source says.
+
+        Returns:
+            A tree within the limits, parents before children, with scores, and with origins as the bits above.
+
+        Raises:
+            DeadlineError: it has not come in time. It is skipped when it comes.
+            ServiceError: no answer, or one that is no such tree; the subclass says why.
+            TokenizerMismatchError: the datastores have another tokenizer.
+        """
+
+    def accept(self, tokens: npt.NDArray[np.int32], top_k: TopK | None, node_top_k: TopK | None) -> None:
+        """Keep for the next step what `DraftSession.accept` was told.
+
+        Args:
+            tokens: the new tokens.
+            top_k: of these, as there.
+            node_top_k: [1 + N, k], after the text before, and after each of the N nodes of the tree that this member
+                returned last, rows of -1 where unknown; None: nothing is known. Without such a tree, N is 0.
+        """
+
+    def close(self) -> None:
+        """End the session there; may be called again."""
+
+
+@runtime_checkable
+class MemberSource(Protocol):
+    """A source in other processes that run whole draft sessions over it: a `DatastoreClient`, or your own."""
+
+    def members(self, settings: MemberSettings, text: Callable[[], npt.NDArray[np.int32]]) -> Sequence[Member]:
+        """Return the members of a new session: one, or one for each part of the datastores.
+
+        Waits for nothing. Where the service is known to answer, the session is opened ahead of its first step.
+
+        Args:
+            settings: of the session.
+            text: returns the text so far, int32[n], to open the session with.
+        """
