@@ -89,15 +89,8 @@ def _is_loopback(host: str) -> bool:
     return all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in entries)
 
 
-def is_parts_file(text: str) -> bool:
-    """Return whether `text` names a file that says where the parts of a datastore are served."""
-    return text.endswith(".toml")
-
-
 def is_service(text: str) -> bool:
-    """Return whether a client takes `text`: a parts file, or what looks like an address where no such file exists."""
-    if is_parts_file(text):
-        return True
+    """Return whether a client takes `text`: what looks like addresses, or like one, where no such file exists."""
     host, _, port = text.rpartition(":")
     try:
         exists = Path(text).exists()
