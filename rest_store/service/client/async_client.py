@@ -21,18 +21,9 @@ T = TypeVar("T")
 _MOST_THREADS = 64  # calls that wait at once; others begin when one of these has ended
 
 
-class _Threads:
-    """Runs calls in threads, so that an event loop can await them."""
-
-    def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(_MOST_THREADS, "rest-store client")
-
-    async def run(self, call: Callable[P, T], /, *arguments: P.args, **options: P.kwargs) -> T:
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._executor, functools.partial(call, *arguments, **options))
-
-    def end(self) -> None:
-        self._executor.shutdown(wait=False)
+async def _run(threads: ThreadPoolExecutor, call: Callable[P, T], /, *arguments: P.args, **options: P.kwargs) -> T:
+    """Return what `call` returns, in a thread."""
+    return await asyncio.get_running_loop().run_in_executor(threads, functools.partial(call, *arguments, **options))
 
 
 class AsyncDatastoreClient:
@@ -43,45 +34,45 @@ class AsyncDatastoreClient:
 
     def __init__(self, targets: Targets, **options: Any) -> None:
         self._client = DatastoreClient(targets, **options)
-        self._threads = _Threads()
+        self._threads = ThreadPoolExecutor(_MOST_THREADS, "rest-store client")  # they end with this object
 
     async def connect(self, timeout: float = 10.0) -> ServiceInfo:
         """See `DatastoreClient.connect`."""
-        return await self._threads.run(self._client.connect, timeout)
+        return await _run(self._threads, self._client.connect, timeout)
 
     async def info(self, *, timeout: float | None = None) -> ServiceInfo:
         """See `DatastoreClient.info`."""
-        return await self._threads.run(self._client.info, timeout=timeout)
+        return await _run(self._threads, self._client.info, timeout=timeout)
 
     async def longest_suffix_match(
         self, context: IntSequence, *, max_suffix: int = 16, timeout: float | None = None
     ) -> SuffixMatch:
         """See `DatastoreClient.longest_suffix_match`."""
-        return await self._threads.run(
-            self._client.longest_suffix_match, context, max_suffix=max_suffix, timeout=timeout
+        return await _run(
+            self._threads, self._client.longest_suffix_match, context, max_suffix=max_suffix, timeout=timeout
         )
 
     async def count(self, tokens: IntSequence, *, timeout: float | None = None) -> int:
         """See `DatastoreClient.count`."""
-        return await self._threads.run(self._client.count, tokens, timeout=timeout)
+        return await _run(self._threads, self._client.count, tokens, timeout=timeout)
 
     async def draft(self, context: IntSequence, **options: Any) -> TokenTree:
         """See `DatastoreClient.draft`."""
-        return await self._threads.run(self._client.draft, context, **options)
+        return await _run(self._threads, self._client.draft, context, **options)
 
     async def draft_batch(self, contexts: Contexts, **options: Any) -> list[TokenTree]:
         """See `DatastoreClient.draft_batch`."""
-        return await self._threads.run(self._client.draft_batch, contexts, **options)
+        return await _run(self._threads, self._client.draft_batch, contexts, **options)
 
     async def add(
         self, documents: Sequence[IntSequence], ids: Sequence[str] | None = None, **options: Any
     ) -> list[str]:
         """See `DatastoreClient.add`."""
-        return await self._threads.run(self._client.add, documents, ids, **options)
+        return await _run(self._threads, self._client.add, documents, ids, **options)
 
     async def delete(self, ids: Sequence[str], **options: Any) -> int:
         """See `DatastoreClient.delete`."""
-        return await self._threads.run(self._client.delete, ids, **options)
+        return await _run(self._threads, self._client.delete, ids, **options)
 
     async def draft_session(self, sources: Sequence[object], prompt: IntSequence, **options: Any) -> AsyncDraftSession:
         """Open a draft session, whose arguments are those of `DraftSession`.
@@ -95,13 +86,12 @@ class AsyncDatastoreClient:
             RestStoreError: as `DraftSession`.
         """
         blocking = [source._client if isinstance(source, AsyncDatastoreClient) else source for source in sources]
-        session = await self._threads.run(DraftSession, blocking, prompt, **options)
+        session = await _run(self._threads, DraftSession, blocking, prompt, **options)
         return AsyncDraftSession(session, self._threads)
 
     async def close(self) -> None:
         """See `DatastoreClient.close`."""
-        await self._threads.run(self._client.close)
-        self._threads.end()
+        await _run(self._threads, self._client.close)
 
     async def __aenter__(self) -> AsyncDatastoreClient:
         return self
@@ -124,21 +114,21 @@ class AsyncDraftSession:
         session: the session, for its statistics.
     """
 
-    def __init__(self, session: DraftSession, threads: _Threads) -> None:
+    def __init__(self, session: DraftSession, threads: ThreadPoolExecutor) -> None:
         self.session = session
         self._threads = threads
 
     async def draft(self, *arguments: Any, **options: Any) -> TokenTree:
         """See `DraftSession.draft`."""
-        return await self._threads.run(self.session.draft, *arguments, **options)
+        return await _run(self._threads, self.session.draft, *arguments, **options)
 
     async def accept(self, tokens: IntSequence, *arguments: Any, **options: Any) -> None:
         """See `DraftSession.accept`."""
-        await self._threads.run(self.session.accept, tokens, *arguments, **options)
+        await _run(self._threads, self.session.accept, tokens, *arguments, **options)
 
     async def close(self) -> None:
         """See `DraftSession.close`."""
-        await self._threads.run(self.session.close)
+        await _run(self._threads, self.session.close)
 
     async def __aenter__(self) -> AsyncDraftSession:
         return self

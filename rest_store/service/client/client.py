@@ -18,7 +18,7 @@ from rest_store.drafting.members import MemberSettings
 from rest_store.errors import LiveFormatError, PartError, TargetError, describe
 from rest_store.service.channel import Dialer, Tls, seconds_of
 from rest_store.service.client.descriptions import ServiceInfo
-from rest_store.service.client.member import MemberOptions, SessionMember
+from rest_store.service.client.member import MemberOptions, ServiceMember
 from rest_store.service.client.part import Part, Parts
 from rest_store.service.client.requests import Requests
 from rest_store.service.client.targets import Targets, target_groups
@@ -277,10 +277,10 @@ class DatastoreClient:
         assert part.requests is not None
         return part, part.requests
 
-    def members(self, settings: MemberSettings, text: Callable[[], npt.NDArray[np.int32]]) -> list[SessionMember]:
+    def members(self, settings: MemberSettings, text: Callable[[], npt.NDArray[np.int32]]) -> list[ServiceMember]:
         """Return a new session's members for `DraftSession`, one for each part, as `MemberSource.members`."""
         members = [
-            SessionMember(self._parts, part, settings, text, self._member_options) for part in self._parts.members
+            ServiceMember(self._parts, part, settings, text, self._member_options) for part in self._parts.members
         ]
         for member in members:
             member.open_ahead()

@@ -54,7 +54,7 @@ class MemberOptions:
     shared_calibration: str
 
 
-class SessionMember:
+class ServiceMember:
     """See `Member`, whose methods these are.
 
     After a failure the next `send` opens another stream with the text: at once at an endpoint that has not failed since
