@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rest_store.service.client.codec import Codec
+from rest_store.service.client.counters import ClientCounters
 
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.tokenizer import TokenizerIdentity
@@ -25,8 +27,6 @@ from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import LimitError, ProtocolError, ServiceError, TokenRangeError, TreeError
 from rest_store.service.client.async_client import AsyncDatastoreClient
 from rest_store.service.client.client import DatastoreClient
-from rest_store.service.client.codec import Codec
-from rest_store.service.client.counters import ClientCounters
 from rest_store.service.client.requests import Requests
 from rest_store.v1 import datastore_pb2 as pb
 from tests.drafting.test_evidence import every_path, replayed, require_same, rows_of

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from rest_store.service.client.async_parts_client import AsyncPartsClient
+from rest_store.service.client.parts_client import PartsClient
 
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.tree import TokenTree
@@ -30,9 +32,7 @@ from rest_store.errors import (
 )
 from rest_store.service.client import parts_base
 from rest_store.service.client.async_client import AsyncDatastoreClient
-from rest_store.service.client.async_parts_client import AsyncPartsClient
 from rest_store.service.client.client import DatastoreClient
-from rest_store.service.client.parts_client import PartsClient
 from rest_store.service.ray.published_files import write_parts
 from tests.shared.clients import KINDS, LATE, connected
 from tests.shared.live import until

@@ -16,10 +16,10 @@ from typing import Any
 from urllib.request import urlopen
 
 import pytest
+from rest_store.service.client.part_groups import part_groups
 
 from rest_store.errors import AuthenticationError
 from rest_store.service.client.client import DatastoreClient
-from rest_store.service.client.part_groups import part_groups
 from rest_store.service.tokens import TOKEN_VARIABLE
 from tests.shared.clients import free_port
 from tests.shared.live import until

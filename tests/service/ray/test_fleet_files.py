@@ -12,9 +12,10 @@ import pytest
 
 pytest.importorskip("ray")
 
+from rest_store.service.client.part_groups import part_groups
+
 import rest_store
 from rest_store.service.address import Address
-from rest_store.service.client.part_groups import part_groups
 from rest_store.service.ray import fleet
 from rest_store.service.ray.part_server import PartState
 from rest_store.service.ray.placement import Node

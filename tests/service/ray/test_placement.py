@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
+from rest_store.service.client.part_groups import part_groups
 
 from rest_store.errors import ServeError
-from rest_store.service.client.part_groups import part_groups
 from rest_store.service.ray.placement import Node, placement
 from rest_store.service.ray.published_files import write_metrics, write_parts
 
