@@ -87,6 +87,7 @@ class ServiceMember:
         self._closed = False
         # Of the stream:
         self._next = pb.DraftSessionRequest()  # the next message, with what was accepted since the last one
+        self._length = 0  # tokens that it has been told
         self._costs = b""  # sent last
         self._sequence = 0  # of the tree asked for last
         self._sent_at: float | None = None  # when that was, if its answer has not been read yet
@@ -160,7 +161,9 @@ class ServiceMember:
             self._drop()
             return
         accepted = self._next.accepted.add(tokens=tokens.tolist())
-        _add_top_k(accepted.top_k, top_k)
+        self._length += len(tokens)
+        if top_k is not None:
+            _add_top_k(accepted.top_k, top_k[max(0, len(top_k) - self._length) :])
         if node_top_k is not None and len(node_top_k) == self._rows:
             _add_top_k(accepted.node_top_k, node_top_k)
         self._rows = 1
@@ -254,6 +257,7 @@ class ServiceMember:
         opening = self._next.open
         opening.selection.CopyFrom(self._part.requests.selection)
         opening.tokens.extend(tokens.tolist())
+        self._length = len(tokens)
         if settings.prompt_top_k is not None and len(text) == self._prompt_length:
             rows = min(len(tokens), info.max_request_bytes // (4 * 4 * _MOST_TOP_K))  # a quarter of a message
             _add_top_k(opening.top_k, settings.prompt_top_k[max(0, len(settings.prompt_top_k) - rows) :])
