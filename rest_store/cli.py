@@ -35,7 +35,6 @@ class _Group(click.Group):
         "build": "build_index.cli:build",
         "merge": "build_index.cli:merge",
         "serve": "rest_store.service.server.command:serve",
-        "reload": "rest_store.service.client.reload_command:reload",
         "bench": "rest_store.bench.command:bench",
         "calibrate": "rest_store.bench.command:calibrate",
         "generate": "rest_store.generation.command:generate",
