@@ -97,19 +97,3 @@ def is_service(text: str) -> bool:
     except (OSError, ValueError):  # no path can be so long, or hold these bytes
         exists = False
     return not exists and (text.startswith("unix:") or bool(host and port.isdecimal()))
-
-
-def is_local_peer(peer: str) -> bool:
-    """Whether `peer`, as gRPC names the other side of a call, is on this machine."""
-    kind, _, rest = peer.partition(":")
-    if kind == "unix":
-        return True
-    if kind not in ("ipv4", "ipv6"):
-        return False
-    host = rest.replace("%5B", "[").replace("%5D", "]").rpartition(":")[0].strip("[]").partition("%")[0]
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback

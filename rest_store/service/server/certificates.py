@@ -29,23 +29,18 @@ class Certificates:
 
     def __init__(self, files: CertificateFiles) -> None:
         self._files = files
-        self._current = self._read()
+        self.reload()
 
     def reload(self) -> None:
         """Read the files again; on an error the certificates stay as they are."""
-        self._current = self._read()
-
-    def credentials(self) -> grpc.ServerCredentials:
-        """Return credentials for a port of a gRPC server."""
-        return grpc.dynamic_ssl_server_credentials(
-            self._current, lambda: self._current, self._files.client_authority is not None
-        )
-
-    def _read(self) -> grpc.ServerCertificateConfiguration:
-        files = self._files
         certificate, key, authority = read_certificates(
-            files.certificate, files.key, files.client_authority, ServeError
+            self._files.certificate, self._files.key, self._files.client_authority, ServeError
         )
         assert certificate is not None
         assert key is not None
-        return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=authority)
+        self._current = grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=authority)
+
+    def credentials(self) -> grpc.ServerCredentials:
+        """Return credentials for a port of a gRPC server."""
+        is_required = self._files.client_authority is not None
+        return grpc.dynamic_ssl_server_credentials(self._current, lambda: self._current, is_required)
