@@ -1,4 +1,4 @@
-"""Members of draft sessions without a network: scripted ones, and whole sessions over datastores, as a service runs them."""
+"""Members of draft sessions without a network: scripted ones, and real sessions over datastores."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Scripted:
     """A source with one member, which says what it is told to.
 
     Args:
-        *answers: for each step, a tree to return, or an exception to raise; the last one is repeated. An exception class
-            is raised by `send`.
+        *answers: for each step, a tree to return, or an exception to raise; the last one is repeated. The class of an
+            exception is raised by `send`.
 
     Attributes:
         log: what it was called with, in order.
