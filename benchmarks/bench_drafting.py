@@ -2,8 +2,8 @@
 
 Recordings that the shipped calibration was not fitted to are replayed, each after so much text of the other recordings
 that its context is 2,000 tokens long, from prompt lookup, recycled logits and the datastores. Trees come first, without
-a warm-up; then chains; then the same again with a clock for each stage. In a batch, 64 sessions of one calibration take
-their steps in one call, on one core and on two in turns.
+a warm-up; then chains. In a batch, 64 sessions of one calibration take their steps in one call, on one core and on two
+in turns.
 """
 
 from __future__ import annotations
