@@ -19,7 +19,6 @@ from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.live.live_datastore import LiveDatastore
 from tests.datastore.test_opening import run_python
-from tests.drafting.test_evidence import Behind
 from tests.shared.strategies import Corpus, identity, open_datastore
 
 FEATURES = int(_kernel.FEATURES)
@@ -264,14 +263,3 @@ def test_steps_with_a_live_datastore_have_trees_of_their_own(frozen: Datastore, 
 
 def test_without_trees_of_its_own_a_live_datastore_counts_as_any_other(frozen: Datastore, live: LiveDatastore) -> None:
     assert scores(live, reading(BEST + SHARE)) == scores(frozen, reading(BEST + SHARE))
-
-
-def test_the_evidence_of_a_live_datastore_counts_as_in_process(frozen: Datastore, live: LiveDatastore) -> None:
-    usual = reading(BEST + SHARE).native.gbdt
-    for calibration in (Calibration(usual, live_gbdt=usual), Calibration.default()):
-        of_live, of_frozen = (
-            scores(Behind({"one": store}, drafted(store, calibration)), calibration) for store in (live, frozen)
-        )
-        assert of_live == scores(live, calibration)
-        assert of_frozen == scores(frozen, calibration)
-        assert of_live != of_frozen

@@ -20,17 +20,17 @@ from typing import Any
 
 import grpc
 import numpy as np
+from rest_store.drafting.evidence import Evidence
 
 import rest_store
 from rest_store.datastore.tree import SuffixMatch, TokenTree
-from rest_store.drafting.evidence import Evidence
 from rest_store.errors import RestStoreError
 from rest_store.generation.drafts import tree_fault
 from rest_store.service.client.client import DatastoreClient
 from rest_store.v1 import datastore_pb2 as pb
 from tests.fuzz import campaign
 from tests.fuzz.impostors import Impostor
-from tests.fuzz.sessions import some_session, some_shared_stream
+from tests.fuzz.sessions import some_session
 from tests.shared.clients import Waiting
 from tests.shared.messages import (
     METHODS,
@@ -243,8 +243,6 @@ class Fuzzer(campaign.Fuzzer):
     def _sessions(self, chance: random.Random) -> Counter[str]:
         victim = self.victim
         found = self._talked(chance, "DraftSession", [some_session(chance) for _ in range(chance.randrange(1, 30))])
-        shared = [some_shared_stream(chance) for _ in range(chance.randrange(1, 9))]
-        found += self._talked(chance, "DraftSessions", shared)
         end = time.monotonic() + PATIENCE
         while sessions_of(victim.service)[0] > 0:  # those that were left
             assert time.monotonic() < end, "sessions without streams"

@@ -57,18 +57,18 @@ inline void build_all(std::span<const BatchDraft> drafts) {
   const std::size_t size = std::clamp((drafts.size() + cores - 1) / cores, kLeast, kMost);
   on_all_cores((drafts.size() + size - 1) / size, [&](std::size_t group) {
     const auto together = drafts.subspan(group * size, std::min(size, drafts.size() - group * size));
-    std::vector<EvidenceReader::Request> requests;
+    DraftScratch& scratch = together.front().builder->scratch();
     for (const auto& [builder, limits] : together) builder->begin(limits);
     for (;;) {
-      requests.clear();
+      scratch.requests.clear();
       for (const auto& [builder, limits] : together)
-        if (builder->unfinished()) builder->request(requests);
-      EvidenceReader::read(requests, [] {});  // nothing else meanwhile: the requests hide each other's latency
+        if (builder->unfinished()) builder->request(scratch.requests);
+      EvidenceReader::read(scratch.requests, scratch.evidence, [] {});  // the requests hide each other's latency
       bool are_done = true;
       for (const auto& [builder, limits] : together)
         if (builder->unfinished()) {
           builder->look_up();
-          builder->expand();
+          builder->expand(scratch);
           are_done = are_done && !builder->unfinished();
         }
       if (are_done) return;

@@ -105,8 +105,7 @@ struct SourceEvidence {
   PromptMatches lookup;
   std::array<LikelyTokens, kRecycledOrders> recycled{};
   std::vector<Evidence> stores;
-  std::vector<bool> present;  // which of the stores take part in this step
-  std::vector<bool> live;     // which of the stores use the columns of live ones
+  std::vector<bool> live;  // which of the stores use the columns of live ones
 
   // The best candidate of each kind of source, for its hit rate; -1: none.
   std::int64_t best_of_lookup() const {
@@ -314,14 +313,14 @@ class CandidateTable {
 
   static constexpr std::size_t kNoStore = kMaxStores;
 
-  // The `count` stores present, live or frozen ones, with the best hit rates, the better first; then kNoStore.
+  // The `count` stores, live or frozen ones, with the best hit rates, the better first; then kNoStore.
   template <std::size_t count>
   static std::array<std::size_t, count> best_stores(const SourceEvidence& sources, const HitRates& hit_rates,
                                                     bool live) {
     std::array<std::size_t, count> best;
     best.fill(kNoStore);
     for (std::size_t store = 0; store < sources.stores.size(); ++store) {
-      if (!sources.present[store] || sources.live[store] != live) continue;
+      if (sources.live[store] != live) continue;
       std::size_t left = store;
       for (std::size_t& place : best)
         if (place == kNoStore || hit_rates.stores[place].value < hit_rates.stores[left].value)
