@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_store.datastore.tree import SuffixMatch, TokenTree
-from rest_store.drafting.kernel_session import DraftLimits
+from rest_store.drafting.limits import DraftLimits
 from rest_store.errors import ProtocolError
 from rest_store.service.client.descriptions import service_info
 from rest_store.service.client.requests import parse

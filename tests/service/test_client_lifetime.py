@@ -46,7 +46,7 @@ FORKED = """
 import os, sys
 import numpy as np
 from rest_store import DatastoreClient
-from rest_store.drafting.kernel_session import DraftLimits
+from rest_store.drafting.limits import DraftLimits
 from rest_store.drafting.members import MemberSettings
 from rest_store.errors import ServiceUnavailableError
 used = DatastoreClient(sys.argv[1], timeout=60)

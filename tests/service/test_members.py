@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.tree import TokenTree
-from rest_store.drafting.kernel_session import DraftLimits
+from rest_store.drafting.limits import DraftLimits
 from rest_store.drafting.members import DATASTORES, MemberSettings, MemberSource
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
@@ -437,14 +437,14 @@ def test_many_calls_of_accept_without_a_step_send_the_text_again(steady: Service
 
 def test_a_message_that_would_be_too_large_sends_the_text_again(directory: Path) -> None:
     with (
-        running(f"one={directory}", options=["--max-message-bytes=2048"]) as service,
+        running(f"one={directory}") as service,
         Relay(service.target) as relay,
         stepping(relay.target) as stepper,
     ):
         stepper.step()
-        stepper.accept(*[1] * 100, top_k=[[1, 2, 3, 4, 5, 6, 7, 8]] * 100)
+        stepper.accept(*[1] * 20_000, top_k=[[1, 2, 3, 4, 5, 6, 7, 8]] * 20_000)
         assert len(stepper.step()) > 0
-        assert [len(one.tokens) for one in openings(relay)] == [len(TEXT), len(TEXT) + 100]
+        assert [len(one.tokens) for one in openings(relay)] == [len(TEXT), len(TEXT) + 20_000]
 
 
 def test_an_ended_session_leaves_nothing(steady: Service) -> None:

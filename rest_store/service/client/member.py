@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from rest_store.datastore.kernel import native_session_kernel
 from rest_store.datastore.tree import TokenTree
-from rest_store.drafting.kernel_session import DraftLimits, TopK
+from rest_store.drafting.limits import DraftLimits, TopK
 from rest_store.drafting.members import DATASTORES, PROMPT_LOOKUP, RECYCLED_LOGITS, MemberSettings
 from rest_store.errors import (
     DeadlineError,

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from rest_store.datastore.render import counted
 from rest_store.datastore.tree import SuffixMatch, TokenTree
-from rest_store.drafting.kernel_session import DraftLimits
+from rest_store.drafting.limits import DraftLimits
 from rest_store.errors import ProtocolError, describe
 from rest_store.v1 import datastore_pb2 as pb
 

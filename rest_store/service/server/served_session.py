@@ -10,15 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rest_store.datastore.kernel import native_session_kernel
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.kernel_session import (
-    NO_COSTS,
-    DraftLimits,
-    OpenStore,
-    append,
-    follow_changes,
-    kernel_session,
-    take_prompt,
-)
+from rest_store.drafting.kernel_session import OpenStore, append, follow_changes, kernel_session, take_prompt
+from rest_store.drafting.limits import NO_COSTS, DraftLimits
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import LimitError, describe
 from rest_store.service.server.hosted_datastore import HostedDatastore, reading, require_readable
@@ -197,7 +190,7 @@ class ServedSession:
         if self.recycled is not None:
             sources.append(self.recycled)
         max_suffix, learn = suffix_limit(opening.max_suffix), not opening.fixed_calibration
-        native, datastores, _ = kernel_session(self.calibration, sources, learn=learn, max_suffix=max_suffix)
+        native, datastores = kernel_session(self.calibration, sources, learn=learn, max_suffix=max_suffix)
         self._datastores = list(datastores.values())
         native.limit_tokens(self._vocabulary_size)
         take_prompt(native, text, top_k)
