@@ -20,7 +20,6 @@ from typing import Any
 
 import grpc
 import numpy as np
-from rest_store.drafting.evidence import Evidence
 
 import rest_store
 from rest_store.datastore.tree import SuffixMatch, TokenTree
@@ -306,13 +305,10 @@ class Fuzzer(campaign.Fuzzer):
         found: Counter[str] = Counter()
         kind: Any = chance.choice([DatastoreClient, Waiting])
         datastore = chance.choice(["one", "one", "one", "two", None, ["one", "two"]])
-        client = kind(self._impostor.target, datastore=datastore, timeout=0.3, retries=chance.randrange(3), pause=0.0)
+        client = kind(self._impostor.target, datastore=datastore, timeout=0.3)
         try:
-            stream = client.stream()
             for _ in range(12):
-                found[asked_of(chance, client, stream)] += 1
-            with contextlib.suppress(RestStoreError):
-                stream.close()
+                found[asked_of(chance, client)] += 1
         finally:
             client.close()
             if isinstance(client, Waiting):
@@ -322,21 +318,16 @@ class Fuzzer(campaign.Fuzzer):
         return found
 
 
-def asked_of(chance: random.Random, client: Any, stream: Any) -> str:
+def asked_of(chance: random.Random, client: Any) -> str:
     """Ask a client something, check what it returns, and return how that ended."""
     context = [chance.randrange(9) for _ in range(chance.randrange(1, 9))]
-    proposals = TokenTree([3, 4], [-1, 0], [1, 1], scores=[0.5, 0.25])
-    sizes = {"max_nodes": 8, "max_suffix": 4, "max_rows": 9}
     calls: dict[str, Callable[[], Any]] = {
         "draft": lambda: client.draft(context, max_nodes=8),
         "draft_batch": lambda: client.draft_batch([context, [1]], max_nodes=8),
         "match": lambda: client.longest_suffix_match(context),
         "count": lambda: client.count(context),
-        "evidence": lambda: client.evidence(context, proposals, **sizes),
         "info": client.info,
         "connect": client.connect,
-        "stream": lambda: stream.draft(context),
-        "stream evidence": lambda: stream.evidence(context, proposals, **sizes),
         "tokenizer": lambda: client.tokenizer if isinstance(client, DatastoreClient) else None,
     }
     name = chance.choice(list(calls))
@@ -356,8 +347,6 @@ def require_valid(answer: Any, where: str) -> None:
             assert not len(item) or int(np.min(item.counts)) > 0, where
         elif isinstance(item, SuffixMatch):
             assert (item.length > 0) == (item.count > 0), f"{where}: {item}"
-        elif isinstance(item, Evidence):
-            assert isinstance(item.rows, bytes), where
         elif isinstance(item, int):
             assert item >= 0, f"{where}: {item}"
 
@@ -370,8 +359,6 @@ def drafted_through(chance: random.Random, target: str) -> Counter[str]:
         DatastoreClient(
             target,
             timeout=0.3,
-            retries=chance.randrange(2),
-            pause=0.0,
             datastore=chance.choice(["one", "two", None]),
             send_text=chance.random() < 0.8,
             shared_calibration=chance.choice([None, "model"]),
