@@ -182,7 +182,7 @@ def test_invalid_descriptions_are_refused(datastores: list[pb.DatastoreDescripti
 def test_a_description_is_read() -> None:
     described = pb.DescribeResponse(datastores=[description(token_count=5)])
     (found,) = service_info(described, ("a",), None, "peer").datastores
-    assert (found.name, found.token_count, found.live, found.tokenizer.vocabulary_size) == ("a", 5, None, 9)
+    assert (found.name, found.token_count, found.is_live, found.tokenizer.vocabulary_size) == ("a", 5, False, 9)
 
 
 def test_trees_of_parts_are_summed_by_path() -> None:

@@ -49,7 +49,7 @@ def _datastore(datastore: ServedDatastore) -> dict[str, Any]:
         "shards": datastore.shard_count,
         "size": datastore.size,
         "built": None if datastore.built is None else datastore.built.isoformat(timespec="seconds"),
-        "live": datastore.live is not None,
+        "live": datastore.is_live,
         "part": None if datastore.part is None else datastore.part._asdict(),
     }
 

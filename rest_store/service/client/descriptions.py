@@ -26,29 +26,13 @@ _LONGEST_DIGEST = 128  # characters
 
 
 @dataclass(frozen=True)
-class LiveDescription:
-    """What a service says of a live datastore beyond `ServedDatastore`; names as in `LiveInfo`.
-
-    Attributes:
-        writable: whether the token of this client may add and delete.
-    """
-
-    memory_token_count: int
-    memory_size: int
-    oldest: datetime | None
-    max_tokens: int | None
-    max_age: float | None
-    failure: str | None
-    writable: bool
-
-
-@dataclass(frozen=True)
 class ServedDatastore:
     """One datastore of a service; fields as in the message DatastoreDescription.
 
     Attributes:
         built: of a live one, when the newest document was added; None: there is none.
-        live: None: the datastore is frozen.
+        is_live: whether it grows; else it is frozen.
+        is_writable: whether the token of this client may add and delete.
         part: which part of a larger datastore this is; None: it is whole.
     """
 
@@ -60,7 +44,8 @@ class ServedDatastore:
     size: int
     built: datetime | None
     format_version: int
-    live: LiveDescription | None
+    is_live: bool
+    is_writable: bool
     part: ServedPart | None = None
 
 
@@ -164,8 +149,8 @@ def _datastore(message: pb.DatastoreDescription, target: str) -> ServedDatastore
     }
     try:
         tokenizer = TokenizerIdentity.from_manifest(described, f"{target}: datastore '{message.name}'")
-        live = _live(message.live) if message.HasField("live") else None
-        built = None if live is not None and not message.HasField("built") else _time(message.built)
+        is_live = message.HasField("live")
+        built = None if is_live and not message.HasField("built") else _time(message.built)
     except (ManifestError, ValueError, OverflowError, OSError) as error:
         raise ProtocolError(describe(target, "description", f"wrong ({error})", "one of a datastore")) from None
     part = ServedPart.of(message.part) if message.HasField("part") else None
@@ -173,19 +158,8 @@ def _datastore(message: pb.DatastoreDescription, target: str) -> ServedDatastore
         expected = "one of the parts that there are"
         raise ProtocolError(describe(target, f"part of datastore '{message.name}'", part, expected))
     sizes = (message.token_count, message.document_count, message.shard_count, message.size)
-    return ServedDatastore(message.name, tokenizer, *sizes, built, message.format_version, live, part)
-
-
-def _live(message: pb.LiveDescription) -> LiveDescription:
-    return LiveDescription(
-        message.memory_token_count,
-        message.memory_size,
-        _time(message.oldest) if message.HasField("oldest") else None,
-        message.max_tokens or None,
-        message.max_age or None,
-        message.failure or None,
-        message.writable,
-    )
+    kind = (is_live, message.live.writable)
+    return ServedDatastore(message.name, tokenizer, *sizes, built, message.format_version, *kind, part)
 
 
 def _time(message: Timestamp) -> datetime:

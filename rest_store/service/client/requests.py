@@ -188,7 +188,7 @@ class Requests:
 
     def _live_name(self, name: str | None) -> str:
         """Return the name of the live datastore to write to: `name`, or the only one that is asked."""
-        live = [datastore.name for datastore in self._info.datastores if datastore.live is not None]
+        live = [datastore.name for datastore in self._info.datastores if datastore.is_live]
         if name is None and len(live) == 1:
             return live[0]
         if not is_name(name):
