@@ -58,7 +58,7 @@ def stores(directories: dict[str, Path]) -> dict[str, Datastore]:
 
 @pytest.fixture(scope="module")
 def service(directories: dict[str, Path]) -> Iterator[Service]:
-    options = ["--max-contexts", "100", "--max-message-bytes", "100000", "--max-streams", "2"]
+    options = ["--max-contexts", "100"]
     with running(*directories.values(), unix=True, options=options) as service:
         yield service
 
