@@ -277,10 +277,10 @@ def test_certificates_and_tokens(connect: Callable[..., Any], directories: dict[
             Tls(made.authority, *others.client),
             None,
         ):
-            stranger = connect(service.target, tls=tls, token="secret", timeout=5.0)
+            stranger = connect(service.target, tls=tls, token="secret", timeout=1.0)
             failed(ServiceUnavailableError, lambda: stranger.draft([1]))  # noqa: B023
     with running(directories["one"], options=made.expired) as service:
-        late = connect(service.target, tls=Tls(made.authority), timeout=5.0)
+        late = connect(service.target, tls=Tls(made.authority), timeout=1.0)
         failed(ServiceUnavailableError, lambda: late.draft([1]), "certificate")
 
 
