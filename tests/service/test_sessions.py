@@ -14,6 +14,7 @@ from rest_store.datastore.datastore import Datastore
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.v1 import datastore_pb2 as pb
+from tests.shared.live import until
 from tests.shared.messages import CODES, begin, ending
 from tests.shared.services import Service
 from tests.shared.sessions import (
@@ -161,7 +162,7 @@ def test_what_cannot_be_has_one_status_and_leaves_nothing(
     service: Service, channel: grpc.Channel, messages: list[Request | bytes], reason: str
 ) -> None:
     assert end_of(channel, *messages) == (trees_asked(messages[:-1]), reason)
-    assert sessions_of(service) == (0, 0)
+    until(lambda: sessions_of(service) == (0, 0))
     assert end_of(channel, FIRST, step(3)) == (2, None), "it goes on for others"
 
 
@@ -237,4 +238,4 @@ def test_metrics_show_sessions_and_their_memory(service: Service, channel: grpc.
         assert sessions_of(service)[1] > of_two
         for talk in talks[1:]:
             talk.close()
-    assert sessions_of(service) == (0, 0)
+    until(lambda: sessions_of(service) == (0, 0))
