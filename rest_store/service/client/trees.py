@@ -9,6 +9,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from rest_store.datastore.kernel import MAX_NODES
 from rest_store.datastore.render import counted
 from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.drafting.limits import DraftLimits
@@ -17,6 +18,7 @@ from rest_store.v1 import datastore_pb2 as pb
 
 TreeLimits: TypeAlias = tuple[int, int, int]  # max_nodes, max_suffix, max_depth
 
+_PLACES = np.arange(MAX_NODES)
 _NODE_BYTES = 20  # of a node of the message Tree
 _SESSION_NODE_BYTES = 11  # of a node of the message DraftSessionResponse
 
@@ -61,11 +63,13 @@ def read_session_tree(
         ProtocolError: not a tree of the vocabulary with scores, parents before children, within `limits`.
     """
     size = _size(nodes, _SESSION_NODE_BYTES, limits.max_nodes, target)
+    if not size:
+        return TokenTree.from_packed(b"", (0, 0), b"", b"")
     tokens = np.frombuffer(nodes, "<i4", size).astype(np.int32)
     scores = np.frombuffer(nodes, "<f4", size, 4 * size).astype(np.float32)
     parents = np.frombuffer(nodes, "<i2", size, 8 * size).astype(np.int32)
     _require_tree(tokens, parents, vocabulary_size, target)
-    if not ((scores >= 0) & (scores <= 1)).all():  # NaN is neither
+    if not (scores.min() >= 0 and scores.max() <= 1):  # of NaN neither is true
         raise _invalid(target, "scores", "wrong", "0..1")
     if limits.is_chain and (parents != np.arange(-1, size - 1)).any():
         raise _invalid(target, "parents", "those of a tree", "those of a chain")
@@ -88,9 +92,9 @@ def _require_tree(
     tokens: npt.NDArray[np.int32], parents: npt.NDArray[np.int32], vocabulary_size: int, target: str
 ) -> None:
     """Raise ProtocolError unless all tokens are in the vocabulary, and parents before their children."""
-    if ((tokens < 0) | (tokens >= vocabulary_size)).any():
+    if tokens.size and tokens.view(np.uint32).max() >= vocabulary_size:  # as which negative ones are large
         raise _invalid(target, "token ids", "wrong", f"0..{vocabulary_size - 1}")
-    if ((parents < -1) | (parents >= np.arange(parents.size))).any():
+    if ((parents < -1) | (parents >= _PLACES[: parents.size])).any():
         raise _invalid(target, "parents", "wrong", "each before its children")
 
 
