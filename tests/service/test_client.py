@@ -160,9 +160,15 @@ def test_several_datastores(connect: Callable[..., Any], service: Service, store
 def test_info_says_what_is_served(client: Any, connect: Callable[..., Any], service: Service, stores: Any) -> None:
     found, expected = client.info(), stores["one"].info()
     assert isinstance(found, ServiceInfo)
-    for name in ("tokenizer", "token_count", "document_count", "shard_count", "size", "kernel"):
-        assert getattr(found, name) == getattr(expected, name)
-    assert abs((found.built - expected.built).total_seconds()) < 0.001
+    (described,) = found.datastores
+    for name in ("tokenizer", "token_count", "document_count", "shard_count", "size"):
+        assert getattr(described, name) == getattr(expected, name)
+    assert abs((described.built - expected.built).total_seconds()) < 0.001
+    assert (found.tokenizer, found.token_count, found.kernel) == (
+        expected.tokenizer,
+        expected.token_count,
+        expected.kernel,
+    )
     assert (found.version, found.limits["max_contexts"]) == (rest_store.__version__, 100)
     both = connect(service.target, tokenizer=identity(VOCABULARY)).connect()
     assert [one.name for one in both.datastores] == ["one", "two"]

@@ -218,13 +218,12 @@ class DatastoreClient:
     ) -> list[str]:
         """Add documents to a live datastore; return when they are durable, and visible to all its clients.
 
-        An attempt that fails is repeated: an id makes sure that nothing is added twice. With several endpoints, that
-        may be at another one, which has a live datastore of its own.
+        What does not fit into one message is sent in several. An attempt that fails is repeated: an id makes sure that
+        nothing is added twice, so calling again with the same `ids` is safe after any error.
 
         Args:
             documents: token sequences, 1-D integers, at least one each.
-            ids: one for each, 1..256 characters; one that is there already, or was given before in `ids`, stands for
-                the same document, which is not added again. None: new ones.
+            ids: one for each; the same id stands for the same document, which is not added again. None: new ones.
             datastore: its name; None: the only live one that this client asks.
             timeout: seconds for all of it.
 
@@ -232,17 +231,12 @@ class DatastoreClient:
             The ids, in the order of `documents`.
 
         Raises:
-            DocumentError: a document is empty, too large for the datastore or no tokens, or an id is invalid.
-            TokenRangeError: a token is outside the vocabulary.
+            DocumentError, TokenRangeError, StorageError: as `LiveDatastore.add`.
             MessageSizeError: a document is larger than what the service takes in one message.
             LiveFormatError: the datastore is frozen.
             UnknownDatastoreError: there is none of that name, or none was named and there are others than one.
             PermissionDeniedError: the token of this client may only read.
-            StorageError: the service cannot write: its disk is full, for instance.
             ServiceError: no answer; the subclass says why.
-
-        What does not fit into one message is sent in several. If one of them fails, those before have been added; after
-        an error without an answer, that one may have been. Calling again with the same `ids` is safe.
         """
         ends = self._ends(timeout)
         part, requests = self._written(ends)

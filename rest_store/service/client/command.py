@@ -68,4 +68,4 @@ def _rows(info: ServiceInfo) -> Iterator[tuple[str, str]]:
     for part in info.parts:
         own = part.datastores[0].part
         name = "part" if own is None else f"part {own.number}/{own.parts}"
-        yield name, f"{part.target}: {part.token_count:,} tokens in {counted(part.shard_count, 'shard')}"
+        yield name, f"{part.target}: {part.token_count:,} tokens"

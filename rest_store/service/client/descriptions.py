@@ -80,26 +80,6 @@ class ServiceInfo:
         return sum(datastore.token_count for datastore in self.datastores)
 
     @property
-    def document_count(self) -> int:
-        """Documents of all datastores."""
-        return sum(datastore.document_count for datastore in self.datastores)
-
-    @property
-    def shard_count(self) -> int:
-        """Shards of all datastores."""
-        return sum(datastore.shard_count for datastore in self.datastores)
-
-    @property
-    def size(self) -> int:
-        """Bytes of the files of all datastores."""
-        return sum(datastore.size for datastore in self.datastores)
-
-    @property
-    def built(self) -> datetime | None:
-        """When the youngest datastore was built, or its newest document added; None: there is nothing in them."""
-        return max((datastore.built for datastore in self.datastores if datastore.built is not None), default=None)
-
-    @property
     def max_request_bytes(self) -> int:
         """Largest request that the service takes."""
         return self.limits["max_request_bytes"] or self.limits["max_message_bytes"]
