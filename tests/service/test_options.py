@@ -57,7 +57,7 @@ def test_a_secured_service_is_asked_by_query_and_info(
             assert (status, "authorization is absent" in said) == (1, True)
             status, said = run(*named, "--token-file", tmp_path / "none")
             assert (status, "token file is unreadable" in said) == (1, True)
-            status, said = run(*words, *tls, "--token-file", tokens, "--timeout", "5")
+            status, said = run(*words, *tls, "--token-file", tokens, "--timeout", "1")
             assert (status, "unreachable" in said) == (1, True)  # the certificate is not for 127.0.0.2
 
 
