@@ -24,7 +24,7 @@ def scored(
     return TokenTree(tokens, parents, [0] * len(tokens), scores=scores, origins=[origin] * len(tokens))
 
 
-class Scripted:
+class ScriptedSource:
     """A source with one member, which says what it is told to.
 
     Args:
@@ -40,7 +40,7 @@ class Scripted:
         self.log: list[tuple[Any, ...]] = []
         self.settings: MemberSettings | None = None
 
-    def members(self, settings: MemberSettings, text: Text) -> Sequence[Scripted]:
+    def members(self, settings: MemberSettings, text: Text) -> Sequence[ScriptedSource]:
         self.settings, self.text = settings, text
         return [self]
 
