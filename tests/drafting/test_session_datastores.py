@@ -125,35 +125,6 @@ def test_without_memory_for_its_text_a_session_is_as_before(tmp_path: Path) -> N
     assert run_python(WITHOUT_MEMORY, tmp_path, REST_STORE_KERNEL="") == "True True\n"
 
 
-WITHOUT_MEMORY_FOR_LOGITS = """
-import resource
-import numpy as np
-from rest_store.drafting.session import DraftSession
-from rest_store.drafting.sources import RecycledLogits
-
-logits = RecycledLogits()
-session = DraftSession([logits], [1])
-text = np.random.default_rng(0).integers(0, 50_000, 9_000, dtype=np.int32)
-session.accept(text[:8_000], text[:8_000, None])
-with open("/proc/self/statm") as file:
-    used = int(file.read().split()[0]) * resource.getpagesize()
-unlimited = resource.getrlimit(resource.RLIMIT_AS)
-resource.setrlimit(resource.RLIMIT_AS, (used + (4 << 20), unlimited[1]))
-for place in range(8_000, 9_000):
-    session.accept(text[place : place + 1], text[place : place + 1, None])
-few = logits.memory
-resource.setrlimit(resource.RLIMIT_AS, unlimited)
-session.accept(text[:1], text[:1, None])
-print(len(session), logits.memory == 2 * few)
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the size of a process from Linux's /proc")
-@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="a sanitizer reserves all memory at once")
-def test_without_memory_for_logits_a_session_takes_in_its_text(tmp_path: Path) -> None:
-    assert run_python(WITHOUT_MEMORY_FOR_LOGITS, tmp_path, REST_STORE_KERNEL="") == "9002 True\n"
-
-
 def test_sessions_of_one_maker_learn_together(tmp_path: Path) -> None:
     store = open_datastore(tmp_path, Corpus(300, [[[1, 2, 3, 4, 5]]]))
     generate = pytest.importorskip("rest_store.generation.generate", reason="the extra [hf] is not installed")
