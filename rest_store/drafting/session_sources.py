@@ -83,7 +83,8 @@ class SessionSources:
         self._merged: TokenTree | None = None  # drafted since the last `accept`, if a member's tree is a part of it
         self._nodes = _NO_NODES  # of the kernel's tree, as `SessionMember.nodes`
         for opened in list(self.datastores.values()):
-            tokenizer = tokenizer or opened.store.tokenizer
+            if tokenizer is None:
+                tokenizer = opened.store.tokenizer
             try:
                 tokenizer.require_same(opened.store.tokenizer, "draft session")
             except TokenizerMismatchError as error:
