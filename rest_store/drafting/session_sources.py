@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
@@ -97,19 +98,22 @@ class SessionSources:
     def _open_members(self, sources: Sequence[object], settings: MemberSettings) -> None:
         """Open the sessions elsewhere; leave out a source that refuses."""
         lookup = recycled = None
+        elsewhere: dict[int, MemberSource] = {}
         for place, source in enumerate(sources):
             if isinstance(source, PromptLookup):
                 lookup, settings = place, replace(settings, prompt_lookup=True)
             elif isinstance(source, RecycledLogits):
                 recycled, settings = place, replace(settings, recycled_logits=source.key)
-        for place, source in enumerate(sources):
-            if isinstance(source, MemberSource):
-                try:
-                    opened = source.members(settings, self._text)
-                except Exception as error:
-                    self._left_out.append(Drop.of(place, error))
-                else:
-                    self.members += [SessionMember(member, place, lookup, recycled) for member in opened]
+            elif not isinstance(source, Store):
+                assert isinstance(source, MemberSource)  # as `require_sources` has checked
+                elsewhere[place] = source
+        for place, member_source in elsewhere.items():
+            try:
+                opened = member_source.members(settings, self._text)
+            except Exception as error:
+                self._left_out.append(Drop.of(place, error))
+            else:
+                self.members += [SessionMember(member, place, lookup, recycled) for member in opened]
 
     def _text(self) -> npt.NDArray[np.int32]:
         return np.frombuffer(self.native.tail(self.native.length()), np.int32)

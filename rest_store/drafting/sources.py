@@ -97,8 +97,8 @@ class RecycledLogits:
         return f"RecycledLogits({counted(len(self), 'row')})"
 
 
-# What a session takes, beside a client of a service: that is a `MemberSource`.
-Source: TypeAlias = Store | MemberSource | PromptLookup | RecycledLogits
+# What a session takes: the client of a service is a `MemberSource`. It comes last, since protocols are slow to check.
+Source: TypeAlias = Store | PromptLookup | RecycledLogits | MemberSource
 
 
 def require_sources(where: str, sources: object) -> None:
