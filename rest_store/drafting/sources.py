@@ -128,7 +128,7 @@ def require_sources(where: str, sources: object) -> None:
             raise SourceError(describe(where, f"source {alike[1]}", f"a second {kind.__name__}", "one of each"))
     stores = sum(not isinstance(source, PromptLookup | RecycledLogits) for source in sources)
     if stores > most_stores:
-        raise SourceError(describe(where, "number of datastores and services", stores, f"at most {most_stores}"))
+        raise SourceError(describe(where, "number of sources with counts", stores, f"at most {most_stores}"))
 
 
 def require_source_timeout(where: str, timeout: object) -> None:
