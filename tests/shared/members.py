@@ -84,14 +84,14 @@ class Elsewhere:
     def __init__(self, *parts: Sequence[object]) -> None:
         self.parts = parts
         self.logits: dict[bytes, RecycledLogits] = {}
-        self.opened: list[SessionMember] = []
+        self.opened: list[LocalMember] = []
 
-    def members(self, settings: MemberSettings, text: Text) -> Sequence[SessionMember]:
-        self.opened = [SessionMember(stores, settings, text, self.logits) for stores in self.parts]
+    def members(self, settings: MemberSettings, text: Text) -> Sequence[LocalMember]:
+        self.opened = [LocalMember(stores, settings, text, self.logits) for stores in self.parts]
         return self.opened
 
 
-class SessionMember:
+class LocalMember:
     """A member that is a session of this process."""
 
     def __init__(

@@ -20,6 +20,7 @@ constexpr std::size_t kWindow = 64;  // last tokens of a context that sources re
 constexpr float kMinScore = 1e-9F;   // of a node
 constexpr std::uint32_t kMaxTreeDepth = 48;
 constexpr float kMinChainScore = 0.005F;  // of a node whose continuation is looked for in a chain
+constexpr std::size_t kSmallTree = 16;    // nodes of a tree in which few candidates of each place matter
 
 // What was recorded for fitting a calibration: the features and labels of candidates, and where the rows of each place
 // end.
@@ -172,7 +173,7 @@ class TreeBuilder {
       place = next;
       depth += on_tree;
     }
-    if (drafted) mean_accepted_ += 0.2F * (static_cast<float>(depth) - mean_accepted_);
+    if (drafted) mean_accepted_ += kLatestShare * (static_cast<float>(depth) - mean_accepted_);
     forget();
     return depth;
   }
@@ -189,14 +190,8 @@ class TreeBuilder {
 
  private:
   static constexpr std::int32_t kContext = -1, kNowhere = -2;  // places that are no nodes
+  static constexpr float kLatestShare = 0.2F;                  // of the latest step in the mean accepted length
 
-  // A row in the frontier.
-  struct OpenRow {
-    float score;
-    std::uint32_t number;  // in the order of pushing
-    std::size_t row;
-    std::int32_t parent;  // the place that the candidate follows
-  };
   // A candidate that was weighed.
   struct Row {
     std::uint32_t expansion;  // of the place that it follows
@@ -235,7 +230,7 @@ class TreeBuilder {
       features.probability = parent.probability;
       expansion_of_[static_cast<std::size_t>(next_)] = static_cast<std::int32_t>(expansions_);
     }
-    const bool is_wide = features.score >= kProbable && limits_.max_nodes > 16 && limits_.shape == Shape::kTree;
+    const bool is_wide = features.score >= kProbable && limits_.max_nodes > kSmallTree && limits_.shape == Shape::kTree;
     CandidateTable& candidates = scratch.candidates;
     candidates.fill(sources, hit_rates_, features, lookup_, is_wide ? kCandidates : kLanes);
     const std::array<float, kCandidates> probabilities =
@@ -342,7 +337,7 @@ class TreeBuilder {
   // The tree and, of each expansion (the context's is the first), what the sources knew.
   std::vector<DraftNode> nodes_;
   std::vector<std::int32_t> expansion_of_;  // of each node; -1: not expanded
-  Frontier<OpenRow> frontier_;
+  Frontier frontier_;
   std::vector<SourceEvidence> source_evidence_;
   DraftLimits limits_{};
   std::int32_t next_ = kNowhere;  // the place that is expanded next
