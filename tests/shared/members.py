@@ -83,11 +83,12 @@ class Elsewhere:
 
     def __init__(self, *parts: Sequence[object]) -> None:
         self.parts = parts
-        self.logits: dict[bytes, RecycledLogits] = {}
+        self.logits: list[dict[bytes, RecycledLogits]] = [{} for _ in parts]
         self.opened: list[LocalMember] = []
 
     def members(self, settings: MemberSettings, text: Text) -> Sequence[LocalMember]:
-        self.opened = [LocalMember(stores, settings, text, self.logits) for stores in self.parts]
+        parts = zip(self.parts, self.logits, strict=True)
+        self.opened = [LocalMember(stores, settings, text, logits) for stores, logits in parts]
         return self.opened
 
 
