@@ -22,7 +22,6 @@ from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import (
     ContextTypeError,
     DeadlineError,
-    LimitError,
     ServiceUnavailableError,
     TokenizerMismatchError,
 )
@@ -214,13 +213,6 @@ def test_an_interrupt_passes_through_and_the_session_is_as_before(store: Datasto
         assert session.statistics.accepted == 0
         assert before.calls("accept")[0][2] == [[9], [-1], [-1], [-1]]  # nothing of the tree that it returned
         assert len(session.draft(8)) == 8
-
-
-def test_of_a_draft_that_is_refused_nothing_is_sent() -> None:
-    away = ScriptedSource(TREE)
-    with DraftSession([away], TEXT) as session:
-        refused(LimitError, lambda: session.draft(-1), "max_nodes")
-        assert away.calls("send") == []
 
 
 def test_batches_ask_all_members_before_they_wait_for_any(store: Datastore) -> None:

@@ -81,11 +81,11 @@ class TreeBuilder {
   // likeliest candidate of each place. A search for the path with the greatest sum of scores accepted less: it finds
   // the paths whose scores are too high.
   void build(const DraftLimits& limits) {
-    DraftScratch& scratch = this->scratch();
-    for (begin(limits); unfinished(); expand(scratch)) {
-      scratch.requests.clear();
-      request(scratch.requests);
-      EvidenceReader::read(scratch.requests, scratch.evidence, [&] { look_up(); });
+    if (!scratch_) scratch_ = std::make_unique<DraftScratch>();
+    for (begin(limits); unfinished(); expand(*scratch_)) {
+      scratch_->requests.clear();
+      request(scratch_->requests);
+      EvidenceReader::read(scratch_->requests, scratch_->evidence, [&] { look_up(); });
     }
   }
 
@@ -106,12 +106,6 @@ class TreeBuilder {
   }
 
   bool unfinished() const { return next_ != kNowhere; }
-
-  // Made when it is first needed: in a batch, only some builders' are.
-  DraftScratch& scratch() {
-    if (!scratch_) scratch_ = std::make_unique<DraftScratch>();
-    return *scratch_;
-  }
 
   // Append the requests for what stores know of the next token after the place that is expanded next.
   void request(std::vector<EvidenceReader::Request>& requests) {
@@ -348,7 +342,7 @@ class TreeBuilder {
   Recorded recorded_;
 
   std::vector<Token> tail_;
-  std::unique_ptr<DraftScratch> scratch_;
+  std::unique_ptr<DraftScratch> scratch_;  // of build(): builders of batches need none
 };
 
 }  // namespace rest_store
