@@ -112,7 +112,6 @@ class EvidenceReader {
   EvidenceReader(const EvidenceReader&) = delete;
   EvidenceReader& operator=(const EvidenceReader&) = delete;
 
-  std::uint32_t vocabulary() const { return vocabulary_; }
   std::uint32_t width() const { return shards_[0].width; }
   bool live() const { return live_; }  // whether the datastore holds what the target model wrote
 
