@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
@@ -50,7 +51,6 @@ class SessionSources:
         native: the kernel's side of the session.
         datastores: those in this process, by place.
         members: the sessions elsewhere.
-        drops: the sources that the latest step goes on without.
 
     Raises:
         ContextTypeError: `prompt_top_k` has more rows than there are tokens.
@@ -73,8 +73,8 @@ class SessionSources:
     ) -> None:
         self.native, self.datastores = kernel_session(calibration, sources, learn=learn, max_suffix=max_suffix)
         self.members: list[SessionMember] = []
-        self.drops: list[Drop] = []
         self._left_out: list[Drop] = []  # for good
+        self._drops: list[Drop] = []  # from this step
         self._timeout = timeout
         self._closed = False
         self._waiting: list[SessionMember] = []  # of this step: members whose answers have not come
@@ -83,7 +83,8 @@ class SessionSources:
         self._merged: TokenTree | None = None  # drafted since the last `accept`, if a member's tree is a part of it
         self._nodes = _NO_NODES  # of the kernel's tree, as `SessionMember.nodes`
         for opened in list(self.datastores.values()):
-            tokenizer = tokenizer or opened.store.tokenizer
+            if tokenizer is None:
+                tokenizer = opened.store.tokenizer
             try:
                 tokenizer.require_same(opened.store.tokenizer, "draft session")
             except TokenizerMismatchError as error:
@@ -96,22 +97,30 @@ class SessionSources:
     def _open_members(self, sources: Sequence[object], settings: MemberSettings) -> None:
         """Open the sessions elsewhere; leave out a source that refuses."""
         lookup = recycled = None
+        elsewhere: dict[int, MemberSource] = {}
         for place, source in enumerate(sources):
             if isinstance(source, PromptLookup):
                 lookup, settings = place, replace(settings, prompt_lookup=True)
             elif isinstance(source, RecycledLogits):
                 recycled, settings = place, replace(settings, recycled_logits=source.key)
-        for place, source in enumerate(sources):
-            if isinstance(source, MemberSource):
-                try:
-                    opened = source.members(settings, self._text)
-                except Exception as error:
-                    self._left_out.append(Drop.of(place, error))
-                else:
-                    self.members += [SessionMember(member, place, lookup, recycled) for member in opened]
+            elif not isinstance(source, Store):
+                assert isinstance(source, MemberSource)  # as `require_sources` has checked
+                elsewhere[place] = source
+        for place, member_source in elsewhere.items():
+            try:
+                opened = member_source.members(settings, self._text)
+            except Exception as error:
+                self._left_out.append(Drop.of(place, error))
+            else:
+                self.members += [SessionMember(member, place, lookup, recycled) for member in opened]
 
     def _text(self) -> npt.NDArray[np.int32]:
         return np.frombuffer(self.native.tail(self.native.length()), np.int32)
+
+    @property
+    def drops(self) -> list[Drop]:
+        """The sources that the latest step goes on without."""
+        return self._left_out + self._drops
 
     @property
     def drafts_here(self) -> bool:
@@ -121,9 +130,10 @@ class SessionSources:
     def send(self, limits: DraftLimits) -> None:
         """Ask the members for the next step."""
         self._forget_merged()
-        self.drops = self._left_out.copy()
+        self._drops, self._waiting = [], []
+        if not self.members:
+            return
         self._ends = None if self._timeout is None else monotonic() + self._timeout
-        self._waiting = []
         for member in self.members.copy():
             drop = member.send(limits)
             if drop is None:
@@ -158,13 +168,13 @@ class SessionSources:
             limits: as in `send`.
         """
         trees = [tree for _, tree in self._trees]
-        if here is None:
-            self.native.forget()
-        else:
+        if here is not None:
             packed, scores, origins = here
             trees.append(TokenTree.from_packed(packed, (0, 0), scores, origins))
-        if not self._trees:
-            return trees[0]
+            if len(trees) == 1:
+                return trees[0]
+        else:
+            self.native.forget()
         if len(trees) == 1:
             merged, nodes = trees[0], [np.arange(len(trees[0]), dtype=np.int32)]
         else:
@@ -228,15 +238,15 @@ class SessionSources:
         del self.datastores[drop.place]
         self.native.remove_store(drop.place)
         self._left_out.append(drop)
-        self.drops.append(drop)
 
     def _drop(self, member: SessionMember, drop: Drop) -> None:
         """Go on without a member: in this step, or for good if it has another tokenizer."""
-        self.drops.append(drop)
         if drop.why == "tokenizer":
             self._left_out.append(drop)
             self.members.remove(member)
             member.close()
+        else:
+            self._drops.append(drop)
 
     def require_open(self, where: str) -> None:
         """Raise SessionClosedError after `close`."""

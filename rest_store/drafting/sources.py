@@ -97,8 +97,8 @@ class RecycledLogits:
         return f"RecycledLogits({counted(len(self), 'row')})"
 
 
-# What a session takes, beside a client of a service: that is a `MemberSource`.
-Source: TypeAlias = Store | MemberSource | PromptLookup | RecycledLogits
+# What a session takes: the client of a service is a `MemberSource`. It comes last, since protocols are slow to check.
+Source: TypeAlias = Store | PromptLookup | RecycledLogits | MemberSource
 
 
 def require_sources(where: str, sources: object) -> None:
@@ -128,7 +128,7 @@ def require_sources(where: str, sources: object) -> None:
             raise SourceError(describe(where, f"source {alike[1]}", f"a second {kind.__name__}", "one of each"))
     stores = sum(not isinstance(source, PromptLookup | RecycledLogits) for source in sources)
     if stores > most_stores:
-        raise SourceError(describe(where, "number of datastores and services", stores, f"at most {most_stores}"))
+        raise SourceError(describe(where, "number of sources with counts", stores, f"at most {most_stores}"))
 
 
 def require_source_timeout(where: str, timeout: object) -> None:

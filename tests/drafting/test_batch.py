@@ -77,15 +77,6 @@ def _likely(tokens: list[int], vocabulary: int, kind: int) -> list[list[int]] | 
     return [[token % vocabulary, kind % vocabulary] for token in [0, *tokens]] if kind % 3 else None
 
 
-def test_many_sessions_of_one_calibration_draft_the_same_every_time(store: Datastore) -> None:
-    calibration, recycled = Calibration.default(), RecycledLogits()
-    texts = [[start % 9 + 1, (start + 1) % 9 + 1] for start in range(100)]
-    sessions = [DraftSession([PromptLookup(), recycled, store], text, calibration=calibration) for text in texts]
-    expected = [session.draft(16) for session in sessions]
-    for _ in range(5):
-        assert draft_all(sessions, 16) == expected
-
-
 def test_batches_of_several_threads_go_on_side_by_side(store: Datastore) -> None:
     texts = [[start % 9 + 1, (start + 1) % 9 + 1] for start in range(64)]
 

@@ -22,11 +22,10 @@ from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import (
     ContextTypeError,
     DeadlineError,
-    LimitError,
     ServiceUnavailableError,
     TokenizerMismatchError,
 )
-from tests.shared.members import Elsewhere, Scripted, scored
+from tests.shared.members import Elsewhere, ScriptedSource, scored
 from tests.shared.strategies import ONE_TO_NINE, Corpus, contexts, corpora, identity, open_datastore, refused
 
 TEXT = [3, 7, 5, 3, 7]
@@ -78,7 +77,7 @@ def test_trees_of_several_members_and_of_here_are_merged(data: st.DataObject) ->
 
 
 def test_origins_are_those_of_the_session(store: Datastore) -> None:
-    away = Scripted(scored([5, 6], [-1, 0], [0.5, 0.25], DATASTORES | PROMPT_LOOKUP))
+    away = ScriptedSource(scored([5, 6], [-1, 0], [0.5, 0.25], DATASTORES | PROMPT_LOOKUP))
     with DraftSession([RecycledLogits(), away, PromptLookup()], TEXT) as session:
         tree = session.draft(8)
     assert tree.origins is not None
@@ -86,7 +85,7 @@ def test_origins_are_those_of_the_session(store: Datastore) -> None:
 
 
 def test_a_member_gets_the_settings_the_text_and_what_is_accepted() -> None:
-    away, recycled = Scripted(TREE), RecycledLogits()
+    away, recycled = ScriptedSource(TREE), RecycledLogits()
     session = DraftSession(
         [away, recycled], TEXT, prompt_top_k=[[5, 1]], learn=False, max_suffix=9, tokenizer=identity(300)
     )
@@ -116,8 +115,8 @@ def test_a_member_gets_the_settings_the_text_and_what_is_accepted() -> None:
 def test_each_member_gets_the_rows_of_its_own_tree(store: Datastore) -> None:
     """Of nodes that are cut, nothing is known."""
     one, other = (
-        Scripted(scored([5, 6], [-1, 0], [0.5, 0.1])),
-        Scripted(scored([4, 5, 6], [-1, -1, 1], [0.9, 0.5, 0.3])),
+        ScriptedSource(scored([5, 6], [-1, 0], [0.5, 0.1])),
+        ScriptedSource(scored([4, 5, 6], [-1, -1, 1], [0.9, 0.5, 0.3])),
     )
     with DraftSession([one, other], TEXT) as session:
         tree = session.draft(3)
@@ -147,7 +146,7 @@ FAILURES: dict[str, tuple[Any, str]] = {
 @pytest.mark.parametrize("name", FAILURES)
 def test_a_member_that_fails_is_left_out_of_the_step_and_counted(store: Datastore, name: str) -> None:
     failure, why = FAILURES[name]
-    away = Scripted(failure, TREE)
+    away = ScriptedSource(failure, TREE)
     with DraftSession([store, away], [1, 2], source_timeout=30) as session:
         assert session.draft() == DraftSession([store], [1, 2]).draft()
         assert session.statistics.dropped == {(1, why): 1}
@@ -162,7 +161,7 @@ def test_a_member_that_fails_is_left_out_of_the_step_and_counted(store: Datastor
 
 
 def test_where_no_member_answers_the_sources_in_this_process_draft() -> None:
-    away = Scripted(ServiceUnavailableError("away"))
+    away = ScriptedSource(ServiceUnavailableError("away"))
     with DraftSession([away, PromptLookup()], TEXT) as session:
         tree = session.draft(8)
         assert tree.tokens.tolist() == DraftSession([PromptLookup()], TEXT).draft(8).tokens.tolist()
@@ -183,7 +182,7 @@ def test_parts_of_a_source_are_members_and_count_once(store: Datastore) -> None:
 
 @pytest.mark.parametrize("answer", [TokenizerMismatchError("another"), TokenizerMismatchError])
 def test_a_member_of_another_tokenizer_is_left_out_for_good(store: Datastore, answer: Any) -> None:
-    away = Scripted(answer)
+    away = ScriptedSource(answer)
     with DraftSession([away, store], [1, 2]) as session:
         for _ in range(3):
             assert len(session.draft()) > 0
@@ -204,7 +203,7 @@ def test_a_source_that_cannot_open_a_session_is_left_out_for_good(store: Datasto
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt(), SystemExit(), KeyboardInterrupt])
 def test_an_interrupt_passes_through_and_the_session_is_as_before(store: Datastore, interrupt: Any) -> None:
-    before, away = Scripted(TREE), Scripted(TREE, interrupt, TREE)
+    before, away = ScriptedSource(TREE), ScriptedSource(TREE, interrupt, TREE)
     with DraftSession([before, away, store], [1, 2]) as session:
         session.draft(8)
         with pytest.raises((KeyboardInterrupt, SystemExit)):
@@ -216,17 +215,10 @@ def test_an_interrupt_passes_through_and_the_session_is_as_before(store: Datasto
         assert len(session.draft(8)) == 8
 
 
-def test_of_a_draft_that_is_refused_nothing_is_sent() -> None:
-    away = Scripted(TREE)
-    with DraftSession([away], TEXT) as session:
-        refused(LimitError, lambda: session.draft(-1), "max_nodes")
-        assert away.calls("send") == []
-
-
 def test_batches_ask_all_members_before_they_wait_for_any(store: Datastore) -> None:
     log: list[tuple[str, int]] = []
 
-    class Logged(Scripted):
+    class Logged(ScriptedSource):
         def __init__(self, number: int, *answers: Any) -> None:
             super().__init__(*answers)
             self.number = number
@@ -255,7 +247,7 @@ def test_batches_ask_all_members_before_they_wait_for_any(store: Datastore) -> N
 
 
 def test_an_interrupt_passes_through_a_batch_and_all_sessions_are_as_before(store: Datastore) -> None:
-    sources = [Scripted(TREE), Scripted(KeyboardInterrupt())]
+    sources = [ScriptedSource(TREE), ScriptedSource(KeyboardInterrupt())]
     sessions = [DraftSession([source], TEXT) for source in sources] + [DraftSession([store], [1, 2])]
     with pytest.raises(KeyboardInterrupt):
         draft_all(sessions, 8)
@@ -267,7 +259,7 @@ def test_an_interrupt_passes_through_a_batch_and_all_sessions_are_as_before(stor
 def test_recycled_logits_here_learn_what_the_session_is_told(store: Datastore) -> None:
     """They draft where the member that has the tree is away."""
     recycled = RecycledLogits()
-    with DraftSession([Scripted(TREE), recycled], TEXT) as session:
+    with DraftSession([ScriptedSource(TREE), recycled], TEXT) as session:
         session.draft(8)
         session.accept([5, 8], [[7], [-1]], node_top_k=[[1], [7], [2], [3]])
     rows = np.frombuffer(recycled.native.rows(300), np.int32).reshape(-1, 21)

@@ -13,7 +13,7 @@ import rest_store
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_source_timeout, require_sources
 from rest_store.errors import LimitError, NativeKernelError, SourceError
-from tests.shared.members import Scripted, scored
+from tests.shared.members import ScriptedSource, scored
 from tests.shared.strategies import ONE_TO_NINE, open_datastore, refused
 
 
@@ -21,21 +21,21 @@ class MyLookup(PromptLookup):
     pass
 
 
-ONE = Scripted(scored([1], [-1], [0.5]))
+ONE = ScriptedSource(scored([1], [-1], [0.5]))
 WRONG: dict[str, tuple[Any, str]] = {
     "a path": ("np.ds", "sources is a str"),
     "no list": (None, "sources is a NoneType"),
-    "one source": (ONE, "sources is a Scripted"),
+    "one source": (ONE, "sources is a ScriptedSource"),
     "a class as the list": (PromptLookup, "sources is the class PromptLookup"),
     "paths": (["np.ds"], "source 0 is a str"),
     "a class": ([PromptLookup], "source 0 is the class PromptLookup"),
-    "a class of one's own": ([ONE, Scripted], "source 1 is the class Scripted"),
+    "a class of one's own": ([ONE, ScriptedSource], "source 1 is the class ScriptedSource"),
     "a list in the list": ([[ONE]], "source 0 is a list"),
     "twice the same": ([ONE, ONE], "source 1 is one of the others"),
     "two prompt lookups": ([MyLookup(), PromptLookup()], "source 1 is a second PromptLookup"),
     "two of recycled logits": ([RecycledLogits(), RecycledLogits()], "source 1 is a second RecycledLogits"),
-    "nine": ([Scripted() for _ in range(9)], "number of sources is 9"),
-    "seven services": ([PromptLookup(), *(Scripted() for _ in range(7))], "datastores and services is 7"),
+    "nine": ([ScriptedSource() for _ in range(9)], "number of sources is 9"),
+    "seven services": ([PromptLookup(), *(ScriptedSource() for _ in range(7))], "number of sources with counts is 7"),
 }
 
 

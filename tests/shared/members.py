@@ -24,7 +24,7 @@ def scored(
     return TokenTree(tokens, parents, [0] * len(tokens), scores=scores, origins=[origin] * len(tokens))
 
 
-class Scripted:
+class ScriptedSource:
     """A source with one member, which says what it is told to.
 
     Args:
@@ -40,7 +40,7 @@ class Scripted:
         self.log: list[tuple[Any, ...]] = []
         self.settings: MemberSettings | None = None
 
-    def members(self, settings: MemberSettings, text: Text) -> Sequence[Scripted]:
+    def members(self, settings: MemberSettings, text: Text) -> Sequence[ScriptedSource]:
         self.settings, self.text = settings, text
         return [self]
 
@@ -83,15 +83,16 @@ class Elsewhere:
 
     def __init__(self, *parts: Sequence[object]) -> None:
         self.parts = parts
-        self.logits: dict[bytes, RecycledLogits] = {}
-        self.opened: list[SessionMember] = []
+        self.logits: list[dict[bytes, RecycledLogits]] = [{} for _ in parts]
+        self.opened: list[LocalMember] = []
 
-    def members(self, settings: MemberSettings, text: Text) -> Sequence[SessionMember]:
-        self.opened = [SessionMember(stores, settings, text, self.logits) for stores in self.parts]
+    def members(self, settings: MemberSettings, text: Text) -> Sequence[LocalMember]:
+        parts = zip(self.parts, self.logits, strict=True)
+        self.opened = [LocalMember(stores, settings, text, logits) for stores, logits in parts]
         return self.opened
 
 
-class SessionMember:
+class LocalMember:
     """A member that is a session of this process."""
 
     def __init__(

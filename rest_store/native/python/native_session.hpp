@@ -70,7 +70,7 @@ inline DraftLimits limits_of(std::size_t max_nodes, const Array<double>& costs, 
 class NativeSession {
  public:
   explicit NativeSession(NativeCalibration& calibration)
-      : calibration_(calibration), builder_(calibration.trees->fitted) {}
+      : calibration_(calibration), builder_(calibration.trees().fitted) {}
 
   void use_prompt_lookup(std::uint32_t place) {
     builder_.use_lookup();

@@ -83,8 +83,10 @@ constexpr std::array<bool, kFeatures> kSharedColumns = [] {
 
 // How often a source's best candidate was right of late; a running mean.
 struct HitRate {
+  static constexpr float kLatestShare = 0.06F;
+
   float value = 0.3F;
-  void learn(bool right) { value += 0.06F * (static_cast<float>(right) - value); }
+  void learn(bool right) { value += kLatestShare * (static_cast<float>(right) - value); }
 };
 
 struct HitRates {

@@ -36,6 +36,8 @@ struct Evidence {
 // Reads evidence from the shards of one datastore. Thread-safe: shards are read-only, and the cache synchronizes
 // itself.
 class EvidenceReader {
+  static constexpr std::size_t kLongSamples = 24, kShortSamples = 96;  // continuations read of one suffix
+
   // Levels of a parent that one more token makes long: its long ones, and that of kShort tokens.
   static constexpr std::size_t kExtendedLevels = kLongLevels + 1;
 
@@ -110,7 +112,6 @@ class EvidenceReader {
   EvidenceReader(const EvidenceReader&) = delete;
   EvidenceReader& operator=(const EvidenceReader&) = delete;
 
-  std::uint32_t vocabulary() const { return vocabulary_; }
   std::uint32_t width() const { return shards_[0].width; }
   bool live() const { return live_; }  // whether the datastore holds what the target model wrote
 
@@ -316,7 +317,7 @@ class EvidenceReader {
   }
 
   // How many occurrences of a suffix of `length` tokens have their continuations read, at most.
-  static std::size_t samples_of(std::uint32_t length) { return length > kShort ? 24 : 96; }
+  static std::size_t samples_of(std::uint32_t length) { return length > kShort ? kLongSamples : kShortSamples; }
 
   // Request the continuations of `level`.
   void queue(BackoffLevel& level, Scratch& scratch) const {

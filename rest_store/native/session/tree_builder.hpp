@@ -8,6 +8,8 @@
 // builder, batch.hpp for several at once.
 #pragma once
 
+#include <memory>
+
 #include "session/acceptance.hpp"
 #include "session/draft_nodes.hpp"
 #include "session/frontier.hpp"
@@ -18,6 +20,7 @@ constexpr std::size_t kWindow = 64;  // last tokens of a context that sources re
 constexpr float kMinScore = 1e-9F;   // of a node
 constexpr std::uint32_t kMaxTreeDepth = 48;
 constexpr float kMinChainScore = 0.005F;  // of a node whose continuation is looked for in a chain
+constexpr std::size_t kSmallTree = 16;    // nodes of a tree in which few candidates of each place matter
 
 // What was recorded for fitting a calibration: the features and labels of candidates, and where the rows of each place
 // end.
@@ -78,10 +81,11 @@ class TreeBuilder {
   // likeliest candidate of each place. A search for the path with the greatest sum of scores accepted less: it finds
   // the paths whose scores are too high.
   void build(const DraftLimits& limits) {
-    for (begin(limits); unfinished(); expand(scratch_)) {
-      scratch_.requests.clear();
-      request(scratch_.requests);
-      EvidenceReader::read(scratch_.requests, scratch_.evidence, [&] { look_up(); });
+    if (!scratch_) scratch_ = std::make_unique<DraftScratch>();
+    for (begin(limits); unfinished(); expand(*scratch_)) {
+      scratch_->requests.clear();
+      request(scratch_->requests);
+      EvidenceReader::read(scratch_->requests, scratch_->evidence, [&] { look_up(); });
     }
   }
 
@@ -102,8 +106,6 @@ class TreeBuilder {
   }
 
   bool unfinished() const { return next_ != kNowhere; }
-
-  DraftScratch& scratch() { return scratch_; }
 
   // Append the requests for what stores know of the next token after the place that is expanded next.
   void request(std::vector<EvidenceReader::Request>& requests) {
@@ -165,7 +167,7 @@ class TreeBuilder {
       place = next;
       depth += on_tree;
     }
-    if (drafted) mean_accepted_ += 0.2F * (static_cast<float>(depth) - mean_accepted_);
+    if (drafted) mean_accepted_ += kLatestShare * (static_cast<float>(depth) - mean_accepted_);
     forget();
     return depth;
   }
@@ -182,14 +184,8 @@ class TreeBuilder {
 
  private:
   static constexpr std::int32_t kContext = -1, kNowhere = -2;  // places that are no nodes
+  static constexpr float kLatestShare = 0.2F;                  // of the latest step in the mean accepted length
 
-  // A row in the frontier.
-  struct OpenRow {
-    float score;
-    std::uint32_t number;  // in the order of pushing
-    std::size_t row;
-    std::int32_t parent;  // the place that the candidate follows
-  };
   // A candidate that was weighed.
   struct Row {
     std::uint32_t expansion;  // of the place that it follows
@@ -228,7 +224,7 @@ class TreeBuilder {
       features.probability = parent.probability;
       expansion_of_[static_cast<std::size_t>(next_)] = static_cast<std::int32_t>(expansions_);
     }
-    const bool is_wide = features.score >= kProbable && limits_.max_nodes > 16 && limits_.shape == Shape::kTree;
+    const bool is_wide = features.score >= kProbable && limits_.max_nodes > kSmallTree && limits_.shape == Shape::kTree;
     CandidateTable& candidates = scratch.candidates;
     candidates.fill(sources, hit_rates_, features, lookup_, is_wide ? kCandidates : kLanes);
     const std::array<float, kCandidates> probabilities =
@@ -335,7 +331,7 @@ class TreeBuilder {
   // The tree and, of each expansion (the context's is the first), what the sources knew.
   std::vector<DraftNode> nodes_;
   std::vector<std::int32_t> expansion_of_;  // of each node; -1: not expanded
-  Frontier<OpenRow> frontier_;
+  Frontier frontier_;
   std::vector<SourceEvidence> source_evidence_;
   DraftLimits limits_{};
   std::int32_t next_ = kNowhere;  // the place that is expanded next
@@ -346,7 +342,7 @@ class TreeBuilder {
   Recorded recorded_;
 
   std::vector<Token> tail_;
-  DraftScratch scratch_;
+  std::unique_ptr<DraftScratch> scratch_;  // of build(): builders of batches need none
 };
 
 }  // namespace rest_store
