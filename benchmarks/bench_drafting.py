@@ -1,9 +1,9 @@
-"""Measure draft sessions in process with a long context: steps of one session and of batches, stages, and openings.
+"""Measure draft sessions in process with a long context: steps of one session and of batches, and openings.
 
 Recordings that the shipped calibration was not fitted to are replayed, each after so much text of the other recordings
 that its context is 2,000 tokens long, from prompt lookup, recycled logits and the datastores. Trees come first, without
-a warm-up; then chains; then the same again with a clock for each stage. In a batch, 64 sessions of one calibration take
-their steps in one call, on one core and on two in turns.
+a warm-up; then chains. In a batch, 64 sessions of one calibration take their steps in one call, on one core and on two
+in turns.
 """
 
 from __future__ import annotations
@@ -49,17 +49,15 @@ def main(recordings: tuple[Path, ...], datastores: tuple[Path, ...], every: int,
     stores = list(open_datastores(datastores).values())
     walks = long_walks(held_out[::every], fitting)
     results: dict[str, Any] = {"context": CONTEXT, "datastores": [store.manifest.token_count for store in stores]}
-    for clocked in (False, True):
-        for name, (nodes, shape) in DRAFTS.items():
-            times, stages = one_by_one(walks, stores, nodes, shape, clocked=clocked)
-            figures = percentiles(times)
-            row = {"median_us": round(figures["median"], 1), "p90_us": round(figures["p90"], 1), "steps": len(times)}
-            if clocked:
-                results[name]["stages_us"] = {stage: round(value, 1) for stage, value in stages.items()}
-                print(f"{name}, means by stage: {results[name]['stages_us']}", flush=True)
-            else:
-                results[name] = row
-                print(f"{name}: {row}", flush=True)
+    for name, (nodes, shape) in DRAFTS.items():
+        times = one_by_one(walks, stores, nodes, shape)
+        figures = percentiles(times)
+        results[name] = row = {
+            "median_us": round(figures["median"], 1),
+            "p90_us": round(figures["p90"], 1),
+            "steps": len(times),
+        }
+        print(f"{name}: {row}", flush=True)
     name = f"{SESSIONS} chains of 8 in a batch"
     results[name] = batches(walks, stores)
     print(f"{name}: {results[name]}", flush=True)
@@ -75,16 +73,12 @@ def sources_with(stores: Sequence[object]) -> list[object]:
     return [PromptLookup(), RecycledLogits(), *stores]
 
 
-def one_by_one(
-    walks: Sequence[Walk], stores: Sequence[object], nodes: int, shape: str, *, clocked: bool
-) -> tuple[list[float], dict[str, float]]:
-    """Return the microseconds of each step of all walks, and if `clocked` the mean microseconds by stage."""
+def one_by_one(walks: Sequence[Walk], stores: Sequence[object], nodes: int, shape: str) -> list[float]:
+    """Return the microseconds of each step of all walks."""
     times: list[float] = []
-    stages: dict[str, float] = {}
     for walk in walks:
         place = walk.start
         with DraftSession(sources_with(stores), walk.text[:place], calibration=Calibration.default()) as session:
-            session.sources.native.time_stages(clocked)
             while place < walk.text.size:
                 began = time.perf_counter()
                 tree = session.draft(nodes, shape=shape)
@@ -93,9 +87,7 @@ def one_by_one(
                 end = walk.end_of(place, path)
                 session.accept(walk.text[place:end], **walk.likely(place, tree, path))
                 place = end
-            for stage, seconds in session.sources.native.stage_seconds().items():
-                stages[stage] = stages.get(stage, 0.0) + seconds * 1e6
-    return times, {stage: total / len(times) for stage, total in stages.items()}
+    return times
 
 
 def batches(walks: Sequence[Walk], stores: Sequence[object]) -> dict[str, Any]:

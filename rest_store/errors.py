@@ -43,7 +43,6 @@
     |   |-- ServeError                  the service cannot start                         (OSError)
     |   |-- TargetError                 a client's address, token or certificate is invalid (ValueError)
     |   |-- ServiceUnavailableError     unreachable, or shutting down                    (ConnectionError)
-    |   |   |-- CircuitOpenError        not called after repeated failures
     |   |   `-- DatastoreUnavailableError a page of a datastore can no longer be read
     |   |-- DeadlineError               no answer before the deadline                    (TimeoutError)
     |   |-- OverloadedError             the service has too much work
@@ -218,10 +217,6 @@ class TargetError(ServiceError, ValueError):
 
 class ServiceUnavailableError(ServiceError, ConnectionError):
     """The service cannot be reached, disconnected during the call, or is shutting down."""
-
-
-class CircuitOpenError(ServiceUnavailableError):
-    """The service was not called, because it has just failed repeatedly."""
 
 
 class DatastoreUnavailableError(ServiceUnavailableError):

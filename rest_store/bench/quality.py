@@ -36,13 +36,13 @@ from rest_store.bench.recordings import (
     without,
 )
 from rest_store.bench.replay import Draft, Outcome, fit_calibration, replay, walk
-from rest_store.bench.serving import asking, unanswered
+from rest_store.bench.serving import asking
 from rest_store.datastore.render import counted
 from rest_store.datastore.store import Store
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
-from rest_store.errors import RecordingError, ServeError, describe
+from rest_store.errors import RecordingError, describe
 from rest_store.options import max_nodes_option
 
 _SHARES = (0.01, 0.1)  # of the datastores, for the curve against their size
@@ -119,8 +119,6 @@ def quality(
         rows = measure(
             reported, stores, start, budgets=max_nodes, ablations=not no_ablations, through=through, progress=show
         )
-        if through is not None and (missing := unanswered(through)):
-            raise ServeError(describe("--through-service", "requests without an answer", missing, "none"))
     for row in rows:
         if "reliability" in row:
             click.echo(f"calibration error with {counted(row['nodes'], 'node')}: {row['calibration_error']:.4f}")

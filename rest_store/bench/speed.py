@@ -41,7 +41,7 @@ from rest_store.bench.prompts import (
     require_known_tokens,
 )
 from rest_store.bench.recordings import encoder, read_recordings, unfitted, without
-from rest_store.bench.serving import asking, unanswered
+from rest_store.bench.serving import asking
 from rest_store.datastore.render import counted
 from rest_store.drafting.calibration import Calibration
 from rest_store.errors import RecordingError, describe
@@ -188,10 +188,7 @@ def speed(
         results = measure_speed(
             target, chosen, prompts, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, progress=click.echo
         )
-        missing = results["unanswered"] = None if service is None else unanswered(service)
     show(results["families"], list(chosen))
-    if missing:
-        click.echo(f"requests to the service that were not answered in time: {missing}")
     write_result(out, "speed", click.get_current_context().params, PACKAGES, results)
 
 
