@@ -20,27 +20,24 @@ import gzip
 import itertools
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 import numpy as np
 
-from rest_store.bench.environment import file_hash
 from rest_store.bench.options import every_option, recordings_option
 from rest_store.bench.recordings import Encode, Recording, encoder, read_recordings, split
-from rest_store.bench.remembering import Known, among_others, in_turn, logits_of, new_live_datastore
-from rest_store.bench.replay import Outcome, fit_recorded, replay
+from rest_store.bench.remembering import Known, Order, among_others, in_turn, logits_of, new_live_datastore
+from rest_store.bench.replay import Outcome, fit_calibration, replay
+from rest_store.bench.results import file_hash
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.options import PATH, SETTINGS, Decorator, json_option
-
-# In which order recordings are replayed, and which others are known meanwhile; they are in the live datastore.
-Order = Callable[[Sequence[Recording], LiveDatastore], Known]
 
 
 class Job(NamedTuple):
@@ -222,12 +219,12 @@ def main(
 
 
 def fitted(jobs: Sequence[Job], guide: Calibration, tokenizer: TokenizerIdentity, **options: Any) -> bytes:
-    """Return trees that are fitted, with `options` of `fit_recorded`, to jobs whose replays `guide` weighs."""
+    """Return trees that are fitted, with `options` of `fit_calibration`, to jobs whose replays `guide` weighs."""
     record: list[tuple[bytes, bytes, bytes]] = []
     for job in jobs:
         for nodes, skip in job.budgets:
             outcome_of(job, guide, tokenizer, max_nodes=nodes, skip=skip, record=record)
-    return fit_recorded(record, **options).native.gbdt
+    return fit_calibration(record, **options).native.gbdt
 
 
 if __name__ == "__main__":

@@ -12,12 +12,10 @@ import pytest
 from click.testing import CliRunner
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from rest_store.bench.environment import data_hashes, environment, write_result
 from rest_store.bench.options import Destination
-from rest_store.bench.prompts import read_prompts, read_questions
+from rest_store.bench.prompts import read_prompts
 from rest_store.bench.recordings import read_recordings
-from rest_store.bench.results import read_results
-from rest_store.bench.sections import section_of
+from rest_store.bench.results import data_hashes, environment, read_results, write_result
 from rest_store.cli import main
 from rest_store.errors import RecordingError, ResultsError
 from tests.shared.models import byte_level_bpe
@@ -83,13 +81,11 @@ def test_speed_of_a_tiny_model_is_measured_and_reported(folder: Path, tmp_path: 
         8,
     ]
     command += ["--datastore", folder / "ds", "--per-family", 1, "--method", "DraftSession"]
-    status, shown = run(*command, "--out", tmp_path / "out" / "speed.json", "--plots", tmp_path / "plots")
+    status, shown = run(*command, "--out", tmp_path / "out" / "speed.json")
     assert status == 0, shown
     result = read_results(tmp_path / "out")["speed"]
     assert result.figures["families"]["all"]["DraftSession"]["identical"] == 1
     assert {"traces.jsonl", "ds"} <= set(result.facts["data"].replace(",", "").split())
-    assert section_of(result).exhibits[0].title.startswith("Speed relative")
-    assert {path.suffix for path in (tmp_path / "plots").iterdir()} == {".png", ".svg"}
 
 
 def test_bad_prompts_are_refused_by_line(tmp_path: Path) -> None:
@@ -106,7 +102,6 @@ def test_bad_prompts_are_refused_by_line(tmp_path: Path) -> None:
         ('{"prompt": [[1], [2]]}', "malformed"),
         ('{"prompt": {"1": 2}}', "malformed"),
         ('{"turns": "text"}', "malformed"),
-        ('{"prompt": "half a pair: \\ud83d"}', "malformed"),
         ("[" * 100_000, "malformed"),
     ):
         path.write_text('{"prompt": [1]}\n\n' + line)
@@ -123,8 +118,6 @@ def test_bad_recordings_are_refused_by_line(tmp_path: Path) -> None:
     path = tmp_path / "recordings.jsonl"
     for line, fragment in (
         ("[" * 100_000, "malformed"),
-        ('{"id": "\\ud83d", "prompt": [1], "output": [2]}', "malformed"),
-        ('{"prompt": "half a pair: \\ud83d", "output": "text"}', "malformed"),
         ('{"prompt": "text", "output": [1]}', "prompt and output both as"),
         ('{"prompt": [1], "output": "text"}', "prompt and output both as"),
     ):
@@ -144,17 +137,6 @@ def test_a_damaged_gz_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "recordings.jsonl.gz"
     path.write_bytes(content)
     refused(RecordingError, lambda: read_recordings(path), f"{path}: file is unreadable")
-
-
-def test_bad_questions_are_refused_by_line(tmp_path: Path) -> None:
-    path = tmp_path / "questions.jsonl"
-    for line in (
-        '{"question_id": 1, "category": "x", "turns": "text"}',
-        '{"question_id": 1, "category": "\\ud83d", "turns": ["text"]}',
-        "[" * 100_000,
-    ):
-        path.write_text(line)
-        refused(RecordingError, lambda: read_questions(path), f"{path}, line 1", "malformed")
 
 
 @pytest.mark.parametrize("command", ["record", "speed"])
@@ -193,21 +175,9 @@ def test_tokens_of_several_tokenizers_are_not_compared(folder: Path, tmp_path: P
     path = tmp_path / "recordings.jsonl"
     path.write_text("\n".join(f'{{"id": "{number}", "prompt": [1], "output": [2]}}' for number in range(30)))
     both = ["--recordings", path, "--datastore", folder / "ds", "--datastore", tmp_path / "ds"]
-    named = ["--recordings", path, "--datastore", folder / "ds", "--tokenizer", tmp_path / "other"]
     for command in (["bench", "quality"], ["bench", "live"], ["calibrate", "--out", tmp_path / "x", "--trees", 1]):
-        for options in (both, named):
-            status, shown = run(*command, *options)
-            assert (status, "tokenizer" in shown.splitlines()[-1]) == (1, True), shown
-
-
-def test_curves_of_a_live_datastore_are_refused_before_anything_is_measured(folder: Path, tmp_path: Path) -> None:
-    add = ["live", "add", tmp_path / "live", folder / "text.txt", "--tokenizer", folder / "model"]
-    assert run(*add)[0] == 0
-    (tmp_path / "recordings.jsonl").write_text('{"prompt": [1], "output": [2]}')
-    command = ["bench", "quality", "--datastore", tmp_path / "live", "--recordings", tmp_path / "recordings.jsonl"]
-    status, shown = run(*command, "--curves")
-    expected = "a frozen one, as `rest-store live export` writes it"
-    assert (status, shown) == (1, f"Error: --curves: datastore live is live, expected {expected}\n")
+        status, shown = run(*command, *both)
+        assert (status, "tokenizer" in shown.splitlines()[-1]) == (1, True), shown
 
 
 def test_results_name_commit_machine_and_data(tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from build_index.builder import Build
-from build_index.staging import kept_shards
 from rest_store.bench.results import read_results
-from rest_store.bench.trial import Trial, datastore_of
+from rest_store.bench.trial import Trial
 from rest_store.cli import main
 from rest_store.datastore.manifest import Manifest
 from tests.shared.tiny import write_model
@@ -69,30 +66,16 @@ def test_one_command_builds_records_measures_and_writes_the_page(folder: Path, f
         assert step in first.stderr, "progress"
 
 
-def test_an_interrupted_build_is_continued(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(build: Build, *arguments: Any) -> Any:
-        raise KeyboardInterrupt
-
-    corpora, model = [str(folder / "corpus")], str(folder / "model")
-    with monkeypatch.context() as patch:
-        patch.setattr(Build, "complete", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            datastore_of(corpora, model, tmp_path)
-    assert kept_shards(tmp_path / "datastore") == 1
-    assert Manifest.read(datastore_of(corpora, model, tmp_path)).document_count == 1
-
-
-def test_a_datastore_of_the_same_files_is_used_again(folder: Path, first: Any) -> None:
+def test_a_datastore_of_the_same_corpora_is_used_again(folder: Path, first: Any) -> None:
     assert "datastore: building" in first.stderr
     done = trial(folder, "--out", folder / "out", "--json")
-    assert f"datastore: {folder}/out/datastore, as built before of the same files" in done.stderr
+    assert f"datastore: {folder}/out/datastore, as built before" in done.stderr
     facts = json.loads(done.stdout)
     assert facts["verdict"].endswith(".")
     assert facts["prompts"] == 5
     assert Path(facts["page"]).exists()
-    changed = folder / "corpus" / "code.py"
-    os.utime(changed, ns=(1, 1))
-    assert "datastore: building" in trial(folder, "--out", folder / "out").stderr
+    other = folder / "prompts.txt"
+    assert "datastore: building" in trial(folder, "--corpus", other, "--out", folder / "out").stderr
 
 
 @pytest.mark.parametrize("name", ["tried", "tried [1]*?"])
