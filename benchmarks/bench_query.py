@@ -15,8 +15,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -92,7 +90,6 @@ def main(
     matches = time_each(first.longest_suffix_match, measured)
     results["longest_suffix_match"] = show("longest_suffix_match", matches)
     results["batch of 64"] = compare_batch(first, measured)
-    results["two threads"] = compare_threads(first, measured)
     write_result(out, "query", click.get_current_context().params, ("numpy", "rest-store"), results)
 
 
@@ -143,27 +140,6 @@ def compare_batch(store: Store, contexts: Contexts) -> dict[str, float]:
     figures["ratio"] = figures["single"] / figures["batch"]
     print(f"batch of {BATCH}, medians: {figures}")
     return {name: round(value, 2) for name, value in figures.items()}
-
-
-def compare_threads(store: Store, contexts: Contexts) -> dict[str, float]:
-    """Time single calls on one thread and on two, in turns; contexts a second."""
-
-    def draft(part: Contexts) -> None:
-        for context in part:
-            store.draft(context)
-
-    def rate(threads: int) -> float:
-        running = [threading.Thread(target=draft, args=(contexts[place::threads] * 3,)) for place in range(threads)]
-        start = time.perf_counter()
-        for thread in running:
-            thread.start()
-        for thread in running:
-            thread.join()
-        return 3 * len(contexts) / (time.perf_counter() - start)
-
-    one, two = (float(value) for value in np.median([[rate(1), rate(2)] for _ in range(ROUNDS)], axis=0))
-    print(f"{one:,.0f} contexts a second on one thread, {two:,.0f} on two: {two / one:.2f} times")
-    return {"1 thread": round(one), "2 threads": round(two), "ratio": round(two / one, 2)}
 
 
 def cost_of_opening(path: Path) -> dict[str, float]:

@@ -14,29 +14,27 @@ and, with ours, in its hook on the model; and how many texts are those without d
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import statistics
-import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import packages_distributions
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
-from peer_process import PeerProcess
 
 from rest_store.bench.options import datastores_option, recordings_option, result_options
 from rest_store.bench.prompts import interleaved, recorded_prompts
 from rest_store.bench.recordings import Recording, read_recordings, split
+from rest_store.bench.remembering import logits_of
 from rest_store.bench.results import write_result
 from rest_store.datastore.datastore import Datastore
-from rest_store.drafting.session import DraftSession
-from rest_store.drafting.sources import RecycledLogits
 from rest_store.options import SETTINGS, max_new_tokens_option, model_option
 
 LENGTH = 2048  # of the longest text, with its prompt
@@ -113,7 +111,8 @@ def main(**options: Any) -> None:
     most = options["max_new_tokens"]
     recorded = [one for path in options["recordings"] for one in read_recordings(path)]
     fitting, held_out = split(recorded, "bench_vllm.py")
-    known = [(one.prompt.tolist(), one.output[:most].tolist()) for one in fitting]
+    fitting = known_texts(fitting, most)
+    known = [(one.prompt.tolist(), one.output.tolist()) for one in fitting]
     prompts = [one.tokens for one in interleaved(recorded_prompts(held_out))]
     settings = {"ngram": NGRAM, "suffix": SUFFIX, "one row": SUFFIX_ALONE, "more rows": SUFFIX_IN_BATCHES, "ours": OURS}
     figures: dict[str, Any] = {"settings": settings, "known texts": len(known), "batches": {}}
@@ -121,7 +120,7 @@ def main(**options: Any) -> None:
     with ExitStack() as stack:
         logits = stack.enter_context(tempfile.TemporaryDirectory(prefix="rest-store-")) + "/logits"
         with Datastore.open(options["datastores"][0]) as like:
-            logits_of(fitting, most).save(logits, like.tokenizer)
+            logits_of(fitting).save(logits, like.tokenizer)
         engines = {name: started(stack, name, options) for name in ways}
         for batch in options["batches"]:
             for ask in engines.values():
@@ -156,23 +155,33 @@ def started(stack: ExitStack, name: str, options: Mapping[str, Any]) -> Ask:
         settings["logits"] = f"{folder}/logits"
         if way.remembers:
             settings["remember"] = f"{folder}/live"
-    peer = stack.enter_context(PeerProcess(sys.executable, "peer_vllm.py"))
-    rows = max(options["batches"])
-    version = peer.ask(
-        "start", model=options["model"], speculative=way.speculative, settings=settings, rows=rows, length=LENGTH
-    )
-    print(f"vLLM {version}: {name}", flush=True)
-    return peer.ask
+    spawn = multiprocessing.get_context("spawn")
+    connection, other = spawn.Pipe()
+    process = spawn.Process(target=run_engine, args=(other,))
+    process.start()
+    other.close()
+    stack.callback(process.join)
+    stack.callback(connection.close)  # before, which ends it
+
+    def ask(what: str, **arguments: Any) -> Any:
+        connection.send((what, arguments))
+        return connection.recv()
+
+    engine = {"model": options["model"], "speculative": way.speculative, "settings": settings}
+    print(f"vLLM {ask('start', **engine, rows=max(options['batches']), length=LENGTH)}: {name}", flush=True)
+    return ask
 
 
-def logits_of(recordings: Sequence[Recording], most: int) -> RecycledLogits:
-    """Return what an engine would have recycled of the first `most` tokens of each answer."""
-    logits = RecycledLogits()
-    for one in recordings:
-        text = np.concatenate([one.prompt, one.output[:most]])
-        rows = one.top_k[one.prompt.size - 1 : text.size - 1]
-        DraftSession([logits], text[:-1], prompt_top_k=rows).close()
-    return logits
+def run_engine(connection: Connection) -> None:
+    """Run one engine, in a process of its own."""
+    from peer_vllm import serve
+
+    serve(connection)
+
+
+def known_texts(recordings: Sequence[Recording], most: int) -> list[Recording]:
+    """Return the recordings with the first `most` tokens of each answer, as an engine would have seen them."""
+    return [replace(one, output=one.output[:most], top_k=one.top_k[: one.prompt.size + most]) for one in recordings]
 
 
 def in_turns(

@@ -10,8 +10,7 @@ are fitted to the replays with one, those of steps without one to the others. Th
 --row-share 0.2 and then with --live-only --trees 700.
 
 The same data, release and --start give the same bytes in any process. The --start of the first was the calibration of
-the release before, that of the second was the first. --rounds N keeps the whole chain in one command: an untrained
-rule guides the first fit, each fit the next one. Takes about 15 GB of memory.
+the release before, that of the second was the first. Takes about 15 GB of memory.
 """
 
 from __future__ import annotations
@@ -120,9 +119,6 @@ def required(name: str, metavar: str, help_text: str) -> Decorator[Any]:
 @click.option(
     "--start", metavar="FILE", type=PATH, show_default="the package's", help="Calibration that guides the replays."
 )
-@click.option(
-    "--rounds", metavar="N", type=click.IntRange(1), help="Fits, each guided by the one before; instead of --start."
-)
 @click.option("--live-only", is_flag=True, help="Fit only the trees of steps with a live datastore; keep the others.")
 @click.option("--trees", metavar="N", default=500, help="Number of boosted trees.")
 @click.option("--rate", metavar="SHARE", default=0.1, help="Learning rate.")
@@ -138,7 +134,6 @@ def main(
     chat_without: Path,
     out: Path,
     start: Path | None,
-    rounds: int | None,
     live_only: bool,
     trees: int,
     rate: float,
@@ -146,10 +141,6 @@ def main(
     every: int,
     as_json: bool,
 ) -> None:
-    if rounds is not None and start is not None:
-        raise click.UsageError("give either --rounds or --start")
-    if rounds is not None and live_only:
-        raise click.UsageError("give either --rounds or --live-only")
     code, chats, without = (Datastore.open(path) for path in (python, chat, chat_without))
     encode = encoder(code, None)
     recorded = [one for path in recordings for one in read_recordings(path, encode)]
@@ -191,20 +182,16 @@ def main(
         "data": [file_hash(path) for path in (*recordings, answers)],
         "sources": "prompt lookup, recycled logits, both datastores, a live one, and some of these left out",
         "start": "default" if start is None else start.name,
-        "rounds": rounds,
         "live only": live_only,
         "trees": trees,
         "rate": rate,
         "row share": row_share,
     }
     calibration = Calibration.default() if start is None else Calibration.load(start)
-    if rounds is not None:
-        calibration = Calibration(bytes(4))  # the untrained rule
     options = {"trees": trees, "rate": rate, "row_share": row_share}
-    for _ in range(rounds or 1):
-        gbdt = calibration.native.gbdt if live_only else fitted(frozen, calibration, code.tokenizer, **options)
-        live_gbdt = fitted(with_live, calibration, code.tokenizer, **options)
-        calibration = Calibration(gbdt, provenance=provenance, live_gbdt=live_gbdt)
+    gbdt = calibration.native.gbdt if live_only else fitted(frozen, calibration, code.tokenizer, **options)
+    live_gbdt = fitted(with_live, calibration, code.tokenizer, **options)
+    calibration = Calibration(gbdt, provenance=provenance, live_gbdt=live_gbdt)
     calibration.save(out)
     rows = []
     for name, chosen in (("recordings", held_out), ("answers", held_out_answers)):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,8 @@ from click.testing import CliRunner
 
 from rest_store.bench.live import REMEMBERED
 from rest_store.bench.recordings import Recording
-from rest_store.bench.remembering import among_others, in_turn, logits_of, new_live_datastore, with_all
+from rest_store.bench.remembering import among_others, in_turn, new_live_datastore, with_all
 from rest_store.cli import main
-from rest_store.drafting.session import DraftSession
 from tests.shared.strategies import Corpus, identity, write_datastore
 
 VOCABULARY = 300
@@ -51,16 +49,6 @@ def test_a_live_datastore_holds_what_each_order_says(order: Callable[..., Any], 
         assert replayed == list(zip(recordings, held, strict=True))
 
 
-def test_logits_have_learnt_from_all_recordings_that_have_some() -> None:
-    top_k = np.arange(6 * 8, dtype=np.int32).reshape(6, 8)
-    known = [recording(0), replace(recording(1), top_k=top_k)]
-    assert len(logits_of(known[:1])) == 0
-    logits = logits_of(known)
-    with DraftSession([logits], known[1].prompt) as session:  # the last token of the prompt is in row 1
-        assert set(session.draft(4).tokens.tolist()) <= set(top_k.ravel().tolist())
-        assert top_k[1][0] in session.draft(4).tokens
-
-
 def test_the_command_writes_a_row_for_all_that_is_remembered(tmp_path: Path) -> None:
     text = [1, 2, 3, 4, 5, 6, 7, 8] * 4
     write_datastore(tmp_path, Corpus(VOCABULARY, [[[50, 51, 52]]]))
@@ -76,9 +64,3 @@ def test_the_command_writes_a_row_for_all_that_is_remembered(tmp_path: Path) -> 
     for with_stores in (True, False):
         nothing, all_others = (figures[with_stores, name]["M"] for name in ("nothing", "all of other tasks"))
         assert all_others > 1.2 * nothing
-
-
-def test_a_datastore_is_required_before_anything_is_read(tmp_path: Path) -> None:
-    done = CliRunner().invoke(main, ["bench", "live", "--recordings", str(tmp_path / "missing")])
-    assert done.exit_code == 1
-    assert done.output == "Error: bench live: number of datastores is 0, expected at least one --datastore\n"

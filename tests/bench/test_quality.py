@@ -77,18 +77,6 @@ def test_outputs_and_prompts_may_be_empty_and_outside_the_vocabulary(folder: Pat
     assert {row["tokens"] for row in rows} == {46}
 
 
-def test_datastores_of_one_name_are_told_apart(folder: Path) -> None:
-    two = ["--datastore", folder / "a", "--datastore", folder / "other/a"]
-    done = bench(folder, *two, "--out", folder / "two.json")
-    assert done.exit_code == 0, done.output
-    results = json.loads((folder / "two.json").read_text())["results"]
-    assert set(results["datastores"]) == {str(folder / "a"), str(folder / "other/a")}
-    assert sum(row["drafting"].endswith(" alone") for row in results["rows"]) == 3
-    done = bench(folder, "--datastore", folder / "a", "--datastore", folder / "b/../a")
-    assert done.exit_code == 1
-    assert "twice" in done.output
-
-
 def test_a_live_datastore_is_measured_as_a_frozen_one(folder: Path) -> None:
     with LiveDatastore.open(folder / "live", tokenizer=identity(VOCABULARY)) as live:
         live.add([LINE])
@@ -113,23 +101,6 @@ def test_bad_options_are_refused_before_anything_is_fitted(folder: Path, monkeyp
         done = bench(folder, *store, *options)
         assert done.exit_code == 1, done.output
         assert fragment in done.output
-    for number in range(7):
-        (folder / f"many/{number}").mkdir(parents=True)
-        write_datastore(folder / f"many/{number}", Corpus(VOCABULARY, [[LINE]]))
-    many = [option for number in range(7) for option in ("--datastore", str(folder / f"many/{number}"))]
-    recordings = ["--recordings", str(folder / "recordings.jsonl")]
-    for command in (["bench", "quality"], ["calibrate", "--out", str(folder / "out")]):
-        done = CliRunner().invoke(main, [*command, *recordings, *many])
-        assert done.exit_code == 1
-        assert "number of sources with counts is 7" in done.output
-
-
-def test_recordings_without_output_are_not_used(folder: Path, tmp_path: Path) -> None:
-    rows = [{"prompt": [1, 2, number], "output": []} for number in range(30)]
-    (tmp_path / "recordings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = bench(tmp_path, "--datastore", folder / "a")
-    assert done.exit_code == 1
-    assert "record more prompts" in done.output
 
 
 def test_sessions_over_some_of_the_datastores_are_merged(folder: Path) -> None:

@@ -150,40 +150,6 @@ def test_a_fitted_calibration_beats_the_rules_and_is_calibrated(folder: Path) ->
     assert {"session, prompt lookup alone", "session, recycled logits alone", "session, ds alone"} <= by_name.keys()
 
 
-def test_replays_count_as_a_generation_would(recordings: list[Recording], folder: Path) -> None:
-    sources, calibration = [PromptLookup(), Datastore.open(folder / "ds")], Calibration.default()
-    steps = drafted = accepted = 0
-    promised = 0.0
-    for recording in recordings[:10]:
-        text, place = [*recording.prompt.tolist(), *recording.output.tolist()], recording.prompt.size
-        with DraftSession(sources, text[:place], calibration=calibration, learn=False) as session:
-            while place < len(text):
-                tree = session.draft(8)
-                children = {
-                    (parent, token): node
-                    for node, (parent, token) in enumerate(
-                        zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)
-                    )
-                }
-                end, node = place, -1
-                while end < len(text) and (node, text[end]) in children:
-                    node = children[node, text[end]]
-                    end += 1
-                steps, drafted, accepted = steps + 1, drafted + len(tree), accepted + end - place
-                assert tree.scores is not None
-                promised += 1 + float(tree.scores.sum())
-                end = min(end + 1, len(text))
-                session.accept(text[place:end])
-                place = end
-    outcome = replay(recordings[:10], sources, calibration, max_nodes=8)
-    assert (outcome.tokens, outcome.steps) == (sum(one.output.size for one in recordings[:10]), steps)
-    assert accepted > 0
-    assert outcome.reliability[[0, 2]].sum(axis=1).tolist() == [drafted, accepted]
-    assert outcome.expected == pytest.approx(promised)
-    assert outcome.reliability[1].sum() == pytest.approx(promised - steps)
-    assert [sum(counts) for counts in zip(*outcome.families.values(), strict=True)] == [outcome.tokens, steps]
-
-
 def test_parts_are_fixed_and_tasks_stay_together() -> None:
     assert [part_of(key) for key in ("HumanEval/0", "HumanEval/1", "a prompt")] == [7, 1, 8]
 
@@ -237,18 +203,6 @@ def test_the_commands_fit_and_report(folder: Path, tmp_path: Path) -> None:
     rows = written["results"]["rows"]
     assert {row["nodes"] for row in rows if row["drafting"].startswith("session")} == {8}
     assert all(row["tokens"] == rows[0]["tokens"] for row in rows)
-
-
-def test_too_few_recordings_are_refused(folder: Path, tmp_path: Path) -> None:
-    path = write(tmp_path / "few.jsonl.gz", generations(1))
-    common = ["--recordings", str(path), "--datastore", str(folder / "ds")]
-    done = CliRunner().invoke(main, ["calibrate", *common, "--out", str(tmp_path / "out")])
-    assert done.exit_code == 1
-    assert "number of recordings with output is 1, by a hash " in done.output
-    assert "expected at least 20" in done.output
-    done = CliRunner().invoke(main, ["bench", "quality", *common, "--max-nodes", "4", "--no-ablations"])
-    assert done.exit_code == 0, done.output
-    assert done.output.startswith("1 recording, "), "one is enough for the calibration of the package"
 
 
 def test_the_same_recordings_give_the_same_bytes_in_any_process(folder: Path, tmp_path: Path) -> None:

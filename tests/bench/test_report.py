@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 from click.testing import CliRunner
 
 from rest_store.bench.report import page
@@ -92,10 +91,3 @@ def test_the_command_writes_a_page_or_markdown(tmp_path: Path) -> None:
     assert json.loads(run(tmp_path, "--json")[1]) == {"out": f"{tmp_path}/report.html", "results": ["query", "speed"]}
     status, message = run(tmp_path, "--out", tmp_path / "query.json" / "x.html")
     assert (status, message.count("\n"), "not writable" in message) == (1, 1, True)
-
-
-@pytest.mark.parametrize("name", sorted(path.stem for path in RESULTS.glob("*.json")))
-def test_committed_results_say_what_they_were_measured_with(name: str) -> None:
-    result = read_results(RESULTS)[name]
-    assert {"commit", "cpu", "python", "data"} <= result.facts.keys()
-    assert tables_of(result.figures)

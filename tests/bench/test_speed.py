@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from click.testing import CliRunner
 from transformers import AutoTokenizer
 
-from rest_store.bench.methods import decoding, make_methods
-from rest_store.bench.prompts import Prompt, chat_tokens
+from rest_store.bench.methods import make_methods
+from rest_store.bench.prompts import chat_tokens
 from rest_store.bench.recordings import FIT_PARTS, part_of
 from rest_store.bench.results import file_hash, read_results
 from rest_store.cli import main
@@ -99,14 +98,6 @@ def test_greedy_decoding_of_all_methods_writes_the_plain_text(folder: Path, tmp_
     assert figures["families"]["all"]["transformers assisted generation"]["mean_tokens"] > 1, "it is the model itself"
 
 
-def test_the_papers_settings_belong_to_families() -> None:
-    assert decoding("greedy", "qa") == {"do_sample": False}
-    assert decoding("nucleus", "humaneval-chat")["temperature"] == 0.8
-    assert decoding("nucleus", "humaneval-chat")["top_p"] == 0.95
-    for family in ("mt_bench", "summarization"):
-        assert (decoding("nucleus", family)["temperature"], decoding("nucleus", family)["top_p"]) == (0.7, 0.8)
-
-
 def test_all_of_ones_own_prompts_are_taken(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("for i in\ndef add\n")
     command = ["bench", "speed", "--model", folder / "model", "--max-new-tokens", 2, "--method", "DraftSession"]
@@ -143,36 +134,3 @@ def test_what_cannot_be_compared_is_refused(folder: Path, tmp_path: Path) -> Non
         assert (status, fragment in shown) == (1, True), shown
     stores = [open_datastore(tmp_path, ONE_TO_NINE) for _ in range(7)]
     refused(SourceError, lambda: make_methods(stores, max_nodes=16), "number of sources")
-
-
-def test_seeds_are_those_of_torch(folder: Path) -> None:
-    """One prompt alone, with the seed that the JSON names, is what the run wrote."""
-    from rest_store.bench.speed import write
-    from rest_store.generation.model import load_model
-
-    model, _ = load_model(str(folder / "model"), dtype="float32")
-    how = decoding("nucleus", "qa")
-    runs = [write(model, {}, [5, 6, 7], 12, how, seed)["written"] for seed in (1, 1, 2)]
-    torch.manual_seed(1)
-    expected = model.generate(input_ids=torch.tensor([[5, 6, 7]]), max_new_tokens=12, **how)[0, 3:].tolist()
-    assert runs[0] == runs[1] == expected != runs[2]
-
-
-def test_every_method_is_warmed_up_before_the_first_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rest_store.bench import speed
-
-    calls: list[tuple[str, list[int], int]] = []
-
-    def write(model: Any, method: Any, prompt: list[int], max_new_tokens: int, *_: Any) -> dict[str, Any]:
-        calls.append((method["name"], prompt, max_new_tokens))
-        return {"seconds": 1.0, "passes": 1, "written": [1], "tokens": 1}
-
-    monkeypatch.setattr(speed, "write", write)
-    methods = {"plain": {"name": "plain"}, "drafts": {"name": "drafts"}}
-    prompts = [Prompt("qa", "0", [5, 6, 7]), Prompt("qa", "1", [8, 9])]
-    runs = speed.write_all(None, methods, prompts, sampling="greedy", max_new_tokens=64, seed=0, progress=str)
-    warm_up, timed = calls[:2], calls[2:]
-    assert [name for name, *_ in warm_up] == ["plain", "drafts"]
-    assert all(prompt not in [one.tokens for one in prompts] for _, prompt, _ in warm_up), "nothing measured is learnt"
-    assert [most for *_, most in timed] == [64] * 4
-    assert [len(one) for one in runs["qa"].values()] == [2, 2], "the warm-up is not counted"

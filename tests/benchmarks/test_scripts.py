@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 from types import ModuleType
@@ -64,15 +63,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def inputs(folder: Path) -> list[Any]:
     return ["--recordings", folder / "recordings.jsonl", "--datastore", folder / "ds", "--datastore", folder / "other"]
-
-
-@pytest.mark.parametrize("name", [*SCRIPTS, "fit_default"])
-def test_scripts_explain_themselves_and_refuse_unknown_options(name: str) -> None:
-    main = importlib.import_module(name).main
-    shown = CliRunner().invoke(main, ["--help"])
-    assert shown.exit_code == 0
-    assert f"Example: python benchmarks/{name}.py" in " ".join(shown.output.split())
-    assert CliRunner().invoke(main, ["--no-such-option"]).exit_code == 2
 
 
 def test_queries_are_measured(inputs: list[Any], tmp_path: Path) -> None:
