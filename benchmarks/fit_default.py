@@ -28,7 +28,16 @@ import numpy as np
 
 from rest_store.bench.options import every_option, recordings_option
 from rest_store.bench.recordings import Encode, Recording, encoder, read_recordings, split
-from rest_store.bench.remembering import Known, Order, among_others, in_turn, logits_of, new_live_datastore
+from rest_store.bench.remembering import (
+    Chosen,
+    Known,
+    Order,
+    among_others,
+    every_one,
+    in_turn,
+    logits_of,
+    new_live_datastore,
+)
 from rest_store.bench.replay import Outcome, fit_calibration, replay
 from rest_store.bench.results import file_hash
 from rest_store.datastore.datastore import Datastore
@@ -81,7 +90,7 @@ def outcome_of(job: Job, calibration: Calibration, tokenizer: TokenizerIdentity,
         sources = [*job.sources, live] if job.is_live else job.sources
         return Outcome.sum_of(
             replay([one], with_logits(sources, known), calibration, share_logits=True, **options)
-            for one, known in job.order(job.recordings, live)
+            for one, known in job.order(job.recordings, live, every_one)
         )
 
 
@@ -90,9 +99,9 @@ def with_logits(sources: Sequence[object], known: Sequence[Recording]) -> list[o
     return [logits_of(known) if isinstance(source, RecycledLogits) else source for source in sources]
 
 
-def without_logits(recordings: Sequence[Recording], live: LiveDatastore) -> Known:
+def without_logits(recordings: Sequence[Recording], live: LiveDatastore, chosen: Chosen = every_one) -> Known:
     """As `in_turn`, but the recycled logits are new."""
-    return ((recording, ()) for recording, _ in in_turn(recordings, live))
+    return ((recording, ()) for recording, _ in in_turn(recordings, live, chosen))
 
 
 def shuffled(recordings: Sequence[Recording], seed: int = 0) -> list[Recording]:

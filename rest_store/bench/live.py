@@ -116,8 +116,7 @@ def measure_live(
         with new_live_datastore(tokenizer) as memory:
             return Outcome.sum_of(
                 replay_one(recording, known, [*sources, memory], nodes)
-                for recording, known in order(recordings, memory)
-                if id(recording) in reported_ids
+                for recording, known in order(recordings, memory, lambda one: id(one) in reported_ids)
             )
 
     def with_logits_of_others(sources: Sequence[object], nodes: int) -> Outcome:
