@@ -15,7 +15,6 @@ EXTRAS = {  # the extra that installs each optional package
     **dict.fromkeys(("torch", "transformers"), "hf"),
     **dict.fromkeys(("tokenizers", "pydivsufsort", "pyarrow", "zstandard", "datasets", "jinja2", "gguf"), "build"),
     **dict.fromkeys(("fsspec", "s3fs", "gcsfs", "aiohttp"), "remote"),
-    "matplotlib": "plots",
     "ray": "ray",
 }
 _NEEDS = {  # package of rest-store: what importing it takes, and the extra
