@@ -29,16 +29,9 @@ class Snapshot:
     kernel: Kernel
 
     @classmethod
-    def of(cls, views: Sequence[ShardView], vocabulary_size: int, before: Snapshot | None = None) -> Snapshot:
-        """Return the snapshot of `views`, at least one.
-
-        Args:
-            views: the shards.
-            vocabulary_size: ids are `0 .. vocabulary_size - 1`.
-            before: an earlier snapshot, whose documents are all here; what it caches is used again.
-        """
-        earlier = None if before is None else before.kernel
-        return cls(views, native_kernel().NativeKernel(list(views), vocabulary_size, earlier))
+    def of(cls, views: Sequence[ShardView], vocabulary_size: int) -> Snapshot:
+        """Return the snapshot of `views`, at least one; ids are `0 .. vocabulary_size - 1`."""
+        return cls(views, native_kernel().NativeKernel(list(views), vocabulary_size))
 
     @classmethod
     def closed(cls, path: Path) -> Snapshot:

@@ -142,7 +142,7 @@ class Segments:
             without_some: whether they may lack documents that were there before.
         """
         views = [segment.view for segment in segments] or [self._nothing]
-        snapshot = Snapshot.of(views, self.vocabulary_size, None if without_some else self.snapshot)
+        snapshot = Snapshot.of(views, self.vocabulary_size)
         self.all, self.snapshot = tuple(segments), snapshot
 
     def replaced(self, old: Sequence[Segment], new: Segment) -> list[Segment] | None:
