@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.datastore.kernel import Kernel, native_session_kernel
+from rest_store.datastore.kernel import Kernel, native_kernel
 from rest_store.datastore.store import Snapshot, Store
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.limits import TopK
@@ -49,7 +49,7 @@ def kernel_session(
         DatastoreClosedError, DatastoreUnavailableError: a datastore is closed, or a page of it could not be read.
         NativeKernelError: the kernel was not compiled.
     """
-    native: NativeSession = native_session_kernel().NativeSession(calibration.native)
+    native: NativeSession = native_kernel().NativeSession(calibration.native)
     native.learn_online(learn)
     native.limit_suffix(max_suffix)
     datastores: dict[int, OpenStore] = {}
@@ -91,7 +91,7 @@ def reader_of(store: Store) -> NativeEvidenceReader:
     snapshot = store.snapshot
     snapshot.kernel.require_readable()
     if (reader := _readers.get(snapshot.kernel)) is None:
-        native = native_session_kernel()
+        native = native_kernel()
         if (cache := _caches.get(store)) is None:
             cache = _caches.setdefault(store, native.SuffixCache(len(snapshot.views), store.is_live))
         made = native.NativeEvidenceReader(snapshot.views, store.vocabulary_size, store.is_live, cache)
@@ -130,6 +130,6 @@ def append_all(
 ) -> list[int]:
     """Do what `append` does for each of different sessions; raise ContextTypeError before anything is appended."""
     try:
-        return list(native_session_kernel().accept_all(natives, tokens, top_k, node_top_k))
+        return list(native_kernel().accept_all(natives, tokens, top_k, node_top_k))
     except ValueError as error:
         raise ContextTypeError(f"accept_all: {error}") from None

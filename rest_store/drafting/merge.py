@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.datastore.kernel import native_session_kernel
+from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.limits import DraftLimits
 
@@ -43,7 +43,7 @@ def merge_trees(trees: Sequence[TokenTree], limits: DraftLimits) -> Merged:
 
     Thread-safe.
     """
-    merged, nodes = native_session_kernel().merge_trees([_packed(tree) for tree in trees], *limits)
+    merged, nodes = native_kernel().merge_trees([_packed(tree) for tree in trees], *limits)
     packed, scores, origins = merged
     tree = TokenTree.from_packed(packed, (0, 0), scores, origins)
     return Merged(tree, [np.frombuffer(places, np.int32) for places in nodes])

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from build_index.suffix_array import byte_sorter, sort_bytes
+from build_index.suffix_array import byte_sorter
 from rest_store.datastore.header import (
     HEADER_SIZE,
     KEY_STRIDE,
@@ -26,10 +26,9 @@ from rest_store.datastore.header import (
     separator_id,
     token_width,
 )
-from rest_store.datastore.kernel import shard_view
-from rest_store.datastore.native import native_module
-from rest_store.datastore.reference import KernelShard
-from rest_store.datastore.shard import Shard, decode_symbols, pack_entries, seal
+from rest_store.datastore.kernel import native_kernel
+from rest_store.datastore.shard import Shard, seal
+from rest_store.datastore.shard_view import ShardView
 from rest_store.errors import ChecksumError, StorageError, describe
 from rest_store.live.documents import Document, SegmentRecord
 
@@ -73,7 +72,7 @@ class Segment:
     """
 
     span: Span
-    view: KernelShard
+    view: ShardView
     record: SegmentRecord | None = None
 
     @property
@@ -118,15 +117,11 @@ def sorted_segment(payloads: list[Payload], span: Span, vocabulary_size: int) ->
     bits = entry_bits(positions)
     keys = np.empty(-(-entries // KEY_STRIDE), np.uint64)
     packed = _room(8 * -(-entries * bits // 64) + TAIL_SIZE)
-    native = native_module()
+    native = native_kernel()
     with _one_thread():
-        if native is None:
-            order = np.empty(symbols.size - TAIL_SIZE, np.int32)
-            sort_bytes(symbols[:-TAIL_SIZE], order)
-            _pack(order, symbols, width, bits, keys, packed)
-        elif native.sort_suffixes(byte_sorter(), symbols, width, bits, keys, packed):
+        if native.sort_suffixes(byte_sorter(), symbols, width, bits, keys, packed):
             raise MemoryError(f"libdivsufsort cannot sort {symbols.size - TAIL_SIZE} bytes of text")
-    view = KernelShard(symbols, keys.view(np.uint8), packed, positions, entries, keys.size, width, bits)
+    view = ShardView(symbols, keys.view(np.uint8), packed, positions, entries, keys.size, width, bits)
     return Segment(span, view)
 
 
@@ -169,24 +164,6 @@ def _room(size: int) -> npt.NDArray[np.uint8]:
         return np.frombuffer(mmap.mmap(-1, size), np.uint8)
     except OSError as error:
         raise MemoryError(f"{size} bytes for sorting") from error
-
-
-def _pack(
-    order: npt.NDArray[np.int32],
-    symbols: Payload,
-    width: int,
-    bits: int,
-    keys: npt.NDArray[np.uint64],
-    packed: npt.NDArray[np.uint8],
-) -> None:
-    """Fill `keys` and `packed` from the order of all bytes, as the native kernel does."""
-    places = order[order % width == 0].astype(np.int64)
-    ids = decode_symbols(symbols[places[:, None] + np.arange(width)].reshape(-1), width)
-    places = places[ids != (1 << 8 * width) - 1]
-    keys[:] = symbols[places[::KEY_STRIDE, None] + np.arange(8)].view(">u8")[:, 0]
-    content = pack_entries(places // width, bits)
-    packed[: len(content)] = np.frombuffer(content, np.uint8)
-    packed[len(content) :] = 0
 
 
 @contextmanager
@@ -256,7 +233,7 @@ def open_segment(directory: Path, record: SegmentRecord, vocabulary_size: int, *
         if found != expected:
             raise ChecksumError(describe(file.path, "SHA-256 of the payload", found.hex(), expected.hex()))
     count = shard.tokens.header.document_count
-    return Segment(Span(record.first, record.last, count, record.oldest, record.newest), shard_view(shard), record)
+    return Segment(Span(record.first, record.last, count, record.oldest, record.newest), shard.view, record)
 
 
 def is_intact(segment: Segment) -> bool:

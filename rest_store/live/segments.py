@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from rest_store.datastore.header import TAIL_SIZE, token_width
-from rest_store.datastore.reference import KernelShard
+from rest_store.datastore.shard_view import ShardView
 from rest_store.datastore.store import Snapshot
 from rest_store.datastore.validation import limit, real
 from rest_store.errors import LimitError, describe
@@ -142,7 +142,7 @@ class Segments:
             without_some: whether they may lack documents that were there before.
         """
         views = [segment.view for segment in segments] or [self._nothing]
-        snapshot = Snapshot.of(views, self.vocabulary_size, None if without_some else self.snapshot)
+        snapshot = Snapshot.of(views, self.vocabulary_size)
         self.all, self.snapshot = tuple(segments), snapshot
 
     def replaced(self, old: Sequence[Segment], new: Segment) -> list[Segment] | None:
@@ -224,9 +224,9 @@ def delay(segments: Segments, bounds: Bounds) -> float:
     return min(_LONGEST_DELAY, _DELAY * sum(max(0, len(run) - _FEW) for run in runs))
 
 
-def _empty_view(vocabulary_size: int) -> KernelShard:
+def _empty_view(vocabulary_size: int) -> ShardView:
     """Return a shard without tokens: kernels need at least one shard."""
     width = token_width(vocabulary_size)
     symbols = np.concatenate([np.full(width, 0xFF, np.uint8), np.zeros(TAIL_SIZE, np.uint8)])
     nothing = np.zeros(0, np.uint8)
-    return KernelShard(symbols, nothing, np.zeros(TAIL_SIZE, np.uint8), 1, 0, 0, width, 1)
+    return ShardView(symbols, nothing, np.zeros(TAIL_SIZE, np.uint8), 1, 0, 0, width, 1)

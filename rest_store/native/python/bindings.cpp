@@ -6,6 +6,8 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/vector.h>
 
+#include <memory>
+
 #include "search/file_mapping.hpp"
 #include "sort/sort_and_pack.hpp"
 #include "trees/kernel.hpp"
@@ -39,24 +41,21 @@ void require_readable(const nb::list& shards) {
 }
 
 using Tokens = std::vector<Token>;
-using TreePointer = std::shared_ptr<const PackedTree>;
 
 // A kernel and the shards that keep its mappings open. Answers that were read from lost pages are not returned.
 class NativeKernel {
  public:
-  // `before`: the kernel of the same documents, or of some of them; its cached trees are used here.
-  NativeKernel(const nb::list& shards, std::uint32_t vocabulary, const NativeKernel* before)
-      : shards_(shards),
-        kernel_(shard_views(shards), vocabulary,
-                before == nullptr ? std::make_shared<TreeCache>() : before->kernel_.cache()) {}
+  NativeKernel(const nb::list& shards, std::uint32_t vocabulary)
+      : shards_(shards), kernel_(shard_views(shards), vocabulary) {}
 
   nb::tuple longest_suffix_match(const Tokens& context) {
     const Suffix suffix = suffix_of(context, kMaxSuffix);
+    const auto scratch = take_scratch();
     std::uint32_t length = 0;
     std::uint64_t count = 0;
     {
       const nb::gil_scoped_release released;
-      const Match& match = kernel_.match(suffix);
+      const Match& match = kernel_.match(suffix, *scratch);
       length = match.length;
       count = match.count;
     }
@@ -66,14 +65,17 @@ class NativeKernel {
 
   nb::tuple draft(const Tokens& context, std::uint32_t max_nodes, std::uint32_t max_depth) {
     const Suffix suffix = suffix_of(context, kMaxSuffix);
-    const Limits limits = checked(max_nodes, max_depth);
-    TreePointer tree;
+    if (max_nodes < 1 || max_nodes > kMaxListed || max_depth < 1 || max_depth > kMaxDepth)
+      throw nb::value_error("limit out of range");
+    const auto scratch = take_scratch();
+    PackedTree tree;
     {
       const nb::gil_scoped_release released;
-      tree = kernel_.draft(suffix, limits);
+      tree = kernel_.draft(suffix, {max_nodes, max_depth}, *scratch);
     }
     require_readable();
-    return as_tuple(*tree);
+    return nb::make_tuple(nb::bytes(tree.nodes.data(), tree.nodes.size()),
+                          nb::make_tuple(tree.match_length, tree.match_count));
   }
 
   std::uint64_t count(const Tokens& tokens) {
@@ -90,6 +92,20 @@ class NativeKernel {
   void require_readable() const { ::require_readable(shards_); }
 
  private:
+  // Gives scratch back to the kernel that it was taken from.
+  struct GiveBack {
+    NativeKernel* kernel;
+    void operator()(Kernel::Scratch* scratch) const { kernel->scratch_.emplace_back(scratch); }
+  };
+
+  // Scratch for a query: what an earlier one has left, or new. The GIL guards it.
+  std::unique_ptr<Kernel::Scratch, GiveBack> take_scratch() {
+    if (scratch_.empty()) scratch_.push_back(std::make_unique<Kernel::Scratch>());
+    Kernel::Scratch* const taken = scratch_.back().release();
+    scratch_.pop_back();
+    return {taken, {this}};
+  }
+
   Suffix suffix_of(const Tokens& tokens, std::size_t most) const {
     if (tokens.empty() || tokens.size() > most) throw nb::value_error("number of tokens out of range");
     for (const Token token : tokens)
@@ -97,19 +113,9 @@ class NativeKernel {
     return Suffix(tokens, kernel_.width());
   }
 
-  static Limits checked(std::uint32_t max_nodes, std::uint32_t max_depth) {
-    if (max_nodes < 1 || max_nodes > kMaxListed || max_depth < 1 || max_depth > kMaxDepth)
-      throw nb::value_error("limit out of range");
-    return {max_nodes, max_depth};
-  }
-
-  static nb::tuple as_tuple(const PackedTree& tree) {
-    return nb::make_tuple(nb::bytes(tree.nodes.data(), tree.nodes.size()),
-                          nb::make_tuple(tree.match_length, tree.match_count));
-  }
-
   nb::list shards_;
   Kernel kernel_;
+  std::vector<std::unique_ptr<Kernel::Scratch>> scratch_;
 };
 
 template <class Item>
@@ -140,7 +146,7 @@ FileMapping* mapped(int descriptor, std::size_t size) {
 
 NB_MODULE(_kernel, module) {
   nb::set_leak_warnings(false);  // a process may end with a datastore still open
-  module.doc() = "The native query kernel; rest_store.datastore.kernel chooses between it and the numpy reference.";
+  module.doc() = "The compiled kernel; rest_store.datastore.kernel loads it.";
   module.def("tree_fault", [](const nb::bytes& packed, std::uint32_t vocabulary, std::int32_t max_depth) {
     if (packed.size() % kNodeSize != 0) throw nb::value_error("not a whole number of nodes");
     return static_cast<int>(tree_fault(packed.c_str(), packed.size() / kNodeSize, vocabulary, max_depth));
@@ -150,8 +156,7 @@ NB_MODULE(_kernel, module) {
   bind_evidence(module);
   bind_sessions(module);
   nb::class_<NativeKernel>(module, "NativeKernel", nb::is_weak_referenceable())
-      .def(nb::init<const nb::list&, std::uint32_t, const NativeKernel*>(), "shards"_a, "vocabulary_size"_a,
-           "before"_a.none() = nb::none())
+      .def(nb::init<const nb::list&, std::uint32_t>(), "shards"_a, "vocabulary_size"_a)
       .def("longest_suffix_match", &NativeKernel::longest_suffix_match)
       .def("draft", &NativeKernel::draft)
       .def("count", &NativeKernel::count)

@@ -172,10 +172,11 @@ struct Boundary {
   Position probe = 0;
 };
 
-// Narrow every boundary until at most `gap` ranks are in doubt; without doubt, `low` is the boundary.
-inline void find_boundaries(std::span<Boundary> boundaries, std::uint64_t gap = 0) {
+// Narrow boundaries, `Boundary` or a type derived from it, until `low` is each.
+template <class Item>
+void find_boundaries(std::span<Item> boundaries) {
   halve_together(
-      boundaries, [gap](const Boundary& b) { return b.low + gap >= b.high; },
+      boundaries, [](const Boundary& b) { return b.low >= b.high; },
       [](Boundary& b, Rank middle, const std::uint8_t* suffix) {
         const bool below = compare_bytes(suffix, b.pattern, b.size) < static_cast<int>(b.after);
         b.low = select(below, middle + 1, b.low);

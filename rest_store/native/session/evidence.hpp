@@ -302,7 +302,7 @@ class EvidenceReader {
         interval_boundaries(scratch.searches[first + i], &scratch.boundaries[pending.first + 2 * i]);
       scratch.narrowed.push_back(pending);
     }
-    find_boundaries(scratch.boundaries);
+    find_boundaries(std::span(scratch.boundaries));
     for (const auto& [level, shards, first] : scratch.narrowed) {
       level->intervals.resize(shards);
       level->count = 0;

@@ -1,359 +1,332 @@
 // Draft trees: the continuations of a match with the most occurrences, with exact counts.
 //
-// Continuations form a trie. If there are few, all are read. If there are many, a sample is read: it bounds the count
-// of every node that it shows, and every node that it does not show has fewer occurrences than the strides of all
-// shards together. The sample is refined until the nodes that seem heaviest, counted exactly, are heavier than any
-// unseen node. Then the other nodes are counted as far as they may belong to the heaviest, and the best are taken.
+// Continuations form a trie, and each of its nodes is an interval of ranks in every shard. The trie is grown level by
+// level. Suffixes are sorted: where the next tokens at two ranks are equal, so are all between them. So only ranks
+// between different tokens are read, and none closer together than it takes to see every child with enough
+// occurrences. Of the children seen, those that may have enough are counted exactly, by binary searches.
 #pragma once
 
-#include <array>
-#include <functional>
+#include <algorithm>
+#include <cmath>
 #include <numeric>
+#include <span>
+#include <vector>
 
+#include "search/match.hpp"
 #include "trees/packed_tree.hpp"
-#include "trees/sample.hpp"
 
 namespace rest_store {
 
+// Drafts trees; keeps its memory between calls. Not thread-safe.
 class Drafter {
  public:
   // The tree of the `max_nodes` heaviest continuations of at most `max_depth` tokens of `match`, in the order of
-  // FORMAT.md, section 7. `least`: occurrences that so many continuations are known to have, at least.
+  // FORMAT.md, section 7.
   PackedTree draft(const std::vector<ShardView>& shards, const Match& match, std::uint32_t vocabulary,
-                   const Limits& limits, std::uint64_t least) {
+                   const Limits& limits) {
     if (match.count == 0) return {};
-    const RowShape shape(limits.max_depth, shards[0].width, vocabulary);
-    max_nodes_ = limits.max_nodes;
-    std::uint64_t wanted = std::uint64_t{kSamplesPerNode} * max_nodes_;
-    if (match.count <= whole(match) * wanted) wanted = match.count;
-    else if (least > 0)  // about as many rows as show all continuations with as many occurrences: no refinement
-      wanted = std::clamp(3 * match.count / least, wanted / 3, match.count);
-    sample_.start(shards, match, shape, wanted);
-    floor_ = least;
-    estimate_ = 0;
-    for (;;) {
-      // Probably only heavier nodes are needed; counting shows whether the guess was right.
-      std::uint64_t guess = sample_.unseen() == 0 ? 0 : estimate_ * 7 / 8;
-      collect(guess);
-      if (nodes_.size() < max_nodes_ && guess > 0) collect(guess = 0);
-      if (sample_.unseen() == 0) break;
-      // A node with at most one row has at most so many occurrences.
-      const std::uint64_t doubt = sample_.unseen() + sample_.most_unseen() + 1;
-      if (estimate_ > doubt) {
-        measure_heaviest(match.length);
-        if (floor_ < guess) {
-          collect(0);
-          measure_heaviest(match.length);
-        }
-        if (floor_ > doubt) break;
-      }
-      sample_.refine(std::clamp(estimate_ * 5 / 8, doubt / 16, doubt / 2));
+    vocabulary_ = vocabulary;
+    begin(shards, match);
+    // The fewer occurrences are asked for, the more has to be read; how many the last node has is not known before.
+    for (std::uint64_t least = 1 + match.count / (kShare * limits.max_nodes);; least = 1 + least / kFewer) {
+      grow(match, limits, least);
+      if (nodes_.size() > limits.max_nodes || least == 1) break;
     }
-    if (sample_.unseen() > 0) measure_others(match.length);
-    else add_singles();
-    choose();
-    return {match.length, match.count, tree_.pack()};
+    return {match.length, match.count, pack(limits.max_nodes)};
   }
-
-  // Whether an unusual query has left much more memory allocated than most queries need.
-  bool holds_excess() const { return sample_.holds_excess(); }
 
  private:
-  static constexpr std::uint32_t kSamplesPerNode = 9;
+  static constexpr std::uint64_t kShare = 4;   // a node is first expected to have 1 of so many times max_nodes
+  static constexpr std::uint64_t kFewer = 6;   // by which the expectation falls
+  static constexpr std::uint64_t kFanOut = 16;  // parts in which a gap between different tokens is cut
 
-  // All occurrences are read if there are at most so many times as many as a first sample has. A sample of many shards
-  // needs more refinement.
-  static std::uint64_t whole(const Match& match) {
-    const auto empty = std::count(match.intervals.begin(), match.intervals.end(), Interval());
-    return 3 + std::min<std::uint64_t>(8, match.intervals.size() - static_cast<std::size_t>(empty)) / 4;
-  }
-
-  // A node of the trie: the first `depth` tokens of rows begin .. end - 1.
+  // A node of the trie; the first is the match itself. Its intervals, one for each part, are in `intervals_`.
   struct Node {
-    std::uint32_t begin, end, depth;
-    std::uint64_t low;   // occurrences, at least; exact once counted
-    std::uint64_t high;  // at most
+    std::uint32_t parent;
+    std::uint32_t depth;
+    Token token;
+    std::uint64_t count;
   };
 
-  // The ranks at which a node may begin and end in one shard.
-  struct Bounds {
-    Interval begin, end;
-    std::uint64_t least() const { return end.begin - std::min(begin.end, end.begin); }
-    std::uint64_t most() const { return end.end - std::min(begin.begin, end.end); }
+  // A shard that has the match.
+  struct Part {
+    const ShardView* shard;
+    double root;           // of the occurrences in it
+    std::uint64_t stride;  // ranks between those that are read, at most
   };
 
-  // A node whose occurrences are being counted: its index in `nodes_`, and that of the first of its bounds, one per
-  // shard.
-  struct Measurement {
-    std::uint32_t node, bounds;
+  // A rank at which the next token is read, in the interval of an open node.
+  struct Probe {
+    Rank rank;
+    std::uint32_t node, part;
+    Token token;
   };
 
-  // Sort key of a node: count, greatest first; then depth; then index in `nodes_`. Among nodes of one depth the index
-  // is lexicographic, because rows are sorted and nodes are stored in the order in which they end.
-  __extension__ using Key = unsigned __int128;
-  Key key(std::size_t place) const {
-    const Node& node = nodes_[place];
-    return Key{~node.low} << 64 | std::uint64_t{node.depth} << 32 | place;
-  }
+  // Probes first .. last - 1 of a node in one part; `at` is the first whose token has not been taken yet.
+  struct Cursor {
+    std::size_t first, at, last;
+  };
 
-  // Walk the sampled trie depth first and collect the nodes with at least two rows that may be among the heaviest. A
-  // node with one row is light: it has at most a stride of occurrences and those that its shard and the others leave
-  // unseen. Nodes that are certainly lighter than `guess` are left out.
-  void collect(std::uint64_t guess) {
-    nodes_.clear();
-    estimate_ = 0;
-    threshold_ = std::max(floor_, guess);
-    threshold_depth_ = kMaxDepth + 1;
-    capacity_ = 4 * std::size_t{max_nodes_};
-    const auto rows = static_cast<std::uint32_t>(sample_.size());
-    const std::uint64_t unseen = sample_.unseen(), most = sample_.most_unseen();
-    shared_.resize(rows + 1);
-    shared_[0] = 0;
-    std::array<std::uint32_t, kMaxDepth + 1> begins{};  // first row of the open node at each depth
-    std::uint32_t open = 0;                             // tokens in common with the row before
-    for (std::uint32_t row = 0; row < rows; ++row) {
-      const std::uint32_t next = row + 1 < rows ? sample_.common_prefix(row) : 0;
-      shared_[row + 1] = next;
-      for (std::uint32_t depth = open + 1; depth <= next; ++depth) begins[depth] = row;
-      for (std::uint32_t depth = open; depth > next; --depth) {
-        const std::uint32_t begin = begins[depth], end = row + 1;
-        const std::uint64_t weight = sample_.weight(begin, end), missed = std::min(unseen, (end - begin) * most);
-        const std::uint64_t high = weight + unseen;
-        if (high < threshold_ || (unseen == 0 && high == threshold_ && depth >= threshold_depth_)) continue;
-        nodes_.push_back(
-            {begin, end, depth, std::max<std::uint64_t>(end - begin, weight - std::min(weight, missed)), high});
-        if (nodes_.size() >= capacity_) prune();
-      }
-      open = next;
+  // A child that may have enough occurrences; its intervals are in `found_`, as soon as they are known.
+  struct Candidate {
+    std::uint32_t parent;
+    Token token;
+  };
+
+  // A boundary of the child whose interval is `found`.
+  struct ChildBoundary : Boundary {
+    std::size_t found;
+  };
+
+  void begin(const std::vector<ShardView>& shards, const Match& match) {
+    parts_.clear();
+    root_.clear();
+    for (std::size_t i = 0; i < shards.size(); ++i) {
+      const Interval& interval = match.intervals[i];
+      if (interval.width() == 0) continue;
+      parts_.push_back({&shards[i], std::sqrt(static_cast<double>(interval.width())), 1});
+      root_.push_back(interval);
     }
-    prune();
-    if (unseen == 0 || nodes_.size() < max_nodes_) return;
-    lows_.clear();
-    for (const Node& node : nodes_) lows_.push_back(sample_.weight(node.begin, node.end));
-    const auto nth = lows_.begin() + max_nodes_ - 1;
-    std::nth_element(lows_.begin(), nth, lows_.end(), std::greater<>());
-    estimate_ = *nth;
   }
 
-  // Add continuations that occur once, if there is room and the sample is complete: by depth, then in row order.
-  void add_singles() {
-    if (nodes_.size() >= max_nodes_) return;
-    const auto rows = static_cast<std::uint32_t>(sample_.size());
-    std::size_t room = max_nodes_ - nodes_.size();
-    std::uint32_t limit = 0,
-                  last = 0;  // all singles up to depth `limit`, and of the next depth those of rows before `last`
-    for (bool any = true; any && room > 0;) {
-      any = false;
-      ++limit;
-      for (last = 0; last < rows && room > 0; ++last) {
-        any |= sample_.length(last) > limit;
-        room -= single_at(last, limit);
+  // Grow the trie of all nodes with at least `least` occurrences, or fewer levels and nodes of it if it has more than
+  // enough: the heaviest `max_nodes` are among them.
+  void grow(const Match& match, const Limits& limits, std::uint64_t least) {
+    nodes_.assign(1, {0, 0, 0, match.count});
+    intervals_ = root_;
+    std::size_t level = 0;  // first node of the deepest level
+    for (std::uint32_t depth = 1; depth <= limits.max_depth; ++depth) {
+      const std::size_t end = nodes_.size();
+      split(level, match.length + depth - 1, least);
+      level = end;
+      if (nodes_.size() == end) break;
+      // Of equal counts the shallower node is taken, so deeper ones have to have more.
+      if (nodes_.size() > limits.max_nodes) least = std::max(least, nth_count(limits.max_nodes) + 1);
+    }
+  }
+
+  // Append the children with at least `least` occurrences of the nodes from `first` on, in order of their paths.
+  void split(std::size_t first, std::uint32_t skip, std::uint64_t least) {
+    const std::size_t end = nodes_.size();
+    set_strides(least);
+    probes_.clear();
+    fresh_.clear();
+    for (std::size_t node = first; node < end; ++node) {
+      if (nodes_[node].count < least) continue;
+      for (std::size_t part = 0; part < parts_.size(); ++part) {
+        const Interval& interval = intervals_[node * parts_.size() + part];
+        if (interval.width() == 0) continue;
+        add_probe(probes_, interval.begin, node, part);
+        if (interval.width() > 1) add_probe(probes_, interval.end - 1, node, part);
       }
     }
-    ends_.swap(nodes_);
-    nodes_.clear();
-    auto inner = ends_.begin();
-    for (std::uint32_t row = 0; row < rows; ++row) {
-      const std::uint32_t deepest = std::min(sample_.length(row), row < last ? limit : limit - 1);
-      for (std::uint32_t depth = deepest; depth > 0 && single_at(row, depth); --depth)
-        nodes_.push_back({row, row + 1, depth, 1, 1});
-      for (; inner != ends_.end() && inner->end == row + 1; ++inner) nodes_.push_back(*inner);
+    read(skip);
+    while (refine()) read(skip);
+    find_candidates(least);
+    search_boundaries(skip);
+    for (std::size_t i = 0; i < candidates_.size(); ++i) {
+      const auto intervals = std::span(found_).subspan(i * parts_.size(), parts_.size());
+      std::uint64_t count = 0;
+      for (const Interval& interval : intervals) count += interval.width();
+      if (count < least) continue;
+      const Candidate& child = candidates_[i];
+      nodes_.push_back({child.parent, nodes_[child.parent].depth + 1, child.token, count});
+      intervals_.insert(intervals_.end(), intervals.begin(), intervals.end());
     }
   }
 
-  bool single_at(std::uint32_t row, std::uint32_t depth) const {
-    return depth > std::max(shared_[row], shared_[row + 1]) && depth <= sample_.length(row);
+  // A child that no probe shows has less than a stride of occurrences in each part. All strides together are half of
+  // what is asked for, so that a child that one probe shows has too few as well. For a given sum, the fewest ranks are
+  // read if the stride of a part grows with the square root of its occurrences.
+  void set_strides(std::uint64_t least) {
+    double roots = 0;
+    for (const Part& part : parts_) roots += part.root;
+    for (Part& part : parts_)
+      part.stride = std::max<std::uint64_t>(1, static_cast<std::uint64_t>(part.root / roots * static_cast<double>(least) / 2));
   }
 
-  // Drop the nodes that cannot be among the heaviest, in place.
-  void prune() {
-    if (nodes_.size() < max_nodes_) return;
-    keys_.resize(nodes_.size());
-    for (std::size_t i = 0; i < nodes_.size(); ++i) keys_[i] = key(i);
-    const auto nth = keys_.begin() + max_nodes_ - 1;
-    std::nth_element(keys_.begin(), nth, keys_.end());
-    const std::uint64_t least = ~static_cast<std::uint64_t>(*nth >> 64);
-    const bool exact = sample_.unseen() == 0;
-    if (least >= threshold_) threshold_depth_ = static_cast<std::uint32_t>(*nth >> 32);
-    threshold_ = std::max(threshold_, least);
-    std::size_t kept = 0;
-    for (std::size_t i = 0; i < nodes_.size(); ++i)
-      if (exact ? key(i) <= *nth : nodes_[i].high >= threshold_) nodes_[kept++] = nodes_[i];
-    nodes_.resize(kept);
-    capacity_ = std::max(capacity_, 2 * kept);
+  void add_probe(std::vector<Probe>& probes, Rank rank, std::size_t node, std::size_t part) {
+    fresh_.push_back(static_cast<std::uint32_t>(probes.size()));
+    probes.push_back({rank, static_cast<std::uint32_t>(node), static_cast<std::uint32_t>(part), 0});
   }
 
-  // Count the nodes that seem heaviest exactly. The least of these counts is one that other nodes have to reach.
-  void measure_heaviest(std::uint32_t skip) {
-    places_.resize(nodes_.size());
-    std::iota(places_.begin(), places_.end(), 0U);
-    const auto top = places_.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(max_nodes_, nodes_.size()));
-    std::nth_element(places_.begin(), top, places_.end(), [this](std::uint32_t a, std::uint32_t b) {
-      return sample_.weight(nodes_[a].begin, nodes_[a].end) > sample_.weight(nodes_[b].begin, nodes_[b].end);
-    });
-    start_measuring(std::span(places_.begin(), top));
-    for (std::size_t part = 0; part < sample_.parts().size(); ++part) narrow(part, 0, skip);
-    std::uint64_t least = ~std::uint64_t{0};
-    for (const Measurement& measurement : measured_) least = std::min(least, nodes_[measurement.node].low);
-    floor_ = std::max(floor_, least);
-  }
-
-  // Count the other nodes as far as they may be among the heaviest, step by step and shard by shard; each step excludes
-  // some. Among nodes that show the same rows, as nodes of one path often do, the shallowest comes first: none is
-  // heavier.
-  void measure_others(std::uint32_t skip) {
-    const auto top = places_.begin() + static_cast<std::ptrdiff_t>(std::min<std::size_t>(max_nodes_, places_.size()));
-    std::sort(top, places_.end());
-    top_lows_.clear();
-    for (auto place = places_.begin(); place != top; ++place) top_lows_.push_back(nodes_[*place].low);
-    first_.clear();
-    for (auto place = top; place != places_.end(); ++place)
-      if (place + 1 == places_.end() || !same_rows(nodes_[place[0]], nodes_[place[1]])) first_.push_back(*place);
-    exclude(first_, skip);
-    deeper_.clear();
-    for (auto place = top; place != places_.end(); ++place) {
-      const auto shallowest = std::lower_bound(first_.begin(), first_.end(), *place);
-      const Node& above = nodes_[*shallowest];
-      if (*shallowest != *place && above.low == above.high && above.low >= floor_) deeper_.push_back(*place);
-    }
-    exclude(deeper_, skip);
-    std::size_t kept = 0;
-    for (std::size_t i = 0; i < nodes_.size(); ++i)
-      if (nodes_[i].low == nodes_[i].high) nodes_[kept++] = nodes_[i];
-    nodes_.resize(kept);
-  }
-
-  static bool same_rows(const Node& a, const Node& b) { return a.begin == b.begin && a.end == b.end; }
-
-  // Count the nodes at `places` until each count is exact or the node is known not to be among the heaviest.
-  void exclude(std::span<const std::uint32_t> places, std::uint32_t skip) {
-    const std::vector<Sample::Part>& parts = sample_.parts();
-    start_measuring(places);
-    for (std::uint32_t step = 1; !measured_.empty(); ++step) {
-      bool exact = true;
-      for (std::size_t part = 0; part < parts.size(); ++part) {
-        const std::uint64_t gap = parts[part].slack() >> step;
-        std::erase_if(measured_,
-                      [this](const Measurement& measurement) { return nodes_[measurement.node].high < floor_; });
-        narrow(part, gap > 4 ? gap : 0, skip);
-        exact &= gap <= 4;
+  // Read the tokens of fresh probes: entries, then symbols, all prefetched.
+  void read(std::uint32_t skip) {
+    constexpr std::size_t kAhead = 32;
+    const std::size_t count = fresh_.size();
+    symbols_.resize(count);
+    const auto entry = [&](std::size_t i) {
+      const Probe& probe = probes_[fresh_[i]];
+      return parts_[probe.part].shard->entry_address(probe.rank);
+    };
+    for (std::size_t i = 0; i < std::min(kAhead, count); ++i) prefetch(entry(i));
+    for (std::size_t i = 0; i < count + kAhead; ++i) {
+      if (i + kAhead < count) prefetch(entry(i + kAhead));
+      if (i < count) {
+        const Probe& probe = probes_[fresh_[i]];
+        const ShardView& shard = *parts_[probe.part].shard;
+        symbols_[i] = shard.suffix(shard.position(probe.rank) + skip);
+        prefetch(symbols_[i]);
       }
-      lows_ = top_lows_;
-      for (const Measurement& measurement : measured_) lows_.push_back(nodes_[measurement.node].low);
-      const auto nth = lows_.begin() + max_nodes_ - 1;
-      std::nth_element(lows_.begin(), nth, lows_.end(), std::greater<>());
-      floor_ = std::max(floor_, *nth);
-      if (exact) break;
-    }
-  }
-
-  // Begin to count the nodes at `places` with the bounds that the sample gives in each shard.
-  void start_measuring(std::span<const std::uint32_t> places) {
-    measured_.clear();
-    bounds_.clear();
-    for (const std::uint32_t place : places) {
-      Node& node = nodes_[place];
-      if (node.high < floor_) continue;
-      measured_.push_back({place, static_cast<std::uint32_t>(bounds_.size())});
-      node.low = node.high = 0;
-      for (std::size_t part = 0; part < sample_.parts().size(); ++part) {
-        bounds_.push_back({sample_.gap_before(part, node.begin), sample_.gap_before(part, node.end)});
-        node.low += bounds_.back().least();
-        node.high += bounds_.back().most();
+      if (i >= kAhead) {
+        Probe& probe = probes_[fresh_[i - kAhead]];
+        probe.token = static_cast<Token>(load_big(symbols_[i - kAhead]) >> (64 - 8 * parts_[probe.part].shard->width));
       }
     }
   }
 
-  // Narrow the boundaries of the measured nodes in one shard until at most `gap` ranks are in doubt.
-  void narrow(std::size_t part, std::uint64_t gap, std::uint32_t skip) {
+  // Add probes between those with different tokens that are more than a stride apart; return whether there are any.
+  bool refine() {
+    refined_.clear();
+    fresh_.clear();
+    for (std::size_t i = 0; i < probes_.size(); ++i) {
+      const Probe& probe = probes_[i];
+      refined_.push_back(probe);
+      if (i + 1 == probes_.size() || !same_interval(probe, probes_[i + 1]) || probe.token == probes_[i + 1].token) continue;
+      const std::uint64_t gap = probes_[i + 1].rank - probe.rank, stride = parts_[probe.part].stride;
+      if (gap <= stride) continue;
+      const std::uint64_t step = gap <= 4 * kFanOut * stride ? stride : gap / kFanOut;
+      for (Rank rank = probe.rank + step; rank < probes_[i + 1].rank; rank += step)
+        add_probe(refined_, rank, probe.node, probe.part);
+    }
+    probes_.swap(refined_);
+    return !fresh_.empty();
+  }
+
+  static bool same_interval(const Probe& a, const Probe& b) { return a.node == b.node && a.part == b.part; }
+
+  // Collect the children that probes show and that may have `least` occurrences, and the boundaries to be searched.
+  void find_candidates(std::uint64_t least) {
+    candidates_.clear();
+    found_.clear();
     boundaries_.clear();
-    for (const Measurement& measurement : measured_) {
-      const Node& node = nodes_[measurement.node];
-      const Bounds& bounds = bounds_[measurement.bounds + part];
-      Boundary boundary{sample_.parts()[part].shard,
-                        sample_.row(node.begin),
-                        node.depth * sample_.width(),
-                        skip,
-                        false,
-                        bounds.begin.begin,
-                        bounds.begin.end,
-                        0};
-      boundaries_.push_back(boundary);
-      boundary.after = true;
-      boundary.low = bounds.end.begin;
-      boundary.high = bounds.end.end;
-      boundaries_.push_back(boundary);
-    }
-    find_boundaries(boundaries_, gap);
-    const Boundary* boundary = boundaries_.data();
-    for (const Measurement& measurement : measured_) {
-      Node& node = nodes_[measurement.node];
-      Bounds& bounds = bounds_[measurement.bounds + part];
-      node.low -= bounds.least();
-      node.high -= bounds.most();
-      bounds = {{boundary[0].low, boundary[0].high}, {boundary[1].low, boundary[1].high}};
-      if (gap == 0) bounds.begin.end = bounds.begin.begin, bounds.end.end = bounds.end.begin;
-      node.low += bounds.least();
-      node.high += bounds.most();
-      boundary += 2;
-    }
-  }
-
-  // Put the best nodes into `tree_`, each with its parent.
-  void choose() {
-    keys_.clear();
-    parents_.resize(nodes_.size());
-    std::array<std::uint32_t, kMaxDepth + 1> path{}, singles{};
-    for (std::size_t i = nodes_.size(); i-- > 0;) {  // backwards, because parents are stored after their children
-      const Node& node = nodes_[i];
-      if (node.low > 1) keys_.push_back(key(i));
-      else ++singles[node.depth];
-      path[node.depth] = static_cast<std::uint32_t>(i);
-      parents_[i] = path[node.depth - 1];
-    }
-    const std::size_t count = std::min<std::size_t>(nodes_.size(), max_nodes_), heavier = keys_.size();
-    if (count < heavier)
-      std::nth_element(keys_.begin(), keys_.begin() + static_cast<std::ptrdiff_t>(count), keys_.end());
-    std::sort(keys_.begin(), keys_.begin() + static_cast<std::ptrdiff_t>(std::min(count, heavier)));
-    if (count > heavier) {  // nodes that occur once are often many, and in order within each depth
-      keys_.resize(nodes_.size());
-      std::exclusive_scan(singles.begin(), singles.end(), singles.begin(), static_cast<std::uint32_t>(heavier));
-      for (std::size_t i = 0; i < nodes_.size(); ++i)
-        if (nodes_[i].low <= 1) keys_[singles[nodes_[i].depth]++] = key(i);
-    }
-    outputs_.assign(nodes_.size(), -1);
-    tree_.clear();
-    for (std::size_t k = 0; k < count; ++k) {
-      const auto place = static_cast<std::uint32_t>(keys_[k]);
-      const Node& node = nodes_[place];
-      std::int32_t parent = -1;
-      if (node.depth > 1) {
-        // In a damaged file the parent may be missing, come later or not contain the node: leave the node out.
-        const Node& above = nodes_[parents_[place]];
-        parent = outputs_[parents_[place]];
-        if (parent < 0 || above.depth + 1 != node.depth || above.begin > node.begin || above.end < node.end) continue;
+    for (std::size_t i = 0; i < probes_.size();) {
+      const std::uint32_t node = probes_[i].node;
+      cursors_.assign(parts_.size(), {0, 0, 0});
+      while (i < probes_.size() && probes_[i].node == node) {
+        const std::size_t begin = i;
+        while (i < probes_.size() && same_interval(probes_[i], probes_[begin])) ++i;
+        cursors_[probes_[begin].part] = {begin, begin, i};
       }
-      outputs_[place] = static_cast<std::int32_t>(tree_.size());
-      tree_.add(node.low, sample_.token(node.begin, node.depth - 1), parent, node.depth);
+      for (;;) {
+        Token token = vocabulary_;
+        for (const Cursor& cursor : cursors_)
+          if (cursor.at < cursor.last) token = std::min(token, probes_[cursor.at].token);
+        if (token >= vocabulary_) break;
+        add_candidate(node, token, least);
+      }
     }
   }
 
-  std::uint32_t max_nodes_ = 0;
-  std::uint64_t threshold_ = 0;        // occurrences of the max_nodes-th heaviest node, at least
-  std::uint64_t floor_ = 0;            // a lower bound of it by exact counts
-  std::uint64_t estimate_ = 0;         // an estimate of it; 0 if fewer nodes are seen
-  std::uint32_t threshold_depth_ = 0;  // depth of that node
-  std::size_t capacity_ = 0;           // nodes collected before the next prune
-  Sample sample_;
-  std::vector<Node> nodes_, ends_;
-  std::vector<Measurement> measured_;
-  std::vector<Bounds> bounds_;
-  std::vector<Boundary> boundaries_;
-  std::vector<std::uint64_t> lows_, top_lows_;
-  std::vector<std::uint32_t> shared_, parents_, places_, first_, deeper_;
+  // The ranks at which the boundary before probe `i` of a node in one part may lie.
+  Interval gap_before(const Cursor& cursor, std::size_t i) const {
+    return {i == cursor.first ? probes_[i].rank : probes_[i - 1].rank + 1,
+            i == cursor.last ? probes_[i - 1].rank + 1 : probes_[i].rank};
+  }
+
+  // Add the child of `node` by `token`, the least that cursors point to, and take that token from them.
+  void add_candidate(std::uint32_t node, Token token, std::uint64_t least) {
+    const std::size_t boundary_count = boundaries_.size(), found_count = found_.size();
+    std::uint64_t most = 0;
+    for (std::size_t part = 0; part < parts_.size(); ++part) {
+      Cursor& cursor = cursors_[part];
+      if (cursor.first == cursor.last) {
+        found_.push_back({});
+        continue;
+      }
+      const Interval begin = gap_before(cursor, cursor.at);
+      while (cursor.at < cursor.last && probes_[cursor.at].token == token) ++cursor.at;
+      const Interval end = gap_before(cursor, cursor.at);
+      if (begin.width() > 0) add_boundary(part, begin, false);
+      if (end.width() > 0) add_boundary(part, end, true);
+      found_.push_back({begin.begin, end.begin});
+      most += end.end - begin.begin;
+    }
+    if (most >= least) {
+      candidates_.push_back({node, token});
+    } else {
+      boundaries_.resize(boundary_count);
+      found_.resize(found_count);
+    }
+  }
+
+  void add_boundary(std::size_t part, const Interval& within, bool after) {
+    const ShardView& shard = *parts_[part].shard;
+    boundaries_.push_back({{&shard, nullptr, shard.width, 0, after, within.begin, within.end, 0}, found_.size()});
+  }
+
+  // Search the boundaries of candidates, whose next token is `skip` symbols into a suffix.
+  void search_boundaries(std::uint32_t skip) {
+    patterns_.resize(candidates_.size());
+    for (std::size_t i = 0; i < candidates_.size(); ++i)
+      patterns_[i] = big_endian(candidates_[i].token, parts_[0].shard->width);
+    for (ChildBoundary& boundary : boundaries_) {
+      boundary.pattern = reinterpret_cast<const std::uint8_t*>(&patterns_[boundary.found / parts_.size()]);
+      boundary.skip = skip;
+    }
+    find_boundaries(std::span(boundaries_));
+    for (const ChildBoundary& boundary : boundaries_)
+      (boundary.after ? found_[boundary.found].end : found_[boundary.found].begin) = boundary.low;
+    for (Interval& interval : found_) interval.end = std::max(interval.begin, interval.end);  // in a damaged file
+  }
+
+  // Eight bytes that begin with those of `token` in a tokens file.
+  static std::uint64_t big_endian(Token token, std::uint32_t width) {
+    return __builtin_bswap64(std::uint64_t{token} << (64 - 8 * width));
+  }
+
+  // The `n`-th greatest count of the nodes, of which there are as many.
+  std::uint64_t nth_count(std::size_t n) {
+    counts_.clear();
+    for (std::size_t i = 1; i < nodes_.size(); ++i) counts_.push_back(nodes_[i].count);
+    const auto nth = counts_.begin() + static_cast<std::ptrdiff_t>(n - 1);
+    std::nth_element(counts_.begin(), nth, counts_.end(), std::greater<>());
+    return *nth;
+  }
+
+  // The best nodes: by count, then by depth and path, the order in which they were added.
+  std::vector<char> pack(std::size_t max_nodes) {
+    order_.resize(nodes_.size() - 1);
+    std::iota(order_.begin(), order_.end(), 1U);
+    const auto before = [this](std::uint32_t a, std::uint32_t b) {
+      return nodes_[a].count != nodes_[b].count ? nodes_[a].count > nodes_[b].count : a < b;
+    };
+    if (order_.size() > max_nodes) {
+      std::nth_element(order_.begin(), order_.begin() + static_cast<std::ptrdiff_t>(max_nodes), order_.end(), before);
+      order_.resize(max_nodes);
+    }
+    std::sort(order_.begin(), order_.end(), before);
+    const std::size_t size = order_.size();
+    std::vector<char> out(kNodeSize * size);
+    const auto put = [&](std::size_t column, std::size_t i, auto value) {
+      std::memcpy(out.data() + column * size + i * sizeof value, &value, sizeof value);
+    };
+    outputs_.resize(nodes_.size());
+    outputs_[0] = -1;
+    for (std::size_t i = 0; i < size; ++i) {
+      const Node& node = nodes_[order_[i]];
+      outputs_[order_[i]] = static_cast<std::int32_t>(i);  // parents come first: none has fewer occurrences
+      put(0, i, node.count);
+      put(8, i, node.token);
+      put(12, i, outputs_[node.parent]);
+      put(16, i, node.depth);
+    }
+    return out;
+  }
+
+  Token vocabulary_ = 0;
+  std::vector<Part> parts_;
+  std::vector<Node> nodes_;
+  std::vector<Interval> root_, intervals_, found_;
+  std::vector<Probe> probes_, refined_;
+  std::vector<std::uint32_t> fresh_;  // probes that are to be read
+  std::vector<const std::uint8_t*> symbols_;
+  std::vector<Cursor> cursors_;
+  std::vector<Candidate> candidates_;
+  std::vector<ChildBoundary> boundaries_;
+  std::vector<std::uint64_t> patterns_, counts_;
+  std::vector<std::uint32_t> order_;
   std::vector<std::int32_t> outputs_;
-  std::vector<Key> keys_;
-  TreeColumns tree_;
 };
 
 }  // namespace rest_store

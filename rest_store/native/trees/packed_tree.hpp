@@ -1,5 +1,4 @@
-// Packed draft trees: making one, and checking one that came from elsewhere. rest_store/datastore/tree.py describes the
-// layout.
+// Packed draft trees, and the check of one that came from elsewhere. rest_store/datastore/tree.py describes the layout.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +15,6 @@ inline constexpr std::size_t kNodeSize = 20;
 struct Limits {
   std::uint32_t max_nodes;
   std::uint32_t max_depth;  // tokens
-  bool operator==(const Limits&) const = default;
 };
 
 // A draft tree and the match that it continues.
@@ -24,50 +22,6 @@ struct PackedTree {
   std::uint32_t match_length = 0;  // tokens
   std::uint64_t match_count = 0;   // occurrences
   std::vector<char> nodes;         // packed
-
-  // The least count of its nodes, which have the greatest counts; 0 if there are fewer than `limits` allow.
-  std::uint64_t least_of(const Limits& limits) const {
-    std::uint64_t count = 0;
-    if (nodes.size() == kNodeSize * limits.max_nodes)
-      std::memcpy(&count, nodes.data() + (limits.max_nodes - 1) * sizeof count, sizeof count);
-    return count;
-  }
-};
-
-// The nodes of a tree in the making.
-class TreeColumns {
- public:
-  void clear() {
-    counts_.clear();
-    for (auto* column : {&tokens_, &parents_, &depths_}) column->clear();
-  }
-
-  std::size_t size() const { return counts_.size(); }
-
-  void add(std::uint64_t count, std::uint32_t token, std::int32_t parent, std::uint32_t depth) {
-    counts_.push_back(static_cast<std::int64_t>(count));
-    tokens_.push_back(static_cast<std::int32_t>(token));
-    parents_.push_back(parent);
-    depths_.push_back(static_cast<std::int32_t>(depth));
-  }
-
-  std::vector<char> pack() const {
-    std::vector<char> out;
-    out.reserve(kNodeSize * size());
-    const auto append = [&out](const auto& column) {
-      const char* bytes = reinterpret_cast<const char*>(column.data());
-      out.insert(out.end(), bytes, bytes + column.size() * sizeof column[0]);
-    };
-    append(counts_);
-    append(tokens_);
-    append(parents_);
-    append(depths_);
-    return out;
-  }
-
- private:
-  std::vector<std::int64_t> counts_;
-  std::vector<std::int32_t> tokens_, parents_, depths_;
 };
 
 enum class TreeFault { kNone, kTokens, kParents, kDepths, kCounts };

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from rest_store.datastore.kernel import native_session_kernel
+from rest_store.datastore.kernel import native_kernel
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.kernel_session import OpenStore, append, follow_changes, kernel_session, take_prompt
 from rest_store.drafting.limits import NO_COSTS, DraftLimits
@@ -90,7 +90,7 @@ class ServedSession:
         self._max_tokens = limits.max_session_tokens
         self._require_memory = require_memory
         self._vocabulary_size = served[0].store.vocabulary_size
-        kernel = native_session_kernel()
+        kernel = native_kernel()
         self._token_memory = int(kernel.TOKEN_MEMORY)
         self._node_memory = int(kernel.NODE_MEMORY) + len(served) * int(kernel.EVIDENCE_MEMORY)
         self._tokens_reserved = self._nodes_reserved = self._recycled_memory = self._length = 0

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
-from rest_store.datastore.kernel import native_session_kernel
+from rest_store.datastore.kernel import native_kernel
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import RecycledLogits
 from rest_store.errors import LimitError, OverloadedError, TokenizerMismatchError, describe
@@ -54,7 +54,7 @@ class Sessions:
             TokenizerMismatchError: the datastores have several tokenizers.
             OverloadedError: the sessions take too much memory.
         """
-        most = int(native_session_kernel().MAX_STORES)
+        most = int(native_kernel().MAX_STORES)
         if len(served) > most:
             raise LimitError(describe("session", "number of datastores", len(served), f"at most {most}"))
         if len(set(served)) < len(served):
