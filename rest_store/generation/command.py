@@ -116,20 +116,6 @@ Examples:
     default="exact",
     help="How sampling accepts draft tokens. Typical is lossy: it keeps plausible ones without a draw.",
 )
-@click.option(
-    "--typical-threshold",
-    metavar="P",
-    type=FloatRange(0, 1),
-    default=0.09,
-    help="Typical acceptance keeps a draft token with a probability above this.",
-)
-@click.option(
-    "--typical-alpha",
-    metavar="FACTOR",
-    type=FloatRange(0),
-    default=0.3,
-    help="Typical acceptance also keeps one with a probability above this times exp(-entropy).",
-)
 @click.option("--seed", metavar="N", type=SEED, show_default="a random one", help="Seed of the random generator.")
 @dtype_option("auto")
 @device_option
@@ -162,8 +148,6 @@ def generate(
     top_p: float | None,
     top_k: int | None,
     acceptance: str,
-    typical_threshold: float,
-    typical_alpha: float,
     seed: int | None,
     dtype: str,
     device: str | None,
@@ -222,8 +206,6 @@ def generate(
         remember=target,
         calibration=own_calibration,
         acceptance=acceptance,
-        typical_threshold=typical_threshold,
-        typical_alpha=typical_alpha,
     )
     writer = Writer(generator, options, names, labels, seed=seed, compare=compare, as_json=as_json)
     if prompts:

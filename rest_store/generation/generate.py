@@ -3,8 +3,7 @@
     model.generate(**inputs, custom_generate=rest_store.generate, drafter=[store, rest_store.PromptLookup()])
 
 transformers prepares everything as for its own decoding (cache, mask, processors, criteria), then calls this. It
-forwards the arguments of this signature that it does not take itself. Of those that it takes, `streamer` is read by
-`rest_store.generation.caller`.
+forwards the arguments of this signature that it does not take itself. It takes `streamer`, so that is `stream_to` here.
 """
 
 from __future__ import annotations
@@ -25,13 +24,11 @@ from rest_store.drafting.sources import (
     require_source_timeout,
     require_sources,
 )
-from rest_store.errors import CalibrationError, DrafterError, ModeNotSupportedError, describe
-from rest_store.generation.caller import withheld_arguments
+from rest_store.errors import CalibrationError, DrafterError, describe
 from rest_store.generation.draft_sessions import SessionFactory
 from rest_store.generation.loop import Generation
 from rest_store.generation.options import Options
-from rest_store.generation.support import warn_ignored
-from rest_store.generation.typical import ACCEPTANCES, ALPHA, THRESHOLD
+from rest_store.generation.typical import ACCEPTANCES
 
 
 def generate(
@@ -49,11 +46,7 @@ def generate(
     remember: Any = None,
     calibration: Any = None,
     acceptance: str = ACCEPTANCES[0],
-    typical_threshold: float = THRESHOLD,
-    typical_alpha: float = ALPHA,
     stream_to: Any = None,
-    streamer: Any = None,
-    stop_strings: Any = None,
     **model_kwargs: Any,
 ) -> Any:
     """Generate as `model.generate` does, token for token, with fewer forward passes (REST, arXiv 2311.08252).
@@ -85,13 +78,7 @@ def generate(
         acceptance: "exact", or "typical" when sampling: draft tokens that the model finds plausible are kept without a
             draw (Medusa, arXiv 2401.10774, section 2.3.1). **Lossy**: fewer forward passes, but the text is no longer a
             sample of the model's distribution; it is more predictable, and leans towards what was drafted.
-        typical_threshold: of typical acceptance: a draft token is kept if its probability, after all logits processors,
-            exceeds min(typical_threshold, typical_alpha * exp(-entropy)); 0..1.
-        typical_alpha: the factor of that rule, 0 or more. Smaller values of either number accept more; with a
-            threshold of 1 and an infinite alpha, sampling is exact.
         stream_to: a streamer of transformers, given the prompt and each token (one row only).
-        streamer: the same, as `model.generate` takes it.
-        stop_strings: refused, because `model.generate` does not pass on the `tokenizer` that they need.
         model_kwargs: prepared by `model.generate`.
 
     Returns:
@@ -100,14 +87,13 @@ def generate(
 
     Raises:
         ModelNotSupportedError: not a decoder-only model whose keys and values can be kept for one path of a tree.
-        ModeNotSupportedError: not greedy search or sampling, inputs other than text, a processor or criterion that
-            does not judge rows one by one, `stop_strings`, two streamers, or one for several rows; typical acceptance
-            in greedy search or with a SynthID watermark.
-        CacheNotSupportedError: a quantized, offloaded or recurrent cache.
+        ModeNotSupportedError: not greedy search or sampling, inputs other than token ids, a processor or criterion that
+            does not judge rows one by one, or a streamer for several rows; typical acceptance in greedy search or with
+            a SynthID watermark.
+        CacheNotSupportedError: a quantized, offloaded or recurrent cache, or a static one of yours.
         DrafterError: `drafter` is neither a list of sources nor a callable that takes a prompt and returns a session.
         SourceError: one of `drafter` is not a source, is given twice, or there are too many.
-        LimitError: `max_nodes`, `source_timeout`, `widths`, `acceptance`, `typical_threshold` or `typical_alpha` is
-            out of range.
+        LimitError: `max_nodes`, `source_timeout`, `widths` or `acceptance` is out of range.
         NativeKernelError: the kernel was not compiled, and `drafter` is a list of sources.
         SessionError: a `DraftSession` that `drafter` makes refuses its sources.
         RememberError: nothing can be added to `remember`.
@@ -119,19 +105,6 @@ def generate(
     What cannot be remembered in time is counted in `statistics.remembered`, and a warning says why.
     One generation at a time for each model.
     """
-    if stop_strings is not None:
-        expected = (
-            "stopping_criteria=[StopStringCriteria(tokenizer, stop_strings)], or Generator(model, tokenizer, ...)"
-        )
-        raise ModeNotSupportedError(describe("generate", "stop_strings", repr(stop_strings), expected))
-    withheld = withheld_arguments(model)
-    if withheld.assistant_model is not None:
-        warn_ignored(["assistant_model"])
-    streamers = [target for target in (withheld.streamer, stream_to, streamer) if target is not None]
-    if any(target is not streamers[0] for target in streamers):
-        raise ModeNotSupportedError(
-            describe("generate", "a streamer", "given twice", "streamer or stream_to, one of them")
-        )
     options = Options(
         max_nodes=max_nodes,
         source_timeout=source_timeout,
@@ -140,8 +113,6 @@ def generate(
         remember=remember,
         calibration=calibration,
         acceptance=acceptance,
-        typical_threshold=typical_threshold,
-        typical_alpha=typical_alpha,
     )
     generation = Generation(
         model,
@@ -153,8 +124,8 @@ def generate(
         options=options,
         **model_kwargs,
     )
-    if streamers:
-        generation.stream_to(streamers[0], prompt=withheld.streamer is None)
+    if stream_to is not None:
+        generation.stream_to(stream_to)
     return generation.result()
 
 

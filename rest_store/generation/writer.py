@@ -18,12 +18,11 @@ import torch
 from rest_store.datastore.render import counted, one_line
 from rest_store.errors import RestStoreError
 from rest_store.generation import prompt_loop
-from rest_store.generation.comparison import Comparison
+from rest_store.generation.comparison import Comparer, Comparison
 from rest_store.generation.conversation import Conversation, rendered
 from rest_store.generation.detokenizer import Detokenizer
 from rest_store.generation.page import page
 from rest_store.generation.progress import Statistics
-from rest_store.generation.random_state import RandomState
 from rest_store.generation.render import coloured, legend, origin_name
 from rest_store.generation.trace import Trace
 
@@ -184,7 +183,7 @@ class Writer:
         model = self.generator.model
         if self.seed is not None:
             torch.manual_seed(self.seed)
-        random_state = RandomState(model.device) if self.compare else None
+        comparer = Comparer(model.device) if self.compare else None
         began = time.perf_counter()
         generation = self.generator.begin(inputs, **self.options)
         preparing = time.perf_counter() - began  # plain generation is timed with it, too
@@ -192,11 +191,11 @@ class Writer:
         parts = _written(generation, self.generator.tokenizer, self.names, interrupted, show=not self.as_json)
         self.generator.flush(_REMEMBER_SECONDS)
         statistics, ended_early, comparison = generation.statistics, interrupted(), None
-        if random_state is not None and not ended_early:
+        if comparer is not None and not ended_early:
             rows = {name: value.to(model.device) for name, value in inputs.items()}
             plain = partial(model.generate, **rows, **self.options)
             seconds = preparing + statistics.seconds
-            comparison = Comparison.of(generation.result(), seconds, plain, random_state)
+            comparison = comparer.compare(generation.result(), seconds, plain)
         text = _Text(parts, statistics, self.labels, comparison, ended_early)
         click.echo(json.dumps(text.facts(), ensure_ascii=False) if self.as_json else text.summary())
         return text
