@@ -20,7 +20,8 @@ _KEPT_STEPS = 256  # plain steps, and steps with draft tokens, that costs are fi
 _HALF_LIFE = 128.0  # steps after which a step counts half
 _REFIT = 16  # steps between fits, fewer at first
 _FIRST_PLAIN, _LAST_PLAIN = 16, 128  # steps between plain ones, at first and after a surprise, and in the end
-_SURPRISE = 0.3  # part by which a step differs from what was expected; as a smoothed mean, half of that
+_SURPRISE = 0.25  # part by which steps differ from what was expected, as a smoothed mean: the load has changed
+_SINCE, _DOUBTED = 8, 0.05  # steps that show a new load, and the weight of those before them
 _SLOPE = 0.04  # part of a step of one token that each further token is assumed to take
 _SLOPE_WEIGHT = 4.0  # of that assumption: of a step at two tokens from the others
 _JUMP_WEIGHT = 0.25  # steps' worth of the assumption that draft tokens as such take no time
@@ -64,6 +65,7 @@ class StepCosts:
         self._fit_at, self._fit_rows = 0, 0
         self._line = (1.0, slope, 0.0)  # intercept, slope, jump
         self._surprise = 0.0
+        self._since = 0  # the step before those that show the present load
 
     def wants_plain(self) -> bool:
         """Return whether the next step should have no draft tokens, because none was measured for a while."""
@@ -79,10 +81,9 @@ class StepCosts:
         if self._fit_at:
             surprise = max(-0.5, min(seconds / self.time(rows, drafted) - 1, 0.5))
             self._surprise += (surprise - self._surprise) / 8
-            if abs(self._surprise) > _SURPRISE / 2:
-                self._plain_after, self._surprise = _FIRST_PLAIN, 0.0
-            if abs(surprise) > _SURPRISE:
-                self._fit_rows = 0
+            if abs(self._surprise) > _SURPRISE:
+                self._plain_after, self._surprise, self._fit_rows = 0, 0.0, 0
+                self._since = self.observed - _SINCE
         self.observed += 1
         kind = int(drafted > 0)
         self._steps[kind, :, self._counts[kind] % _KEPT_STEPS] = rows, drafted, seconds, self.observed
@@ -115,6 +116,7 @@ class StepCosts:
         latest = [steps[:, :count] for steps, count in zip(self._steps, self._counts, strict=True)]
         of_rows, drafted, seconds, numbers = np.concatenate(latest, axis=1)
         weights = 0.5 ** ((self.observed - numbers) / _HALF_LIFE) / (1 + (2 * np.log2(of_rows / rows)) ** 2)
+        weights = np.where(numbers > self._since, weights, _DOUBTED * weights)
         widths, jumps = of_rows + drafted, (drafted > 0).astype(np.float64)
         typical = _median(seconds)
         assumed = self._assumed * typical / (1 + self._assumed * _median(widths))

@@ -180,6 +180,7 @@ class TreeKVCache(Cache):
             kind = (patterns[number], keeps_all, keys.shape[1:], values.shape[1:], keys.dtype, keys.device)
             groups.setdefault(kind, []).append(number)
         self.columns: torch.Tensor | None = None
+        self._left: torch.Tensor | None = None  # what stands for keys in the last layer that was emptied
         self._fixed = fixed is not None
         self.groups: list[Slots] = []
         layers: list[Any] = list(cache.layers)
@@ -210,7 +211,8 @@ class TreeKVCache(Cache):
             layer = self.layers[number]
             layer.slots.fill(layer.number, keys, values, length)
             if type(cache.layers[number]) in _DYNAMIC:
-                _assign(cache.layers[number], keys.new_empty(0), values.new_empty(0), 0)
+                self._left = keys.new_empty(0)
+                _assign(cache.layers[number], self._left, values.new_empty(0), 0)
         self.lengths = [length] * self.groups[0].keys.shape[1]
 
     @property
@@ -268,7 +270,10 @@ class TreeKVCache(Cache):
         Rows that are shorter than the longest get zeros behind their last token. A cache that is in use again, or not
         dynamic, stays as it is.
         """
-        if not is_dynamic(cache) or int(cache.get_seq_length()):
+        if not is_dynamic(cache):
+            return
+        keys = cache.layers[_held(cache)[-1]].keys
+        if keys is not None and keys is not self._left:  # None: it was reset
             return
         for number in _held(cache):
             slots, layer = self.layers[number].slots, cache.layers[number]

@@ -64,6 +64,9 @@ class TypicalStep:
         ids: int64[1, length], the row before the step.
         logits: [places, vocabulary].
         is_end: whether a token ends the row; what was drafted behind it does not count.
+
+    Attributes:
+        ahead: accepted tokens that have not been chosen yet.
     """
 
     def __init__(
@@ -79,7 +82,7 @@ class TypicalStep:
         self._choice, self._row, self._ids, self._logits = choice, row, ids, logits
         self._edges = {node: edge for edge, node in children.items()}  # parent's place and token of each node
         self._known: dict[int, torch.Tensor] = {}
-        self._path = self._longest_path(rule, is_end)  # accepted tokens that have not been chosen yet
+        self.ahead = self._longest_path(rule, is_end)
 
     def choose(self, place: int) -> tuple[int, torch.Tensor]:
         """Return the token that follows the node at `place`, and its scores, float32[1, vocabulary].
@@ -87,7 +90,7 @@ class TypicalStep:
         To be called with 0, then with the place of each chosen token, as long as it is drafted.
         """
         scores = self._scores_at(place)
-        return (self._path.pop(0) if self._path else self._choice.pick(self._row, scores)), scores
+        return (self.ahead.pop(0) if self.ahead else self._choice.pick(self._row, scores)), scores
 
     def _longest_path(self, rule: TypicalRule, is_end: Callable[[int], bool]) -> list[int]:
         """Return the tokens of the longest accepted path; empty: none is accepted."""
