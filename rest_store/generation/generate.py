@@ -9,7 +9,6 @@ forwards the arguments of this signature that it does not take itself. It takes 
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,13 +16,7 @@ import torch
 
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
-from rest_store.drafting.sources import (
-    PromptLookup,
-    RecycledLogits,
-    Source,
-    require_source_timeout,
-    require_sources,
-)
+from rest_store.drafting.sources import require_sources
 from rest_store.errors import CalibrationError, DrafterError, describe
 from rest_store.generation.draft_sessions import SessionFactory
 from rest_store.generation.loop import Generation
@@ -137,71 +130,31 @@ def session_factory_of(
     Args:
         drafter: the argument of `generate`.
         options: the sessions take their `source_timeout` and `calibration` from it.
-        calibration: returns the calibration that sessions share if `options` has none; None: as in
-            `default_session_factory`.
+        calibration: returns the calibration that sessions share if `options` has none, once the first one is made;
+            None: a copy of the package's.
 
     Raises:
         DrafterError: `drafter` is neither None, a callable that takes a prompt, nor a list or tuple of sources.
         CalibrationError: `options` has a calibration, and `drafter` is a callable.
-        SourceError, NativeKernelError: as in `default_session_factory`.
+        SourceError, NativeKernelError: as in `require_sources`.
     """
     if drafter is None:
         return None
     if isinstance(drafter, list | tuple):
-        if not drafter:
-            return None
-        own = options.calibration
-        shared = calibration if own is None else lambda: own
-        return default_session_factory(drafter, options.source_timeout, shared)
-    fault = _drafter_fault(drafter)
-    if fault is not None:
+        sources = list(drafter)  # of the caller, who may change it
+        require_sources("generate", sources)
+        own, timeout = options.calibration, options.source_timeout
+        shared = (calibration or functools.cache(Calibration.default)) if own is None else lambda: own
+
+        def make(prompt: list[int]) -> DraftSession:
+            return DraftSession(sources, prompt, calibration=shared(), source_timeout=timeout)
+
+        return make if sources else None
+    if not callable(drafter) or (isinstance(drafter, type) and not hasattr(drafter, "accept")):  # no class of sessions
+        kind = f"the class {drafter.__name__}" if isinstance(drafter, type) else f"a {type(drafter).__name__}"
         expected = "a list of sources, or a callable that makes the session of a prompt"
-        raise DrafterError(describe("generate", "drafter", fault, expected))
+        raise DrafterError(describe("generate", "drafter", kind, expected))
     if options.calibration is not None:
         expected = "none: the sessions that the drafter makes bring their own"
         raise CalibrationError(describe("generate", "calibration", "passed with a callable drafter", expected))
     return drafter  # type: ignore[no-any-return]
-
-
-def default_session_factory(
-    sources: Sequence[Any],
-    source_timeout: float | None = 0.5,
-    calibration: Callable[[], Calibration] | None = None,
-) -> SessionFactory:
-    """Return a function that makes a `DraftSession` of `sources` for a prompt.
-
-    All its sessions share a calibration: pass the function as `drafter` to several generations, and later ones use
-    what earlier ones learned.
-
-    Args:
-        sources: those of each `DraftSession`.
-        source_timeout: that of each `DraftSession`.
-        calibration: returns the shared calibration, once the first session is made; None: a copy of the package's.
-
-    Raises:
-        SourceError, NativeKernelError: as in `require_sources`.
-        LimitError: `source_timeout` out of range.
-    """
-    require_sources("generate", sources)
-    require_source_timeout("generate", source_timeout)
-    sources = list(sources)  # of the caller, who may change it
-    shared = calibration or functools.cache(Calibration.default)
-
-    def make(prompt: list[int]) -> DraftSession:
-        return DraftSession(sources, prompt, calibration=shared(), source_timeout=source_timeout)
-
-    return make
-
-
-def _drafter_fault(drafter: Any) -> str | None:
-    """Return what is wrong with `drafter`; None if it can be called with a prompt."""
-    source_class = isinstance(drafter, type) and issubclass(drafter, PromptLookup | RecycledLogits)
-    if source_class or isinstance(drafter, Source) or not callable(drafter):
-        return f"the class {drafter.__name__}" if isinstance(drafter, type) else f"a {type(drafter).__name__}"
-    try:
-        inspect.signature(drafter).bind([])
-    except TypeError as error:
-        return f"a callable that does not take a prompt ({error})"
-    except ValueError:  # some built-in functions have no signature
-        pass
-    return None

@@ -15,7 +15,7 @@ from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.remembering import Targets
 from rest_store.errors import DrafterError, ModeNotSupportedError, PromptError, describe
 from rest_store.generation.comparison import Comparer
-from rest_store.generation.conversation import require_unicode
+from rest_store.generation.conversation import rendered
 from rest_store.generation.draft_sessions import SessionFactory
 from rest_store.generation.generate import session_factory_of
 from rest_store.generation.generator_output import GeneratorOutput, accepted_by_source, source_names
@@ -159,39 +159,47 @@ class Generator:
     def _session_factory(self, options: Options) -> SessionFactory | None:
         return session_factory_of(self._sources, options, self._calibration)
 
-    def _inputs(self, prompt: Prompt) -> dict[str, Any]:
-        if isinstance(prompt, str):
-            require_unicode("Generator", prompt)
-            prompt = self._needed_tokenizer()(prompt, return_token_type_ids=False, return_tensors="pt")
-        if isinstance(prompt, Mapping):
-            return {name: self._rows(name, value) for name, value in prompt.items() if value is not None}
-        return {"input_ids": self._rows("input_ids", prompt)}
-
-    def _rows(self, name: str, values: Any) -> torch.Tensor:
-        """Return one row or several of the input `name` on the model's device.
+    def _inputs(self, prompt: Prompt) -> dict[str, torch.Tensor]:
+        """Return a prompt as arguments of `model.generate`, each of one row or several, on the model's device.
 
         Raises:
-            PromptError: they are no tensor; or `input_ids`, and not token ids of the model in one row or several.
+            PromptError: they are no tensors, or no token ids of the model.
         """
-        expected = "text, a row of token ids, several of equal length, or what a tokenizer returns"
-        try:
-            tensor = torch.as_tensor(values)
-        except (TypeError, ValueError, RuntimeError, OverflowError) as error:  # text, ragged rows, anything else
-            raise PromptError(describe("Generator", name, f"a {type(values).__name__} ({error})", expected)) from error
-        rows = tensor if tensor.ndim > 1 else tensor[None]
-        if name == "input_ids":
-            whole = not (rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool)
-            if not whole or rows.ndim != 2 or not rows.numel():
-                found = f"{rows.dtype} of shape {list(tensor.shape)}"
-                raise PromptError(describe("Generator", name, found, expected))
-            rows = rows.long()  # models read no narrower ids, such as the uint16 of numpy
-            least, greatest, last = int(rows.min()), int(rows.max()), vocabulary_size(self.model) - 1
-            if least < 0 or greatest > last:
-                outside = least if least < 0 else greatest
-                raise PromptError(describe("Generator", f"a token id in {name}", outside, f"0..{last}"))
-        return rows.to(self.model.device)
+        if isinstance(prompt, str):
+            prompt = rendered(self._needed_tokenizer(), prompt).inputs
+        if isinstance(prompt, Mapping):
+            rows = {name: _rows(name, value) for name, value in prompt.items() if value is not None}
+        else:
+            rows = {"input_ids": _rows("input_ids", prompt)}
+        if (ids := rows.get("input_ids")) is not None:
+            rows["input_ids"] = _token_ids(ids, vocabulary_size(self.model))
+        return {name: tensor.to(self.model.device) for name, tensor in rows.items()}
 
     def _needed_tokenizer(self) -> Any:
         if self.tokenizer is None:
             raise DrafterError(describe("Generator", "tokenizer", "None", "a tokenizer, for a prompt or stop strings"))
         return self.tokenizer
+
+
+_EXPECTED = "text, a row of token ids, several of equal length, or what a tokenizer returns"
+
+
+def _rows(name: str, values: Any) -> torch.Tensor:
+    """Return the values of an input as a tensor of at least two dimensions."""
+    try:
+        tensor = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:  # text, ragged rows, anything else
+        raise PromptError(describe("Generator", name, f"a {type(values).__name__} ({error})", _EXPECTED)) from error
+    return tensor if tensor.ndim > 1 else tensor[None]
+
+
+def _token_ids(rows: torch.Tensor, vocabulary: int) -> torch.Tensor:
+    """Return int64[rows, length]: models read no narrower ids, such as the uint16 of numpy."""
+    if rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool or rows.ndim != 2 or not rows.numel():
+        raise PromptError(describe("Generator", "input_ids", f"{rows.dtype} of shape {list(rows.shape)}", _EXPECTED))
+    rows = rows.long()
+    least, greatest = int(rows.min()), int(rows.max())
+    if least < 0 or greatest >= vocabulary:
+        outside = least if least < 0 else greatest
+        raise PromptError(describe("Generator", "a token id in input_ids", outside, f"0..{vocabulary - 1}"))
+    return rows

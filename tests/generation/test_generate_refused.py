@@ -27,7 +27,6 @@ from rest_store.errors import (
 )
 from rest_store.generation.attention import TreeAttention
 from rest_store.generation.cache import Pattern, TreeKVCache
-from rest_store.generation.generate import default_session_factory
 from tests.shared.strategies import ONE_TO_NINE, open_datastore, refused
 from tests.shared.tiny import VOCABULARY, prompts, tiny_model
 
@@ -122,7 +121,6 @@ def test_drafters_are_refused() -> None:
         (rest_store.PromptLookup(), "a PromptLookup"),
         (rest_store.PromptLookup, "the class PromptLookup"),
         (rest_store.Datastore, "the class Datastore"),
-        (lambda: None, "a callable that does not take a prompt"),
         (rest_store.DraftSession([]), "a DraftSession"),
     ):
         refused_early(DrafterError, model, f"drafter is {fragment}", drafter=drafter)
@@ -142,13 +140,13 @@ PROMPTS: dict[str, tuple[Any, str]] = {
     "bytes": (b"abc", "a bytes ("),
     "nothing": (None, "a NoneType ("),
     "an object": (object(), "a object ("),
-    "an integer": (5, "torch.int64 of shape []"),
+    "an integer": (5, "torch.int64 of shape [1]"),
     "a great integer": ([10**30], "a list ("),
     "three dimensions": ([[[1]]], "torch.int64 of shape [1, 1, 1]"),
-    "no tokens": ([], "of shape [0]"),
+    "no tokens": ([], "of shape [1, 0]"),
     "a row without tokens": (torch.zeros(1, 0, dtype=torch.long), "torch.int64 of shape [1, 0]"),
-    "fractions": ([0.5], "torch.float32 of shape [1]"),
-    "truth": ([True, False], "torch.bool of shape [2]"),
+    "fractions": ([0.5], "torch.float32 of shape [1, 1]"),
+    "truth": ([True, False], "torch.bool of shape [1, 2]"),
     "a negative id": ([5, -1], "a token id in input_ids is -1, expected 0..95"),
     "an id beyond the vocabulary": ([[5, 96]], "a token id in input_ids is 96, expected 0..95"),
 }
@@ -179,7 +177,6 @@ def test_wrong_sources_are_refused(sources: Any) -> None:
     model = tiny_model("llama")
     refused_early(SourceError, model, "generate: ", drafter=sources)
     refused(SourceError, lambda: rest_store.Generator(model, None, sources))
-    refused(SourceError, lambda: default_session_factory(sources))
     refused_early(SourceError, model, drafter=lambda prompt: rest_store.DraftSession(sources, prompt))
 
 
