@@ -55,19 +55,6 @@ def test_a_trace_keeps_what_each_pass_drafted_and_accepted() -> None:
     )
 
 
-def test_nothing_is_kept_unless_asked_for() -> None:
-    generation = rest_store.Generator(tiny_model("llama")).begin(prompts(1), max_new_tokens=2, do_sample=False)
-    generation.result()
-    assert generation.trace is None
-
-
-def test_a_tree_that_is_cut_keeps_its_scores() -> None:
-    tree = TokenTree([5, 6, 7], [-1, 0, -1], [1, 1, 1], scores=[0.5, 0.25, 0.125])
-    scores = Draft(tree, 1).tree.scores
-    assert scores is not None
-    assert scores.tolist() == [0.5, 0.125]
-
-
 def test_the_page_is_whole_and_needs_no_network(words: Any) -> None:
     text = "for i in range(10):\n    print(i, 'naïve café', 2024)\n"
     ids = words(text, add_special_tokens=False)["input_ids"]
@@ -170,8 +157,3 @@ def test_a_generation_without_drafts_or_without_anything_has_a_page(words: Any) 
     slower = Comparison(0.934, identical=False, seconds=1.0)
     assert "1 token in 1 forward pass: M 1.00." in read(page_of(plain, words, comparison=slower)).text
     assert "0 tokens in 0 forward passes" in read(page_of(Trace(), words)).text
-
-
-def test_many_large_trees_are_less_than_a_megabyte(words: Any) -> None:
-    ids = [70 + number % 200 for number in range(256)]
-    assert len(page_of(traced(ids, nodes=64, accepted=0), words).encode()) < 1_000_000
