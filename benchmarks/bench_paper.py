@@ -33,7 +33,6 @@ from rest_store.bench.recordings import Recording, read_recordings
 from rest_store.bench.replay import Draft, walk
 from rest_store.bench.tables import paper_tables
 from rest_store.datastore.datastore import Datastore
-from rest_store.datastore.kernel import shard_view
 from rest_store.datastore.tree import TokenTree
 from rest_store.errors import RecordingError, describe
 from rest_store.options import SETTINGS
@@ -96,7 +95,7 @@ def random_rule(store: Datastore, *, max_nodes: int = NODES, max_suffix: int = S
         max_suffix: longest suffix tried.
         seed: the choice depends on it and on the context alone.
     """
-    shards = [shard_view(shard) for shard in store.shards]
+    shards = [shard.view for shard in store.shards]
 
     def draft(context: npt.NDArray[np.int32]) -> TokenTree:
         match = store.longest_suffix_match(context, max_suffix=max_suffix)

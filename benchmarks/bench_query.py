@@ -97,7 +97,7 @@ def main(
     gc.disable()
 
     results: dict[str, Any] = {"tokens": stores[1].manifest.token_count, "contexts": len(measured)}
-    print(f"{results['tokens']:,} tokens, {len(measured):,} contexts measured, kernel {stores[1].info().kernel}")
+    print(f"{results['tokens']:,} tokens, {len(measured):,} contexts measured")
     print(f"{'':36}{'median':>8}{'mean':>8}{'p90':>8}{'p99':>8}{'max':>9}")
     for store in stores.values():
         time_each(store.draft, warm_up * 2)

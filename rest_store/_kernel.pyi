@@ -11,7 +11,8 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.datastore.reference import KernelShard, PackedTree
+from rest_store.datastore.kernel import PackedTree
+from rest_store.datastore.shard_view import ShardView
 
 Tokens = npt.NDArray[np.int32]
 TopK = npt.NDArray[np.int32] | npt.NDArray[np.int64]  # [n, k], -1 ends a row
@@ -43,7 +44,7 @@ class FileMapping:
 class NativeKernel:
     """The exact queries of a datastore (`trees/kernel.hpp`); a `rest_store.datastore.kernel.Kernel`."""
 
-    def __init__(self, shards: list[KernelShard], vocabulary_size: int, before: NativeKernel | None = None) -> None: ...
+    def __init__(self, shards: list[ShardView], vocabulary_size: int, before: NativeKernel | None = None) -> None: ...
     def longest_suffix_match(self, suffix: Sequence[int], /) -> tuple[int, int]: ...
     def draft(self, suffix: Sequence[int], max_nodes: int, max_depth: int, /) -> PackedTree: ...
     def count(self, tokens: Sequence[int], /) -> int: ...
@@ -57,9 +58,7 @@ class SuffixCache:
 class NativeEvidenceReader:
     """Reads the evidence of one datastore (`session/evidence.hpp`); shared by sessions. Thread-safe."""
 
-    def __init__(
-        self, shards: list[KernelShard], vocabulary_size: int, is_live: bool, cache: SuffixCache, /
-    ) -> None: ...
+    def __init__(self, shards: list[ShardView], vocabulary_size: int, is_live: bool, cache: SuffixCache, /) -> None: ...
 
 class NativeCalibration:
     """Trees and online weights (`session/acceptance.hpp`); shared by sessions. Thread-safe."""

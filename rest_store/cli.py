@@ -120,7 +120,6 @@ def info(place: str, access: Access, timeout: float, as_json: bool) -> None:
     facts = {
         "path": str(description.path),
         "built": description.built.isoformat(timespec="seconds"),
-        "kernel": description.kernel,
         "size": description.size,
         "bytes_per_token": round(description.size / description.token_count, 3),
         **manifest,
@@ -144,7 +143,6 @@ def _rows(description: Any, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "corpus", _named({**first, **corpus}).removeprefix("corpus ")
     yield "built", f"{facts['built']} by {description.manifest.created_by}"
     yield "options", _named(description.manifest.options) or "defaults"
-    yield "kernel", description.kernel
     yield "identity", f"{tokenizer.fingerprint[:23]}..."
 
 

@@ -29,8 +29,8 @@
     |   |-- TokenRangeError             a token id is outside the vocabulary             (ValueError)
     |   `-- LimitError                  a limit such as max_nodes is out of range        (ValueError)
     |-- TreeError                       arrays are not a valid draft tree                (ValueError)
+    |-- NativeKernelError               the compiled kernel is missing                   (ImportError)
     |-- SessionError                    a draft session cannot do this
-    |   |-- NativeKernelError           the compiled kernel is missing                   (RuntimeError)
     |   |-- SourceError                 a source is invalid, or there are too many       (TypeError)
     |   |-- SessionClosedError          the session is closed                            (ValueError)
     |   |-- BatchError                  sessions cannot be asked together                (ValueError)
@@ -264,12 +264,12 @@ class ServiceInternalError(ServiceError, RuntimeError):
     """The service failed internally."""
 
 
+class NativeKernelError(RestStoreError, ImportError):
+    """The compiled kernel is missing; datastores and draft sessions need it."""
+
+
 class SessionError(RestStoreError):
     """A draft session cannot do what it was called for."""
-
-
-class NativeKernelError(SessionError, RuntimeError):
-    """The compiled kernel is missing; draft sessions and calibrations need it."""
 
 
 class SourceError(SessionError, TypeError):

@@ -12,29 +12,19 @@ import numpy.typing as npt
 
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.header import KEY_STRIDE, MAX_POSITIONS, separator_id
-from rest_store.datastore.manifest import (
-    FIELDS_WITHOUT_CHECKSUM,
-    FILE_NAME,
-    OWN_CHECKSUM,
-    TOKENIZER_FILE_NAME,
-    read_fields,
-)
+from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.regular_file import open_regular
 from rest_store.datastore.shard import Shard
-from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import (
     ChecksumError,
-    ManifestError,
     MissingShardError,
     ShardHeaderError,
     SuffixOrderError,
-    TokenizerLoadError,
     describe,
 )
 
 SAMPLES = 1 << 17  # pairs of neighbouring suffixes compared in each shard unless all are
 _BLOCK = 1 << 18  # ranks, symbols or bytes read at once
-_MAX_TOKENIZER_SIZE = 1 << 28  # bytes of a tokenizer.json that is parsed
 _EQUAL_AT_MOST = 1 << 16  # a sampled pair of neighbours with so many equal symbols counts as in order
 
 Progress = Callable[[str, int, int], None]
@@ -45,8 +35,7 @@ def check_datastore(
 ) -> Datastore:
     """Verify checksums, tokenizer, symbols, keys and the order of the suffix arrays of a datastore.
 
-    Reads every byte of its files, in blocks. Where an older builder recorded no checksum of the manifest and of the
-    tokenizer, only what queries depend on is verified of them.
+    Reads every byte of its files, in blocks.
 
     Args:
         path: directory of the datastore.
@@ -62,7 +51,6 @@ def check_datastore(
         DatastoreUnavailableError: a file was truncated meanwhile, or its disk fails.
     """
     store = Datastore.open(path)
-    _check_manifest(store.path)
     _check_tokenizer(store, lambda done, total: progress(TOKENIZER_FILE_NAME, done, total))
     for record, shard in zip(store.manifest.shards, store.shards, strict=True):
         check_shard(shard, record.name, store.require_readable, full=full, progress=progress)
@@ -99,48 +87,24 @@ def check_shard(
             require_readable()
 
 
-def _check_manifest(directory: Path) -> None:
-    """Refuse a manifest that has lost its checksum: no builder wrote other fields without one."""
-    fields = read_fields(directory)
-    assert isinstance(fields, dict)
-    unknown = sorted(fields.keys() - FIELDS_WITHOUT_CHECKSUM)
-    if unknown and OWN_CHECKSUM not in fields:
-        expected = f"{OWN_CHECKSUM}, or none but those of older builders"
-        raise ManifestError(describe(directory / FILE_NAME, "a field", ascii(unknown[0]), expected))
-
-
 def _check_tokenizer(store: Datastore, report: Report) -> None:
-    """Compare `tokenizer.json` with its checksum; without one, its fingerprint, if there is such a file."""
+    """Compare `tokenizer.json` with its checksum in the manifest, if that has one."""
     path, expected = store.path / TOKENIZER_FILE_NAME, store.manifest.tokenizer_sha256
+    if expected is None:
+        return
+    sha256 = hashlib.sha256()
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
-            if expected is None:
-                if size > _MAX_TOKENIZER_SIZE:
-                    raise ChecksumError(describe(path, "size", f"{size} bytes", f"at most {_MAX_TOKENIZER_SIZE}"))
-                _check_fingerprint(file.read(), path, store.manifest.tokenizer.fingerprint)
-                return
-            sha256 = hashlib.sha256()
             for start in range(0, size, _BLOCK):
                 sha256.update(file.read(_BLOCK))
                 report(start, size)
     except OSError as error:
-        if isinstance(error, FileNotFoundError) and expected is None:
-            return
         found = f"unreadable ({error.strerror})"
         raise MissingShardError(describe(path, "file", found, "a file that the manifest names")) from None
     if sha256.hexdigest() != expected:
         raise ChecksumError(describe(path, "SHA-256 of the content", sha256.hexdigest(), expected))
     report(size, size)
-
-
-def _check_fingerprint(content: bytes, path: Path, expected: str) -> None:
-    try:
-        found = TokenizerIdentity.from_tokenizer_json(content.decode("utf-8"), str(path)).fingerprint
-    except (TokenizerLoadError, UnicodeDecodeError) as error:
-        raise ChecksumError(describe(path, "fingerprint", f"absent ({error})", expected)) from None
-    if found != expected:
-        raise ChecksumError(describe(path, "fingerprint", found, expected))
 
 
 def _check_checksums(shard: Shard, report: Report) -> None:

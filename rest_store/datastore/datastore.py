@@ -8,7 +8,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rest_store.datastore.kernel import kernel_name, shard_view
 from rest_store.datastore.manifest import FILE_NAME, Manifest, ShardRecord
 from rest_store.datastore.mapped_file import MappedFile
 from rest_store.datastore.memory import available_bytes
@@ -32,7 +31,6 @@ class DatastoreInfo:
         shard_count: number of shards.
         size: bytes of all shard files.
         built: when its manifest was written.
-        kernel: the kernel that answers its queries in this process, "native" or "reference".
         manifest: the whole manifest, with provenance and build options.
         part: whose tokens, documents, shards and bytes these are; None: those of the whole datastore.
     """
@@ -44,7 +42,6 @@ class DatastoreInfo:
     shard_count: int
     size: int
     built: datetime
-    kernel: str
     manifest: Manifest
     part: Part | None
 
@@ -62,7 +59,7 @@ class Datastore(Store):
     If its files are truncated while it is open, or their disk fails, queries raise DatastoreUnavailableError from then
     on. For that, opening installs a handler of SIGBUS, also over one that another package has installed meanwhile.
 
-    Thread-safe; the native kernel releases the GIL.
+    Thread-safe; queries release the GIL.
     """
 
     def __init__(self, path: Path, manifest: Manifest, shards: list[Shard], part: Part | None = None) -> None:
@@ -73,8 +70,7 @@ class Datastore(Store):
         self._location = path.absolute()
         self._shards = shards
         self._size = sum(file.raw.size for file in self.files)
-        self._snapshot = Snapshot.of([shard_view(shard) for shard in shards], self.vocabulary_size)
-        self._kernel_name = kernel_name()
+        self._snapshot = Snapshot.of([shard.view for shard in shards], self.vocabulary_size)
         self._built = _time_of(path / FILE_NAME)
 
     @classmethod
@@ -94,6 +90,7 @@ class Datastore(Store):
             DatastoreError: the subclass that names what is wrong with the files (FORMAT.md, section 6).
             PartError: there is no such part, or there are more parts than shards.
             TokenizerMismatchError: `tokenizer` differs from the datastore's.
+            NativeKernelError: the kernel was not compiled.
         """
         directory = Path(path)
         if isinstance(part, str):
@@ -154,7 +151,6 @@ class Datastore(Store):
             shard_count=len(self._records),
             size=self._size,
             built=self._built,
-            kernel=self._kernel_name,
             manifest=self.manifest,
             part=self.part,
         )

@@ -73,28 +73,20 @@ class TokensHeader:
 
     def pack(self) -> bytes:
         """Return the 256 header bytes."""
-        fields = _TOKENS_FIELDS.pack(
-            self.width,
-            self.vocabulary_size,
-            self.position_count,
-            self.document_count,
-            self.width * self.position_count,
-            self.sha256,
-        )
-        return _sealed(_TOKENS_MAGIC, fields)
+        size = self.width * self.position_count
+        counts = (self.position_count, self.document_count)
+        return _sealed(_TOKENS_MAGIC, _TOKENS_FIELDS.pack(self.width, self.vocabulary_size, *counts, size, self.sha256))
 
     @classmethod
     def unpack(cls, raw: bytes, where: Path) -> TokensHeader:
         """Parse the header of the file at `where`; raise the DatastoreError that names what is wrong with it."""
-        _require_prefix(raw, _TOKENS_MAGIC, where)
-        width, vocabulary, positions, documents, size, sha256 = _TOKENS_FIELDS.unpack_from(raw, _PREFIX.size)
-        header = cls(vocabulary, positions, documents, sha256)
+        _require_intact(raw, _TOKENS_MAGIC, where)
+        _, vocabulary, positions, documents, _, sha256 = _TOKENS_FIELDS.unpack_from(raw, _PREFIX.size)
         require(where, "vocabulary size", vocabulary, 1 <= vocabulary <= MAX_VOCABULARY, f"1..{MAX_VOCABULARY}")
-        require(where, "token width", width, width == header.width, header.width)
         require(where, "position count", positions, 1 <= positions <= MAX_POSITIONS, f"1..{MAX_POSITIONS}")
         require(where, "document count", documents, 1 <= documents <= positions // 2, f"1..{positions // 2}")
-        require(where, "payload size", size, size == width * positions, width * positions)
-        _require_reserved(raw, _TOKENS_FIELDS, where)
+        header = cls(vocabulary, positions, documents, sha256)
+        _require_consistent(raw, header.pack(), where)
         return header
 
 
@@ -124,29 +116,20 @@ class SuffixesHeader:
 
     def pack(self) -> bytes:
         """Return the 256 header bytes."""
-        fields = _SUFFIXES_FIELDS.pack(
-            self.bits,
-            KEY_STRIDE,
-            self.entry_count,
-            self.key_count,
-            self.payload_size,
-            self.sha256,
-            self.tokens_sha256,
+        counts = (self.entry_count, self.key_count, self.payload_size)
+        return _sealed(
+            _SUFFIXES_MAGIC, _SUFFIXES_FIELDS.pack(self.bits, KEY_STRIDE, *counts, self.sha256, self.tokens_sha256)
         )
-        return _sealed(_SUFFIXES_MAGIC, fields)
 
     @classmethod
     def unpack(cls, raw: bytes, where: Path) -> SuffixesHeader:
         """Parse the header of the file at `where`; raise the DatastoreError that names what is wrong with it."""
-        _require_prefix(raw, _SUFFIXES_MAGIC, where)
-        bits, stride, entries, keys, size, sha256, tokens_sha256 = _SUFFIXES_FIELDS.unpack_from(raw, _PREFIX.size)
-        header = cls(bits, entries, sha256, tokens_sha256)
+        _require_intact(raw, _SUFFIXES_MAGIC, where)
+        bits, _, entries, _, _, sha256, tokens_sha256 = _SUFFIXES_FIELDS.unpack_from(raw, _PREFIX.size)
         require(where, "entry bits", bits, 1 <= bits <= 30, "1..30")
-        require(where, "key stride", stride, stride == KEY_STRIDE, KEY_STRIDE)
         require(where, "entry count", entries, 1 <= entries < MAX_POSITIONS, f"1..{MAX_POSITIONS - 1}")
-        require(where, "key count", keys, keys == header.key_count, header.key_count)
-        require(where, "payload size", size, size == header.payload_size, header.payload_size)
-        _require_reserved(raw, _SUFFIXES_FIELDS, where)
+        header = cls(bits, entries, sha256, tokens_sha256)
+        _require_consistent(raw, header.pack(), where)
         return header
 
 
@@ -161,18 +144,19 @@ def require(where: Path, what: str, found: object, holds: bool, expected: object
         raise ShardHeaderError(describe(where, what, found, expected))
 
 
-def _require_reserved(raw: bytes, fields: struct.Struct, where: Path) -> None:
-    reserved = raw[_PREFIX.size + fields.size : HEADER_SIZE - 4]
-    require(where, "reserved bytes", reserved.strip(b"\0").hex(), not any(reserved), "zero bytes")
+def _require_consistent(raw: bytes, packed: bytes, where: Path) -> None:
+    """Raise ShardHeaderError unless the header is `packed`, what its own fields make of all bytes."""
+    differing = next((offset for offset in range(HEADER_SIZE) if raw[offset] != packed[offset]), 0)
+    require(where, f"byte {differing} of the header", raw[differing], raw == packed, packed[differing])
 
 
-def _require_prefix(raw: bytes, magic: bytes, where: Path) -> None:
+def _require_intact(raw: bytes, magic: bytes, where: Path) -> None:
     """Check the fields that all headers share, the most informative first."""
     if raw[: len(magic)] != magic:
         raise NotAShardError(describe(where, "magic", raw[: len(magic)], magic))
     if len(raw) < HEADER_SIZE:
         raise ShardSizeError(describe(where, "size", counted(len(raw), "byte"), f"at least {HEADER_SIZE}"))
-    _, order, version, size = _PREFIX.unpack_from(raw)
+    _, order, version, _ = _PREFIX.unpack_from(raw)
     if order == int.from_bytes(_BYTE_ORDER.to_bytes(4, "little"), "big"):
         raise ByteOrderError(describe(where, "byte order", "big-endian", "little-endian"))
     require(where, "byte order mark", f"{order:#010x}", order == _BYTE_ORDER, f"{_BYTE_ORDER:#010x}")
@@ -181,4 +165,3 @@ def _require_prefix(raw: bytes, magic: bytes, where: Path) -> None:
     crc = zlib.crc32(raw[: HEADER_SIZE - 4])
     (sealed,) = struct.unpack_from("<I", raw, HEADER_SIZE - 4)
     require(where, "header CRC-32", f"{crc:#010x}", crc == sealed, f"{sealed:#010x}")
-    require(where, "header size", size, size == HEADER_SIZE, HEADER_SIZE)

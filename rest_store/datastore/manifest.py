@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
-from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from rest_store.datastore.header import FORMAT_VERSION, MAX_VOCABULARY
+from rest_store.datastore.header import FORMAT_VERSION
 from rest_store.datastore.regular_file import open_regular
 from rest_store.datastore.shard import Shard
 from rest_store.datastore.tokenizer import TokenizerIdentity
@@ -30,14 +28,8 @@ FILE_NAME = "manifest.json"
 TOKENIZER_FILE_NAME = "tokenizer.json"
 DOCUMENTS_FILE_NAME = "documents.sqlite"  # of a live datastore, which has no manifest
 MAX_SIZE = 1 << 25  # bytes: some 70,000 shards
-MAX_DEPTH = 64  # of nested objects and lists
-FIELDS_WITHOUT_CHECKSUM = {  # of manifests before they had a checksum of their own
-    *("format", "format_version", "created_by", "tokenizer", "token_count", "document_count"),
-    *("shards", "corpora", "options", "prepared"),
-}
 _FORMAT = "rest-store"
-OWN_CHECKSUM = "manifest_sha256"
-_SURROGATE = re.compile("[\ud800-\udfff]")
+_OWN_CHECKSUM = "manifest_sha256"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # no directories, no hidden files, valid on every file system
 
@@ -88,8 +80,7 @@ class Manifest:
         shards: one record each, in the order of their names.
         corpora: provenance, one JSON object for each corpus.
         options: build options that affect the content, a JSON object.
-        tokenizer_sha256: SHA-256 of `tokenizer.json`, in hexadecimal; None if there is none, or the builder is older
-            than this field.
+        tokenizer_sha256: SHA-256 of `tokenizer.json`, in hexadecimal; None if there is none.
     """
 
     created_by: str
@@ -129,7 +120,11 @@ class Manifest:
         }
         if self.tokenizer_sha256 is not None:
             fields["tokenizer_sha256"] = self.tokenizer_sha256
-        return sealed(fields)
+        blank = "0" * 64
+        fields[_OWN_CHECKSUM] = blank
+        text = json.dumps(fields, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+        digest = hashlib.sha256(text.encode("utf-8")).hexdigest()
+        return text.replace(f'\n  "{_OWN_CHECKSUM}": "{blank}"', f'\n  "{_OWN_CHECKSUM}": "{digest}"')
 
     @classmethod
     def read(cls, directory: Path) -> Manifest:
@@ -141,65 +136,59 @@ class Manifest:
             ManifestError: it is not JSON, or a field is absent or of the wrong type.
             ChecksumError: it was changed since it was written.
         """
-        return cls._from_fields(read_fields(directory), directory / FILE_NAME)
+        where = directory / FILE_NAME
+        content = _content(directory)
+        try:
+            fields = json.loads(content)
+        except (ValueError, RecursionError) as error:
+            raise ManifestError(describe(where, "content", f"not JSON ({error})", "a JSON object")) from None
+        found = fields.get("format") if isinstance(fields, dict) else type(fields).__name__
+        if found != _FORMAT:
+            raise ManifestError(describe(where, "format", _shortened(repr(found)), repr(_FORMAT)))
+        version = fields.get("format_version")
+        if version != FORMAT_VERSION:
+            raise FormatVersionError(describe(where, "format version", _shortened(version), FORMAT_VERSION))
+        expected = _digest(fields, _OWN_CHECKSUM, where)
+        actual = hashlib.sha256(content.replace(expected.encode("ascii"), b"0" * 64)).hexdigest()
+        if actual != expected:
+            raise ChecksumError(describe(where, "SHA-256 of the content", actual, expected))
+        return cls._from_fields(fields, where)
 
     @classmethod
-    def _from_fields(cls, fields: object, where: Path) -> Manifest:
-        if not isinstance(fields, dict) or fields.get("format") != _FORMAT:
-            found = fields.get("format") if isinstance(fields, dict) else type(fields).__name__
-            raise ManifestError(describe(where, "format", _shortened(repr(found)), repr(_FORMAT)))
-        version = _shortened(fields.get("format_version"))
-        if fields.get("format_version") != FORMAT_VERSION:
-            raise FormatVersionError(describe(where, "format version", version, FORMAT_VERSION))
+    def _from_fields(cls, fields: dict[str, Any], where: Path) -> Manifest:
         corpora = _field(fields, "corpora", list, where)
         if not all(isinstance(corpus, dict) for corpus in corpora):
             raise ManifestError(describe(where, "corpora", "not a list of objects", "a list of objects"))
+        has_tokenizer = "tokenizer_sha256" in fields
         manifest = cls(
             created_by=_field(fields, "created_by", str, where),
             tokenizer=TokenizerIdentity.from_manifest(fields.get("tokenizer"), where),
             shards=tuple(_shard(shard, where) for shard in _field(fields, "shards", list, where)),
             corpora=tuple(corpora),
             options=_field(fields, "options", dict, where),
-            tokenizer_sha256=_digest(fields, "tokenizer_sha256", where),
+            tokenizer_sha256=_digest(fields, "tokenizer_sha256", where) if has_tokenizer else None,
         )
         if not manifest.shards:
             raise ManifestError(describe(where, "number of shards", 0, "at least 1"))
-        names = [shard.name for shard in manifest.shards]
-        if len(set(names)) != len(names):
-            found = f"{len(set(names))} for {len(names)} shards"
+        names = {shard.name for shard in manifest.shards}
+        if len(names) != len(manifest.shards):
+            found = f"{len(names)} for {len(manifest.shards)} shards"
             raise ManifestError(describe(where, "number of distinct shard names", found, "one for each shard"))
-        size = manifest.tokenizer.vocabulary_size
-        if not 1 <= size <= MAX_VOCABULARY:
-            raise ManifestError(describe(where, "vocabulary size", size, f"1..{MAX_VOCABULARY}"))
         for what in ("token_count", "document_count"):
-            found, expected = _field(fields, what, int, where), getattr(manifest, what)
-            if found != expected:
-                raise ManifestError(describe(where, what.replace("_", " "), found, f"{expected}, the sum over shards"))
+            count, expected = _field(fields, what, int, where), getattr(manifest, what)
+            if count != expected:
+                raise ManifestError(describe(where, what.replace("_", " "), count, f"{expected}, the sum over shards"))
         return manifest
 
 
-def sealed(fields: dict[str, Any]) -> str:
-    """Return the text of a manifest with `fields` and its own checksum (FORMAT.md, section 5)."""
-    blank = "0" * 64
-    text = json.dumps({**fields, OWN_CHECKSUM: blank}, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
-    digest = hashlib.sha256(text.encode("utf-8")).hexdigest()
-    return text.replace(f'\n  "{OWN_CHECKSUM}": "{blank}"', f'\n  "{OWN_CHECKSUM}": "{digest}"')
-
-
-def read_fields(directory: Path) -> object:
-    """Read the JSON of the manifest in `directory` and verify its own checksum, if it has one.
-
-    Raises:
-        DatastoreNotFoundError: no directory, no manifest in it, or a live datastore.
-        ManifestError: it is not JSON: not UTF-8, too large, too deep, a key twice, or a number that is not finite.
-        ChecksumError: it was changed since it was written.
-    """
+def _content(directory: Path) -> bytes:
+    """Return the bytes of the manifest in `directory`."""
     where = directory / FILE_NAME
     try:
         with open_regular(where) as file:
             if (size := os.fstat(file.fileno()).st_size) > MAX_SIZE:
                 raise ManifestError(describe(where, "size", f"{size} bytes", f"at most {MAX_SIZE}"))
-            content = file.read(size)
+            return file.read(size)
     except (FileNotFoundError, NotADirectoryError):
         if (directory / DOCUMENTS_FILE_NAME).is_file():
             expected = "a frozen one; open it with LiveDatastore, or freeze it with rest-store live export"
@@ -208,52 +197,6 @@ def read_fields(directory: Path) -> object:
         raise DatastoreNotFoundError(describe(directory, "datastore", f"absent ({what})", "a built one")) from None
     except OSError as error:
         raise ManifestError(describe(where, "file", f"unreadable ({error.strerror})", "a readable file")) from None
-    try:
-        fields = json.loads(
-            content.decode("utf-8"), object_pairs_hook=_distinct, parse_constant=_not_finite, parse_float=_finite
-        )
-    except UnicodeDecodeError as error:
-        raise ManifestError(describe(where, "encoding", f"not UTF-8 ({error})", "UTF-8")) from None
-    except (ValueError, RecursionError) as error:
-        raise ManifestError(describe(where, "content", f"not JSON ({error})", "a JSON object")) from None
-    _require_writable(fields, where)
-    digest = _digest(fields, OWN_CHECKSUM, where) if isinstance(fields, dict) else None
-    if digest is not None:
-        found = hashlib.sha256(content.replace(digest.encode("ascii"), b"0" * 64)).hexdigest()
-        if found != digest:
-            raise ChecksumError(describe(where, "SHA-256 of the content", found, digest))
-    return fields
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        twice = next(key for key, times in Counter(key for key, _ in pairs).items() if times > 1)
-        raise ValueError(f"the key {_shortened(ascii(twice))} is given twice")
-    return fields
-
-
-def _not_finite(text: str) -> NoReturn:
-    raise ValueError(f"{_shortened(text)} is not a finite number")
-
-
-def _finite(text: str) -> float:
-    return number if math.isfinite(number := float(text)) else _not_finite(text)
-
-
-def _require_writable(fields: object, where: Path) -> None:
-    """Refuse what could not be written again: text that is not Unicode, and deep nesting."""
-    level = [fields]
-    for _ in range(MAX_DEPTH + 1):
-        objects = [value for value in level if isinstance(value, dict)]
-        lists = [value for value in level if isinstance(value, list)]
-        for text in [*level, *(key for value in objects for key in value)]:
-            if isinstance(text, str) and _SURROGATE.search(text):
-                raise ManifestError(describe(where, "a text", _shortened(ascii(text)), "Unicode characters"))
-        level = [inner for value in objects for inner in value.values()] + [inner for value in lists for inner in value]
-        if not level:
-            return
-    raise ManifestError(describe(where, "nesting", f"deeper than {MAX_DEPTH}", "at most that"))
 
 
 def _shortened(value: object) -> str:
@@ -261,10 +204,8 @@ def _shortened(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _digest(fields: dict[str, Any], name: str, where: Path) -> str | None:
-    """Return an optional field that holds a SHA-256 in hexadecimal."""
-    if name not in fields:
-        return None
+def _digest(fields: dict[str, Any], name: str, where: Path) -> str:
+    """Return a field that holds a SHA-256 in hexadecimal."""
     value: str = _field(fields, name, str, where)
     if _DIGEST.fullmatch(value) is None:
         raise ManifestError(describe(where, name, _shortened(ascii(value)), "64 hexadecimal digits"))

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.header import HEADER_SIZE, TAIL_SIZE
-from rest_store.datastore.native import native_module
+from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.regular_file import open_regular
 from rest_store.errors import (
     ChecksumError,
@@ -24,6 +22,9 @@ from rest_store.errors import (
     ShardSizeError,
     describe,
 )
+
+if TYPE_CHECKING:
+    from rest_store._kernel import FileMapping
 
 _BLOCK = 1 << 18  # bytes of a payload that are hashed at once
 
@@ -39,39 +40,24 @@ Header = TypeVar("Header", bound=_Header)
 File = TypeVar("File", bound="MappedFile[Any]")
 
 
-class Mapping(Protocol):
-    """All bytes of a file, mapped for reading until neither this object nor its bytes are referred to."""
-
-    @property
-    def bytes(self) -> npt.NDArray[np.uint8]:
-        """The bytes, uint8, read-only, without a copy."""
-
-    @property
-    def lost(self) -> bool:
-        """Whether a page could not be read. It and the rest of the file now read as zeros."""
-
-    def expect_scattered_reads(self) -> None:
-        """Advise the system not to read ahead."""
-
-
 class MappedFile(Generic[Header]):
     """A memory-mapped binary file of a datastore. Keeps no descriptor open. Thread-safe: nothing changes after opening.
 
     Attributes:
         path: of the file.
         header: its header, parsed.
-        mapping: the mapping.
-        raw: all its bytes, uint8.
+        mapping: the mapping, which is open until neither it nor its bytes are referred to.
+        raw: all its bytes, uint8, read-only.
         header_type: class of the header.
 
     If the file is truncated while it is mapped, or its disk fails, `require_readable` raises an error. For that,
     opening a file installs a handler of SIGBUS, also over one that another package has installed meanwhile; other
-    signals and faults go on to that. Without the native kernel, which has the handler, the process ends.
+    signals and faults go on to that.
     """
 
     header_type: ClassVar[Any]
 
-    def __init__(self, path: Path, header: Header, mapping: Mapping) -> None:
+    def __init__(self, path: Path, header: Header, mapping: FileMapping) -> None:
         self.path = path
         self.header = header
         self.mapping = mapping
@@ -83,6 +69,7 @@ class MappedFile(Generic[Header]):
 
         Raises:
             DatastoreError: the subclass that names what is wrong.
+            NativeKernelError: the kernel was not compiled.
         """
         mapping = _map(path)
         header = cls.header_type.unpack(mapping.bytes[:HEADER_SIZE].tobytes(), path)
@@ -99,17 +86,17 @@ class MappedFile(Generic[Header]):
         if any(tail):
             raise ShardHeaderError(describe(self.path, "tail", tail.hex(), "zero bytes"))
 
+    def require_end(self) -> None:
+        """Raise an error if the end of the payload is not valid for this kind of file."""
+
     def require_checksum(self, report: Callable[[int], None] = lambda start: None) -> None:
-        """Raise ChecksumError unless the payload is the one of the header; `report` gets the place of each block."""
+        """Raise ChecksumError unless the payload is the one of the header; `report` gets the start of each block."""
         sha256, payload, expected = hashlib.sha256(), self.payload, self.header.sha256
         for start in range(0, payload.size, _BLOCK):
             sha256.update(payload[start : start + _BLOCK].data)
             report(start)
         if sha256.digest() != expected:
             raise ChecksumError(describe(self.path, "SHA-256 of the payload", sha256.hexdigest(), expected.hex()))
-
-    def require_end(self) -> None:
-        """Raise an error if the end of the payload is not valid for this kind of file."""
 
     def require_readable(self) -> None:
         """Raise DatastoreUnavailableError if a page could not be read: zeros may have been read in its place."""
@@ -128,31 +115,15 @@ class MappedFile(Generic[Header]):
         return self.raw[HEADER_SIZE:]
 
 
-class _PythonMapping:
-    """A mapping by the standard library, which ends the process where a page cannot be read."""
-
-    lost = False
-
-    def __init__(self, descriptor: int, size: int) -> None:
-        options: dict[str, Any] = {"trackfd": False} if sys.version_info >= (3, 13) else {}
-        self._mapped = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ, **options)
-        self.bytes: npt.NDArray[np.uint8] = np.frombuffer(self._mapped, dtype=np.uint8)
-
-    def expect_scattered_reads(self) -> None:
-        self._mapped.madvise(mmap.MADV_RANDOM)
-
-
-def _map(path: Path) -> Mapping:
-    kernel = native_module()
-    map_file = _PythonMapping if kernel is None else kernel.FileMapping
+def _map(path: Path) -> FileMapping:
+    kernel = native_kernel()
     try:
         with open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size == 0:
                 raise ShardSizeError(describe(path, "size", "0 bytes", f"at least {HEADER_SIZE}"))
-            return map_file(file.fileno(), size)
-    except FileNotFoundError:
-        raise MissingShardError(describe(path, "file", "absent", "a file that the manifest names")) from None
+            mapping: FileMapping = kernel.FileMapping(file.fileno(), size)
+            return mapping
     except OSError as error:
-        found = f"unreadable ({error.strerror})"
+        found = "absent" if isinstance(error, FileNotFoundError) else f"unreadable ({error.strerror})"
         raise MissingShardError(describe(path, "file", found, "a file that the manifest names")) from None

@@ -26,6 +26,7 @@ from rest_store.datastore.header import (
     token_width,
 )
 from rest_store.datastore.mapped_file import MappedFile
+from rest_store.datastore.shard_view import ShardView
 from rest_store.errors import (
     MixedBuildError,
     ShardHeaderError,
@@ -241,6 +242,21 @@ class Shard:
         count = tokens.header.token_count
         require(where, "entry count", suffixes.header.entry_count, suffixes.header.entry_count == count, count)
         return cls(tokens, suffixes)
+
+    @property
+    def view(self) -> ShardView:
+        """The shard as the kernel reads it, without a copy."""
+        return ShardView(
+            symbols=self.tokens.payload_and_tail,
+            keys=self.suffixes.key_bytes,
+            entries=self.suffixes.packed,
+            position_count=self.tokens.header.position_count,
+            entry_count=self.suffixes.header.entry_count,
+            key_count=self.suffixes.header.key_count,
+            width=self.tokens.header.width,
+            bits=self.suffixes.header.bits,
+            files=(self.tokens, self.suffixes),
+        )
 
     def expect_scattered_reads(self) -> None:
         """Advise the system not to read ahead, which would evict useful pages if the shard does not fit into memory."""

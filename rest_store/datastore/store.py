@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, NoReturn
 
-from rest_store.datastore.kernel import MAX_SEQUENCE, MAX_SUFFIX, Kernel, open_kernel
-from rest_store.datastore.reference import KernelShard
+from rest_store.datastore.kernel import MAX_SEQUENCE, MAX_SUFFIX, Kernel, native_kernel
+from rest_store.datastore.shard_view import ShardView
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.datastore.validation import Contexts, IntSequence, limit, limits, tail, tails, too_many_tokens
@@ -21,15 +21,15 @@ class Snapshot:
     """The shards of a datastore at one time; they never change.
 
     Attributes:
-        views: the shards as kernels read them; none after `close`.
+        views: the shards as the kernel reads them; none after `close`.
         kernel: what answers queries over them.
     """
 
-    views: Sequence[KernelShard]
+    views: Sequence[ShardView]
     kernel: Kernel
 
     @classmethod
-    def of(cls, views: Sequence[KernelShard], vocabulary_size: int, before: Snapshot | None = None) -> Snapshot:
+    def of(cls, views: Sequence[ShardView], vocabulary_size: int, before: Snapshot | None = None) -> Snapshot:
         """Return the snapshot of `views`, at least one.
 
         Args:
@@ -37,7 +37,8 @@ class Snapshot:
             vocabulary_size: ids are `0 .. vocabulary_size - 1`.
             before: an earlier snapshot, whose documents are all here; what it caches is used again.
         """
-        return cls(views, open_kernel(views, vocabulary_size, None if before is None else before.kernel))
+        earlier = None if before is None else before.kernel
+        return cls(views, native_kernel().NativeKernel(list(views), vocabulary_size, earlier))
 
     @classmethod
     def closed(cls, path: Path) -> Snapshot:
@@ -53,7 +54,7 @@ class Store(ABC):
         tokenizer: identity of the tokenizer that its tokens are from.
         is_live: whether it grows while it is queried, with what a model writes.
 
-    Thread-safe; the native kernel releases the GIL.
+    Thread-safe; queries release the GIL.
     """
 
     is_live: ClassVar[bool] = False

@@ -10,7 +10,7 @@ from typing import cast
 
 import numpy.typing as npt
 
-from rest_store.datastore.kernel import native_session_kernel
+from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.store import Store
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
@@ -206,7 +206,7 @@ def _drafted_by_kernel(
         return {}
     natives, nodes = [sessions[i].native for i in chosen], [limits[i].max_nodes for i in chosen]
     _, _, chain, min_score = limits[0]  # the same for all
-    drafts = native_session_kernel().draft_all(natives, nodes, chain, min_score)
+    drafts = native_kernel().draft_all(natives, nodes, chain, min_score)
     return dict(zip(chosen, drafts, strict=True))
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.datastore.kernel import native_session_kernel
+from rest_store.datastore.kernel import native_kernel
 from rest_store.drafting.whole_file import decompressed, read_whole, write_whole
 from rest_store.errors import CalibrationError, describe
 
@@ -55,7 +55,7 @@ class Calibration:
         live_gbdt: bytes = b"",
     ) -> None:
         try:
-            self.native: NativeCalibration = native_session_kernel().NativeCalibration(gbdt, live_gbdt)
+            self.native: NativeCalibration = native_kernel().NativeCalibration(gbdt, live_gbdt)
         except (TypeError, ValueError) as error:
             fault = _fault(error, "malformed")
             raise CalibrationError(describe("calibration", "gbdt", fault, "what Calibration.fit returns")) from error
@@ -153,7 +153,7 @@ class Calibration:
                 place, features that are not finite), an option is out of range, or JSON cannot hold `provenance`.
         """
         provenance = _json_object("fit", {} if provenance is None else provenance)
-        kernel = native_session_kernel()
+        kernel = native_kernel()
         try:
             gbdt = kernel.fit_gbdt(
                 np.ascontiguousarray(features, np.float32),

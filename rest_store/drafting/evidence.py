@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.datastore.kernel import Kernel, native_session_kernel
+from rest_store.datastore.kernel import Kernel, native_kernel
 from rest_store.datastore.store import Store
 from rest_store.drafting.calibration import Calibration
 
@@ -85,7 +85,7 @@ def collect_evidence(
 
     Thread-safe; releases the GIL.
     """
-    kernel = native_session_kernel()
+    kernel = native_kernel()
     readers = [reader_of(store) for store in stores.values()]
     most = int(kernel.MAX_STORES)
     packed: list[bytes] = []
@@ -124,7 +124,7 @@ def reader_of(store: Store) -> NativeEvidenceReader:
     snapshot = store.snapshot
     snapshot.kernel.require_readable()
     if (reader := _readers.get(snapshot.kernel)) is None:
-        native = native_session_kernel()
+        native = native_kernel()
         if (cache := _caches.get(store)) is None:
             cache = _caches.setdefault(store, native.SuffixCache(len(snapshot.views), store.is_live))
         made = native.NativeEvidenceReader(snapshot.views, store.vocabulary_size, store.is_live, cache)

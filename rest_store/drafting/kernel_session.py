@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.datastore.kernel import native_session_kernel
+from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.store import Snapshot, Store
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.evidence import reader_of
@@ -78,7 +78,7 @@ def kernel_session(
         DatastoreClosedError, DatastoreUnavailableError: a datastore is closed, or a page of it could not be read.
         NativeKernelError: the kernel was not compiled.
     """
-    native: NativeSession = native_session_kernel().NativeSession(calibration.native)
+    native: NativeSession = native_kernel().NativeSession(calibration.native)
     native.learn_online(learn)
     native.limit_suffix(max_suffix)
     datastores: dict[int, OpenStore] = {}
@@ -136,6 +136,6 @@ def append_all(
 ) -> list[int]:
     """Do what `append` does for each of different sessions; raise ContextTypeError before anything is appended."""
     try:
-        return list(native_session_kernel().accept_all(natives, tokens, top_k, node_top_k))
+        return list(native_kernel().accept_all(natives, tokens, top_k, node_top_k))
     except ValueError as error:
         raise ContextTypeError(f"accept_all: {error}") from None

@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import TIMEOUT_MAX
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
 
-from rest_store.datastore.kernel import native_session_kernel
+from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.render import counted
 from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import identity_of
@@ -107,7 +107,7 @@ class RecycledLogits:
     """
 
     def __init__(self) -> None:
-        self.native: NativeRecycledLogits = native_session_kernel().NativeRecycledLogits()
+        self.native: NativeRecycledLogits = native_kernel().NativeRecycledLogits()
         self.key = secrets.token_bytes(16)  # by which a service that runs sessions knows them
 
     def __len__(self) -> int:
@@ -170,7 +170,7 @@ def require_sources(where: str, sources: object) -> None:
         SourceError: not a sequence of sources, an object is not a source, is given twice, or there are too many.
         NativeKernelError: the kernel was not compiled.
     """
-    most_stores = int(native_session_kernel().MAX_STORES)
+    most_stores = int(native_kernel().MAX_STORES)
     if not isinstance(sources, Sequence) or isinstance(sources, str | bytes):
         raise SourceError(describe(where, "sources", _kind(sources), "a list of sources"))
     if len(sources) > _MAX_SOURCES:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.datastore.kernel import native_session_kernel
+from rest_store.datastore.kernel import native_kernel
 
 
 def most_likely(
@@ -27,5 +27,5 @@ def most_likely(
         NativeKernelError: the kernel was not compiled.
         ValueError: `count` is out of range, rows have gaps, or `drafted` is of another length.
     """
-    packed = native_session_kernel().top_tokens(logits, count, drafted)
+    packed = native_kernel().top_tokens(logits, count, drafted)
     return np.frombuffer(bytearray(packed), np.int32).reshape(len(logits), count)

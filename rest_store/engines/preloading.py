@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.memory import available_bytes
-from rest_store.datastore.reference import KernelShard
 from rest_store.datastore.shard import decode_symbols
+from rest_store.datastore.shard_view import ShardView
 from rest_store.datastore.store import Store
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
@@ -77,6 +77,6 @@ def _texts(store: Store) -> Iterator[npt.NDArray[np.int32]]:
             yield symbols[symbols < store.vocabulary_size].astype(np.int32)
 
 
-def _symbols(view: KernelShard, start: int) -> npt.NDArray[np.unsignedinteger[Any]]:
+def _symbols(view: ShardView, start: int) -> npt.NDArray[np.unsignedinteger[Any]]:
     end = min(start + _TOKENS, view.position_count)
     return decode_symbols(view.symbols[view.width * start : view.width * end], view.width)

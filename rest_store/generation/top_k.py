@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from rest_store.datastore.native import native_module
 from rest_store.drafting.top_k import most_likely
 
 _BLOCK = 256
@@ -35,7 +34,7 @@ def read_top_tokens(logits: torch.Tensor, *, best: bool, count: int) -> TopToken
         best: whether the most likely token is asked for.
         count: how many of the most likely tokens are asked for, 0..8.
     """
-    if logits.device.type == "cpu" and native_module() is not None:
+    if logits.device.type == "cpu":
         return _on_cpu(logits.float(), best, count)
     rows, width, vocabulary = logits.shape
     parts = []

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from rest_store.datastore.check import Progress, check_shard
 from rest_store.datastore.header import separator_id, token_width
-from rest_store.datastore.kernel import shard_view
 from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME
 from rest_store.datastore.shard import Shard
 from rest_store.datastore.store import Snapshot
@@ -62,7 +61,7 @@ def check_live(path: Path, *, full: bool = False, progress: Progress = lambda st
 def _check_segment(path: Path, record: SegmentRecord, vocabulary_size: int, *, full: bool, progress: Progress) -> None:
     open_segment(path, record, vocabulary_size)
     shard = Shard.open(path, record.name)
-    kernel = Snapshot.of([shard_view(shard)], vocabulary_size).kernel
+    kernel = Snapshot.of([shard.view], vocabulary_size).kernel
     check_shard(shard, record.name, kernel.require_readable, full=full, progress=progress)
 
 

@@ -12,8 +12,8 @@ from build_index.staging import Staging
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest, ShardRecord
-from rest_store.datastore.reference import KernelShard
 from rest_store.datastore.shard import Shard
+from rest_store.datastore.shard_view import ShardView
 from rest_store.errors import EmptyCorpusError, describe
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.live.segment import write_shard
@@ -70,7 +70,7 @@ def export(live: LiveDatastore, out: Path) -> Datastore:
     return Datastore.open(out)
 
 
-def _require_intact(view: KernelShard) -> None:
+def _require_intact(view: ShardView) -> None:
     """Raise an error if a file of a segment has been damaged: the new checksums would fit what is wrong."""
     for file in view.files:
         file.require_tail()

@@ -16,7 +16,6 @@ from types import TracebackType
 from typing import Any, ClassVar
 
 from build_index.errors import build_packages
-from rest_store.datastore.kernel import kernel_name
 from rest_store.datastore.render import counted
 from rest_store.datastore.store import Snapshot, Store
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
@@ -197,7 +196,7 @@ class LiveDatastore(Store):
             oldest=_time(segments[0].span.oldest) if segments else None,
             max_tokens=self._backend.retention.max_tokens,
             max_age=self._backend.retention.max_age,
-            kernel=kernel_name(),
+            kernel="native",
             failure=self._background.failure,
             counts=replace(self._backend.counts) if isinstance(self._backend, Writer) else None,
         )

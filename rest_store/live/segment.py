@@ -24,10 +24,9 @@ from rest_store.datastore.header import (
     separator_id,
     token_width,
 )
-from rest_store.datastore.kernel import shard_view
-from rest_store.datastore.native import native_module
-from rest_store.datastore.reference import KernelShard
+from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.shard import Shard
+from rest_store.datastore.shard_view import ShardView
 from rest_store.errors import ChecksumError, StorageError, describe
 from rest_store.live.documents import Document, SegmentRecord
 
@@ -62,7 +61,7 @@ class Segment:
     """
 
     span: Span
-    view: KernelShard
+    view: ShardView
     record: SegmentRecord | None = None
 
     @property
@@ -111,9 +110,9 @@ def sorted_segment(documents: Sequence[Document], vocabulary_size: int, memtable
     keys = np.empty(-(-entries // KEY_STRIDE), np.uint64)
     packed = np.empty(8 * -(-entries * bits // 64) + TAIL_SIZE, np.uint8)
     with _one_thread():
-        if native_module().sort_suffixes(byte_sorter(), symbols, width, bits, keys, packed):
+        if native_kernel().sort_suffixes(byte_sorter(), symbols, width, bits, keys, packed):
             raise MemoryError(f"libdivsufsort cannot sort {symbols.size - TAIL_SIZE} bytes of text")
-    view = KernelShard(symbols, keys.view(np.uint8), packed, positions, entries, keys.size, width, bits)
+    view = ShardView(symbols, keys.view(np.uint8), packed, positions, entries, keys.size, width, bits)
     return Segment(span, view)
 
 
@@ -147,7 +146,7 @@ def write_segment(segment: Segment, directory: Path, vocabulary_size: int) -> Se
     return open_segment(directory, record, vocabulary_size)
 
 
-def write_shard(view: KernelShard, directory: Path, name: str, vocabulary_size: int) -> tuple[bytes, bytes]:
+def write_shard(view: ShardView, directory: Path, name: str, vocabulary_size: int) -> tuple[bytes, bytes]:
     """Write an ordinary shard, and return the SHA-256 of the tokens and of the suffixes; raises as `write_segment`."""
     symbols, entries = view.symbols[:-TAIL_SIZE], view.entries[:-TAIL_SIZE]
     documents = view.position_count - view.entry_count
@@ -181,7 +180,7 @@ def open_segment(directory: Path, record: SegmentRecord, vocabulary_size: int, *
         if found != expected:
             raise ChecksumError(describe(file.path, "SHA-256 of the payload", found.hex(), expected.hex()))
     count = shard.tokens.header.document_count
-    return Segment(Span(record.first, record.last, count, record.oldest, record.newest), shard_view(shard), record)
+    return Segment(Span(record.first, record.last, count, record.oldest, record.newest), shard.view, record)
 
 
 def remove_files(directory: Path, name: str) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from rest_store.datastore.header import TAIL_SIZE, token_width
-from rest_store.datastore.reference import KernelShard
+from rest_store.datastore.shard_view import ShardView
 from rest_store.datastore.store import Snapshot
 from rest_store.errors import DatastoreError
 from rest_store.live.documents import Documents, SegmentRecord
@@ -106,9 +106,9 @@ def stored_segments(
     yield from sorted_anew(records[-1].last + 1 if records else 1)
 
 
-def _empty_view(vocabulary_size: int) -> KernelShard:
+def _empty_view(vocabulary_size: int) -> ShardView:
     """Return a shard without tokens: kernels need at least one shard."""
     width = token_width(vocabulary_size)
     symbols = np.concatenate([np.full(width, 0xFF, np.uint8), np.zeros(TAIL_SIZE, np.uint8)])
     nothing = np.zeros(0, np.uint8)
-    return KernelShard(symbols, nothing, np.zeros(TAIL_SIZE, np.uint8), 1, 0, 0, width, 1)
+    return ShardView(symbols, nothing, np.zeros(TAIL_SIZE, np.uint8), 1, 0, 0, width, 1)

@@ -7,10 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from rest_store.datastore.reference import ReferenceKernel
 
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.kernel import native_kernel, shard_view
-from rest_store.datastore.reference import ReferenceKernel
 from rest_store.datastore.tree import TokenTree
 from tests.shared.strategies import write_datastore, zipf_corpus
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rest_store.datastore.datastore import Datastore
-from rest_store.datastore.kernel import native_evidence_fault, native_session_kernel
+from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.store import Store
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
@@ -256,8 +256,7 @@ def test_an_empty_context_is_followed_by_proposals(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("vocabulary", [300, 70_000])
 def test_damaged_evidence_is_detected(tmp_path: Path, vocabulary: int) -> None:
-    fault = native_evidence_fault()
-    assert fault is not None
+    fault = native_kernel().evidence_fault
     packed = read(open_datastore(tmp_path, Corpus(vocabulary, [[[1, 2, 3, 4, vocabulary - 1, 2, 3]]])), [2, 3])
     rows = len(rows_of(packed))
     assert fault(packed, vocabulary, rows) is None
@@ -281,8 +280,7 @@ def test_damaged_evidence_is_detected(tmp_path: Path, vocabulary: int) -> None:
 @given(data=st.data())
 def test_no_bytes_break_the_reader(tiny_evidence: bytes, data: st.DataObject) -> None:
     """Changed bytes are either refused or still valid evidence, which a session can draft from."""
-    fault = native_evidence_fault()
-    assert fault is not None
+    fault = native_kernel().evidence_fault
     damaged = bytearray(tiny_evidence)
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
@@ -332,7 +330,7 @@ def test_more_datastores_than_a_session_can_hold_are_read_in_groups(tmp_path: Pa
         return collect_evidence(chosen, np.array([1, 2], np.int32), none, none, np.zeros(0, np.float32), **bounds)
 
     assert read(*"01234567") == read(*"012345") + read(*"67")
-    with mock.patch.object(native_session_kernel(), "MAX_STORES", 8), pytest.raises(ValueError, match="can hold"):
+    with mock.patch.object(native_kernel(), "MAX_STORES", 8), pytest.raises(ValueError, match="can hold"):
         read(*"01234567")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import rest_store
-from rest_store.datastore.kernel import native_session_kernel
+from rest_store.datastore.kernel import native_kernel
 
 stubgen = pytest.importorskip("nanobind.stubgen")
 
@@ -46,8 +46,8 @@ def interface(source: str) -> dict[str, list[Parameters] | None]:
 
 
 def test_the_stub_describes_the_module() -> None:
-    generator = stubgen.StubGen(native_session_kernel())
-    generator.put(native_session_kernel())
+    generator = stubgen.StubGen(native_kernel())
+    generator.put(native_kernel())
     written = Path(rest_store.__file__).with_name("_kernel.pyi").read_text(encoding="utf-8")
     stated, real = interface(written), interface(generator.get())
     for alias in ("Tokens", "TopK", "PackedDraft"):

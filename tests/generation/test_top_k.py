@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
-from rest_store.generation import top_k
 from rest_store.generation.top_k import read_top_tokens
 
 
@@ -25,14 +23,6 @@ def test_top_tokens_are_those_of_sorting(vocabulary: int, dtype: torch.dtype) ->
     assert top.shape == (3, 7, count)
     assert torch.equal(logits.gather(2, torch.from_numpy(top)), logits.topk(count).values)
     assert all(len(set(row)) == count for rows in top.tolist() for row in rows)
-
-
-def test_without_the_kernel_they_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits = torch.randn(2, 3, 5000)
-    best, top = read_top_tokens(logits, best=True, count=8)
-    monkeypatch.setattr(top_k, "native_module", lambda: None)
-    for found, expected in zip(read_top_tokens(logits, best=True, count=8), (best, top), strict=True):
-        assert np.array_equal(found, expected)
 
 
 def test_only_what_is_asked_for_is_read() -> None:

@@ -160,7 +160,7 @@ from rest_store.live import segment
 from rest_store.live.live_datastore import LiveDatastore
 from tests.shared.strategies import identity
 
-native, busy, go = segment.native_module(), threading.Event(), threading.Event()
+native, busy, go = segment.native_kernel(), threading.Event(), threading.Event()
 
 class Slow:
     def sort_suffixes(self, *arguments):
@@ -171,7 +171,7 @@ class Slow:
         return status
 
 live = LiveDatastore.open(sys.argv[1], tokenizer=identity(300))
-segment.native_module = Slow
+segment.native_kernel = Slow
 threading.Thread(target=live.add, args=([[1, 2]],), daemon=True).start()
 busy.wait()
 end = threading.Timer(0.05, go.set)

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from rest_store.datastore.kernel import native_kernel
-from rest_store.datastore.native import native_module
 from rest_store.datastore.shard import Shard, encode_symbols
-from rest_store.live import segment
 from rest_store.live.documents import Document
 from rest_store.live.segment import joined_segment, segment_of, write_segment
 from tests.shared.live import some_document
@@ -31,16 +29,10 @@ def stored(documents: list[list[int]], vocabulary_size: int, first: int = 1) -> 
 @NATIVE
 @pytest.mark.parametrize("vocabulary_size", [3, 65_535, 65_536, 2**24 - 1])
 @pytest.mark.parametrize("size", [1, 2, 3, 40, 300])
-def test_both_kernels_pack_the_same(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, vocabulary_size: int, size: int
-) -> None:
+def test_a_segment_is_packed_as_a_shard(tmp_path: Path, vocabulary_size: int, size: int) -> None:
     chance = random.Random(size)
     documents = [some_document(chance, vocabulary_size) for _ in range(size)]
     native = segment_of(stored(documents, vocabulary_size), vocabulary_size)
-    monkeypatch.setattr(segment, "native_module", lambda: None)
-    numpy = segment_of(stored(documents, vocabulary_size), vocabulary_size)
-    for name in ("symbols", "keys", "entries"):
-        assert np.array_equal(getattr(native.view, name), getattr(numpy.view, name))
     write_datastore(tmp_path, Corpus(vocabulary_size, [documents]))
     frozen = Shard.open(tmp_path, "shard-00000")
     assert np.array_equal(frozen.suffixes.key_bytes, native.view.keys)
@@ -68,7 +60,7 @@ def test_joined_segments_are_those_of_all_documents(vocabulary_size: int) -> Non
 
 @NATIVE
 def test_what_does_not_fit_is_refused() -> None:
-    native = native_module()
+    native = native_kernel()
     symbols = np.array([0, 1, 0, 2, 255, 255, *[0] * 8], np.uint8)
     order = np.array([0, 1, 2, 3, 5, 4], np.int32)
 

@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rest_store.datastore.kernel import native_tree_fault
+from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.tree import TokenTree
 from rest_store.errors import ProtocolError
 from rest_store.service.client import answers
@@ -32,8 +32,6 @@ def read(message: pb.Tree) -> TokenTree:
 def verified_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "numpy":
         monkeypatch.setattr(answers, "_tree_fault", tree_fault)
-    elif native_tree_fault() is None:
-        pytest.skip("the native kernel was not built")
 
 
 @st.composite
@@ -229,8 +227,6 @@ def test_kernel_and_numpy_refuse_the_same(tree: TokenTree, changes: list[tuple[i
     nodes = bytearray(tree.packed)
     for place, value in changes:
         nodes[place % len(nodes)] = value
-    native = native_tree_fault()
-    if native is None:
-        pytest.skip("the native kernel was not built")
+    native = native_kernel().tree_fault
     faults = [check(bytes(nodes), VOCABULARY, 10) for check in (native, tree_fault)]
     assert bool(faults[0]) is bool(faults[1])

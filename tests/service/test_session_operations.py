@@ -9,7 +9,7 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -397,18 +397,3 @@ def test_a_drained_service_refuses_new_sessions_and_answers_the_step_it_is_in(or
         assert len(answers) <= 1
         talk.leave()
         assert service.process.wait(PATIENCE) == 0
-
-
-@pytest.fixture
-def reference(original: Path) -> Iterator[Service]:
-    with running(f"a={original}", environment={"REST_STORE_KERNEL": "reference"}) as service:
-        yield service
-
-
-def test_a_service_without_the_native_kernel_runs_no_sessions_and_says_so(reference: Service) -> None:
-    with reference.stub() as stub:
-        described = stub.Describe(pb.DescribeRequest())
-        assert (described.limits.max_session_tokens, described.calibration) == (0, "")
-        talk = SessionTalk(stub)
-        assert reason_in(lambda: talk.ask(opening(1, 2))) == "LIMIT"
-        talk.leave()

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rest_store.datastore.datastore import Datastore
-from rest_store.datastore.kernel import native_session_kernel
+from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
@@ -337,7 +337,7 @@ def test_a_service_that_cannot_run_this_session_is_merged_here(service: Service,
 
 def test_an_own_calibration_is_weighed_here(client: DatastoreClient, stores: list[Datastore]) -> None:
     """Trees that the service does not have."""
-    features = np.random.default_rng(0).random((400, native_session_kernel().FEATURES), np.float32)
+    features = np.random.default_rng(0).random((400, native_kernel().FEATURES), np.float32)
     own = Calibration.fit(features, np.tile(np.uint8([1, 0]), 200), np.arange(2, 402, 2, dtype=np.uint32), trees=2)
     _, session = replayed([client, PromptLookup()], some_text(12, 60), calibration=own, is_remote=False)
     assert session.calibration is own

@@ -12,7 +12,7 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from rest_store.datastore.kernel import MAX_NODES, native_tree_fault
+from rest_store.datastore.kernel import MAX_NODES, native_kernel
 from rest_store.datastore.render import counted
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
@@ -254,7 +254,7 @@ def native_order(nodes: bytes) -> bytes:
 
 
 def tree_fault(nodes: bytes, vocabulary_size: int, max_depth: int) -> int:
-    """Return a fault of packed nodes, numbered as by the check of `native_tree_fault`; 0: there is none."""
+    """Return a fault of packed nodes, numbered as by the kernel's check; 0: there is none."""
     size = len(nodes) // _NODE_SIZE
     counts = np.frombuffer(nodes, np.int64, size)
     tokens, parents, depths = np.frombuffer(nodes, np.int32, 3 * size, 8 * size).reshape(3, size)
@@ -268,4 +268,4 @@ def tree_fault(nodes: bytes, vocabulary_size: int, max_depth: int) -> int:
     return 4 if (counts < 1).any() else 0
 
 
-_tree_fault = native_tree_fault() or tree_fault
+_tree_fault = native_kernel().tree_fault

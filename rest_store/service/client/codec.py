@@ -6,7 +6,7 @@ import reprlib
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
-from rest_store.datastore.kernel import native_evidence_fault
+from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence, tail
@@ -17,7 +17,7 @@ from rest_store.service.names import is_name
 from rest_store.v1 import datastore_pb2 as pb
 
 TreeLimits = tuple[int, int, int]  # max_nodes, max_suffix, max_depth
-_evidence_fault = native_evidence_fault()
+_evidence_fault = native_kernel().evidence_fault
 
 _NAME_BYTES = 1024  # longest name of a datastore, unless the service has described a longer one
 # Whatever the service says. It keeps at most 64 MiB of documents that wait, and 1 KiB for each counts.

@@ -13,7 +13,7 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.datastore.kernel import MAX_NODES, native_session_kernel
+from rest_store.datastore.kernel import MAX_NODES, native_kernel
 from rest_store.drafting.kernel_session import NO_COSTS, DraftLimits, TopK
 from rest_store.drafting.remote import MOST_RECENT, NODE_BYTES, RemoteTree, SessionSettings, tree_nodes
 from rest_store.errors import (
@@ -366,4 +366,4 @@ def _add_top_k(message: pb.TopK, rows: TopK | None, most_bytes: int | None = Non
         return
     if most_bytes is not None:
         rows = rows[max(0, len(rows) - most_bytes // (4 * min(rows.shape[1], _MOST_TOP_K))) :]
-    message.tokens, message.k = native_session_kernel().packed_top_k(rows)
+    message.tokens, message.k = native_kernel().packed_top_k(rows)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rest_store.datastore.kernel import native_session_kernel
+from rest_store.datastore.kernel import native_kernel
 from rest_store.drafting.arguments import lowest_score
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.kernel_session import (
@@ -104,7 +104,7 @@ class ServedSession:
         self._limits = limits
         self._require_memory = require_memory
         self._vocabulary_size = min(datastore.store.vocabulary_size for datastore in served)
-        kernel = native_session_kernel()
+        kernel = native_kernel()
         self._token_memory = int(kernel.TOKEN_MEMORY)
         self._node_memory = int(kernel.NODE_MEMORY) + len(served) * int(kernel.EVIDENCE_MEMORY)
         self._tokens_reserved = self._nodes_reserved = self._recycled_memory = 0
@@ -297,5 +297,5 @@ def _drafted(asked: Sequence[tuple[ServedSession, DraftLimits]]) -> list[bytes]:
     for session, _ in asked:
         follow_changes(session._native, session._datastores)
     natives, limits = [session._native for session, _ in asked], [limits for _, limits in asked]
-    drafted: list[bytes] = native_session_kernel().draft_nodes_all(natives, limits)
+    drafted: list[bytes] = native_kernel().draft_nodes_all(natives, limits)
     return drafted

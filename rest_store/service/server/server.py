@@ -18,7 +18,6 @@ from grpc_health.v1 import health_pb2
 from grpc_reflection.v1alpha import reflection, reflection_pb2
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
-from rest_store.datastore.kernel import kernel_name
 from rest_store.datastore.part import Part
 from rest_store.errors import ServeError, describe
 from rest_store.service.address import Address
@@ -96,8 +95,8 @@ class Server:
         self._certificates = Certificates(options.certificates) if options.certificates is not None else None
         _require_secure(options, bool(self._tokens))
         self._catalog = Catalog(options.datastores, options.live, options.live_tokenizer, log, options.part)
-        self._metrics = Metrics(METHODS, version, kernel_name())
-        self._sessions = Sessions(options.limits) if kernel_name() == "native" else None
+        self._metrics = Metrics(METHODS, version, "native")
+        self._sessions = Sessions(options.limits)
         self._workers = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="draft")
         self._health = Health()
         self._reloads = Reloads(self._reload)

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from rest_store.datastore.kernel import native_session_kernel
+from rest_store.datastore.kernel import native_kernel
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.remote import MOST_RECENT
 from rest_store.drafting.sources import RecycledLogits
@@ -77,7 +77,7 @@ class Sessions:
             TokenRangeError, ContextTypeError: the text or its top-k is malformed.
             OverloadedError: the sessions take too much memory.
         """
-        most = int(native_session_kernel().MAX_STORES)
+        most = int(native_kernel().MAX_STORES)
         if len(served) > most:
             raise LimitError(describe("session", "number of datastores", len(served), f"at most {most}"))
         if len(set(served)) < len(served):
