@@ -1,4 +1,4 @@
-"""A thread that does work beside additions: merging, sealing, evicting, purging."""
+"""A thread that works beside queries and additions, at a low priority."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
 from rest_store.errors import error_text
@@ -14,38 +14,32 @@ from rest_store.errors import error_text
 _NICENESS = 15  # with 19, additions wait longer for locks that the thread holds while others use all cores
 
 
-class Maintenance:
-    """Does jobs in a thread of its own, until it is stopped, or nobody has its owner. A job that fails is tried again.
+class Background:
+    """Calls `work` again and again, until it is stopped or nobody has its owner. What fails is tried again.
 
     On Linux the thread has a low priority: it gives way to queries and additions where cores are few.
 
     Args:
-        owner: what the jobs are for; not kept alive.
-        name: of the thread.
-        jobs: each does one piece of work and returns whether there may be more; the first come first.
-        interval: seconds until it looks for work again, when there was none, or after a failure.
+        owner: what the work is for; not kept alive.
+        work: does one piece of work; returns whether there may be more.
+        interval: seconds until the next look for work, when there was none, or after a failure.
         abandoned: called by the thread when the owner is gone. (Whoever collects the owner may hold any lock.)
 
     Attributes:
-        failure: what the latest failure was, as text; None since all jobs have succeeded again.
+        failure: what the latest failure was, as text; None since work has succeeded again.
     """
 
     def __init__(
-        self,
-        owner: object,
-        name: str,
-        jobs: Sequence[Callable[[], bool]],
-        interval: float = 0.5,
-        abandoned: Callable[[], object] = lambda: None,
+        self, owner: object, work: Callable[[], bool], interval: float, abandoned: Callable[[], object]
     ) -> None:
         self.failure: str | None = None
         self._owner = weakref.ref(owner)
-        self._abandoned = abandoned
-        self._jobs = jobs
+        self._work = work
         self._interval = interval
+        self._abandoned = abandoned
         self._wake = threading.Event()
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name="rest-store live", daemon=True)
         self._thread.start()
 
     def wake(self) -> None:
@@ -67,16 +61,11 @@ class Maintenance:
                 self._abandoned()
                 return
             self._wake.clear()
-            busy, failure = False, None
-            for job in self._jobs:
-                try:
-                    busy = job()
-                except Exception as error:  # such as a full disk: the other jobs go on, and make room
-                    failure = failure or error_text(error)
-                if busy:
-                    break
-            self.failure = failure
-            if failure is not None:
+            try:
+                busy, self.failure = self._work(), None
+            except Exception as error:  # such as a full disk
+                self.failure = error_text(error)
                 self._stopped.wait(self._interval)  # however much is added meanwhile
-            elif not busy:
+                continue
+            if not busy:
                 self._wake.wait(self._interval)
