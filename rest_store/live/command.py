@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +20,6 @@ from rest_store.options import PATH, SETTINGS, json_option
 from rest_store.terminal import loading
 
 if TYPE_CHECKING:
-    from rest_store.live.corpora import Added
     from rest_store.live.live_datastore import LiveDatastore
     from rest_store.live.live_info import LiveInfo
 
@@ -104,7 +101,6 @@ def _duration_text(seconds: float) -> str:
     epilog="""\b
 Examples:
   rest-store live add memory answers.jsonl --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct --max-tokens 20000000
-  rest-store live add memory notes.txt --id notes
   rest-store live add memory answers.jsonl --print-ids > ids.txt""",
 )
 @click.argument("directory", metavar="DIR", type=PATH)
@@ -120,14 +116,6 @@ Examples:
     "--max-age", metavar="TIME", type=duration, help="Keep documents for this time: seconds, or 12h, 30d, 4w."
 )
 @click.option(
-    "--id",
-    "ids",
-    metavar="ID",
-    multiple=True,
-    show_default="made of the content",
-    help="Id of a document, one for each document. Repeatable.",
-)
-@click.option(
     "--print-ids",
     is_flag=True,
     help="Print the id of each document, one per line, and all else to standard error; with --json, a list of them.",
@@ -140,7 +128,6 @@ def add(
     tokenizer: str | None,
     max_tokens: int | None,
     max_age: float | None,
-    ids: tuple[str, ...],
     print_ids: bool,
     reading: Reading,
     as_json: bool,
@@ -161,47 +148,30 @@ def add(
     source = tokenizer or directory / TOKENIZER_FILE_NAME
     with loading(f"tokenizer {source}"):
         target = load_tokenizer(source, chat_template=reading.chat_template)
-    all_ids: list[str] = []
-
-    def print_batch(so_far: Added, batch_ids: Sequence[str]) -> None:
-        if as_json:
-            all_ids.extend(batch_ids)
-        else:
-            click.echo("".join(f"{id}\n" for id in batch_ids), nl=False)
-
-    with _open(directory, tokenizer=target, max_tokens=max_tokens, max_age=max_age) as store, _progress() as progress:
-        added = add_corpora(store, corpora, target, ids, print_batch if print_ids else progress)
-        if not added.documents:
-            raise empty_corpora(corpora, added.without_tokens)
+    ids: list[str] = []
+    tokens = without_tokens = 0
+    with _open(directory, tokenizer=target, max_tokens=max_tokens, max_age=max_age) as store:
+        for added in add_corpora(store, corpora, target):
+            ids += added.ids
+            tokens += added.tokens
+            without_tokens += added.without_tokens
+            if print_ids and not as_json:
+                click.echo("".join(f"{id}\n" for id in added.ids), nl=False)
+        if not ids:
+            raise empty_corpora(corpora, without_tokens)
         described = store.info()
-    facts = {**asdict(added), "token_count": described.token_count, "document_count": described.document_count}
     if as_json:
-        click.echo(json.dumps({"path": str(directory), **facts, **({"ids": all_ids} if print_ids else {})}))
+        facts = {"documents": len(ids), "tokens": tokens, "without_tokens": without_tokens}
+        facts |= {"token_count": described.token_count, "document_count": described.document_count}
+        click.echo(json.dumps({"path": str(directory), **facts, **({"ids": ids} if print_ids else {})}))
         return
-    left_out = f" ({added.without_tokens:,} more without tokens)" if added.without_tokens else ""
-    click.echo(f"{directory}: {_amount(added.documents, added.tokens)} read{left_out},", err=print_ids)
+    left_out = f" ({without_tokens:,} more without tokens)" if without_tokens else ""
+    click.echo(f"{directory}: {_amount(len(ids), tokens)} read{left_out},", err=print_ids)
     click.echo(f"now {_amount(described.document_count, described.token_count)} there", err=print_ids)
 
 
 def _amount(documents: int, tokens: int) -> str:
     return f"{counted(documents, 'document')} of {counted(tokens, 'token')}"
-
-
-@contextmanager
-def _progress() -> Iterator[Any]:
-    """Yield what shows on a terminal how much was added, and clear the line in the end."""
-    on_terminal = sys.stderr.isatty()
-
-    def progress(so_far: Added, batch_ids: Sequence[str]) -> None:
-        if on_terminal:
-            line = _amount(so_far.documents, so_far.tokens)
-            click.echo(f"\r{line:<60}", nl=False, err=True)
-
-    try:
-        yield progress
-    finally:
-        if on_terminal:
-            click.echo("\r" + " " * 60 + "\r", nl=False, err=True)
 
 
 @live.command(epilog="Example: rest-store live delete memory notes 0f3a")
