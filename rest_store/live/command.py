@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,6 @@ from rest_store.terminal import loading
 
 if TYPE_CHECKING:
     from rest_store.live.live_datastore import LiveDatastore
-    from rest_store.live.live_info import LiveInfo
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
@@ -54,47 +52,26 @@ def info(directory: Path, as_json: bool) -> None:
 def show(directory: Path, *, as_json: bool) -> None:
     """Print what `rest-store live info` shows."""
     with _open(directory, read_only=True) as store:
-        described, stored = store.info(), _size_of_documents(directory)
-    facts = {**asdict(described), "path": str(directory), "documents_size": stored}
-    facts["tokenizer"] = described.tokenizer.to_manifest()
-    facts["live"] = True
-    for name in ("built", "oldest"):
-        facts[name] = None if facts[name] is None else facts[name].isoformat(timespec="seconds")
+        info = store.info()
+    tokenizer, size = info.tokenizer, sum(path.stat().st_size for path in directory.glob("documents.sqlite*"))
+    built, oldest = (time and time.isoformat(timespec="seconds") for time in (info.built, info.oldest))
     if as_json:
-        click.echo(json.dumps(facts, ensure_ascii=False))
+        facts = {**asdict(info), "path": str(directory), "documents_size": size, "tokenizer": tokenizer.to_manifest()}
+        click.echo(json.dumps({**facts, "built": built, "oldest": oldest, "live": True}, ensure_ascii=False))
         return
-    click.echo(table(_rows(described, facts)))
-
-
-def _rows(described: LiveInfo, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    tokenizer = described.tokenizer
-    limits = [] if described.max_tokens is None else [counted(described.max_tokens, "token")]
-    limits += [] if described.max_age is None else [_duration_text(described.max_age)]
-    files = described.token_count - described.memory_token_count
-    yield "live", str(described.path)
-    if described.failure is not None:
-        yield "failure", described.failure
-    yield "tokens", f"{described.token_count:,} in {counted(described.document_count, 'document')}"
-    yield "limits", ", ".join(limits) or "none"
-    yield "tokenizer", f"{tokenizer.name}, {counted(tokenizer.vocabulary_size, 'id')}"
-    if described.document_count:
-        yield "added", f"{facts['oldest']} to {facts['built']}"
-    yield "documents", f"{size_text(facts['documents_size'])} in SQLite"
-    yield "segments", f"{described.shard_count}, with {counted(files, 'token')} in files ({size_text(described.size)})"
-    yield "", f"and {described.memory_token_count:,} in memory ({size_text(described.memory_size)})"
-    yield "kernel", described.kernel
-    yield "identity", f"{tokenizer.fingerprint[:23]}..."
-
-
-def _size_of_documents(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.glob("documents.sqlite*"))
-
-
-def _duration_text(seconds: float) -> str:
-    for unit, name in ((86_400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= 2 * unit:
-            return f"{seconds / unit:g} {name}"
-    return f"{seconds:g} second{'s' * (seconds != 1)}"
+    limits = [] if info.max_tokens is None else [counted(info.max_tokens, "token")]
+    limits += [] if info.max_age is None else [f"{info.max_age / 3600:g} hours"]
+    rows = [
+        ("live", str(info.path)),
+        ("tokens", f"{info.token_count:,} in {counted(info.document_count, 'document')}"),
+        ("limits", ", ".join(limits) or "none"),
+        ("tokenizer", f"{tokenizer.name}, {counted(tokenizer.vocabulary_size, 'id')}"),
+        ("added", f"{oldest} to {built}" if info.document_count else "nothing"),
+        ("documents", f"{size_text(size)} in SQLite"),
+        ("segments", f"{info.shard_count}, {size_text(info.size)} in files"),
+        ("identity", f"{tokenizer.fingerprint[:23]}..."),
+    ]
+    click.echo(table(rows))
 
 
 @live.command(
