@@ -27,7 +27,6 @@ from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from functools import cached_property
-from pathlib import Path
 from typing import Any, BinaryIO
 
 from build_index.corpus_spec import READERS, CorpusSpec

@@ -1,11 +1,9 @@
-"""The second stage of a build: a tokens file to the suffix array beside it, several shards at once."""
+"""The second stage of a build: a tokens file to the suffix array beside it."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,13 +24,16 @@ class SortSeconds:
     write: float = 0.0
 
 
-def sort_shard(directory: Path, name: str, vocabulary_size: int) -> SortSeconds:
+def sort_shard(
+    directory: Path, name: str, vocabulary_size: int, is_wanted: Callable[[], bool] = lambda: True
+) -> SortSeconds:
     """Sort the suffixes of a complete tokens file and write the suffix array, unless it is there.
 
     Args:
         directory: where the shard is.
         name: of the shard.
         vocabulary_size: `V`.
+        is_wanted: whether to write what is sorted; False if the build has ended meanwhile.
 
     Raises:
         OutputError: a file cannot be written.
@@ -51,33 +52,8 @@ def sort_shard(directory: Path, name: str, vocabulary_size: int) -> SortSeconds:
         expected = f"{size_text(shard_bytes(positions, vocabulary_size))} free; choose a smaller --memory"
         raise MemoryBudgetError(describe(name, "memory for sorting", "exhausted", expected)) from error
     sorted_at = time.perf_counter()
+    if not is_wanted():
+        return SortSeconds(sorted_at - start)
     with whole_file(output) as unfinished:
         write_suffixes(unfinished, tokens, order)
     return SortSeconds(sorted_at - start, time.perf_counter() - sorted_at)
-
-
-class SortingThreads:
-    """Calls functions in daemon threads, which an interrupted process need not wait for; sorting releases the GIL.
-
-    Args:
-        most: threads at once; `submit` waits for a free one.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._free = threading.Semaphore(most)
-
-    def submit(self, function: Callable[..., SortSeconds], *arguments: object) -> Future[SortSeconds]:
-        """Begin a call when a thread is free; return its result to come."""
-        self._free.acquire()
-        future: Future[SortSeconds] = Future()
-
-        def run() -> None:
-            try:
-                future.set_result(function(*arguments))
-            except BaseException as error:
-                future.set_exception(error)
-            finally:
-                self._free.release()
-
-        threading.Thread(target=run, name="sort", daemon=True).start()
-        return future

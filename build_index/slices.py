@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -123,9 +123,9 @@ def cut(corpora: Sequence[Corpus]) -> Iterator[Slice]:
         for number, part in enumerate(_parts(corpus, largest)):
             name = f"{index:04}-{number:07}"
             if isinstance(part[0], CorpusFile):
-                yield Slice(name, index, files=tuple(part))  # type: ignore[arg-type]
+                yield Slice(name, index, files=tuple(part))
             else:
-                yield Slice(name, index, documents=tuple(part))  # type: ignore[arg-type]
+                yield Slice(name, index, documents=tuple(part))
 
 
 def _parts(corpus: Corpus, largest: int) -> Iterator[list[CorpusFile] | list[Document]]:
@@ -182,10 +182,7 @@ def tokenize(setup: Setup, part: Slice) -> SliceReport:
             tokens = setup.tokenizer.encode_documents(needed)
             report.tokenize_seconds += time.perf_counter() - before
             _write_batch(file, digests, is_needed, tokens)
-        if part.files:
-            data = json.dumps(asdict(counts)).encode()
-        else:
-            data = b"null"
+        data = json.dumps(vars(counts) if part.files else None).encode()
         file.write(_NUMBERS.pack(0, len(data), 1) + data)
     report.read_seconds = time.perf_counter() - started - report.tokenize_seconds
     report.peak_memory = resident_bytes("VmHWM")
@@ -198,9 +195,7 @@ def _documents(setup: Setup, part: Slice, counts: CorpusCounts) -> Iterator[Docu
         yield from setup.corpora[part.corpus].documents(file, counts)
 
 
-def _write_batch(
-    file: BinaryIO, digests: bytes, is_tokenized: npt.NDArray[np.bool_], tokens: Sequence[Tokens]
-) -> None:
+def _write_batch(file: BinaryIO, digests: bytes, is_tokenized: npt.NDArray[np.bool_], tokens: Sequence[Tokens]) -> None:
     lengths = np.full(len(is_tokenized), _NO_TOKENS, dtype=np.int64)
     lengths[is_tokenized] = [len(ids) for ids in tokens]
     ids = np.concatenate(tokens) if tokens else np.empty(0, dtype=np.uint16)

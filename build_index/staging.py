@@ -39,7 +39,9 @@ from rest_store.datastore.render import counted
 from rest_store.errors import OutputError, ResumeError, describe
 
 PLAN_NAME = "plan.json"
-_OUR_FILES = re.compile("|".join(map(re.escape, (MANIFEST_NAME, TOKENIZER_FILE_NAME))) + r"|shard-\d+\.(tokens|suffixes)")
+_OUR_FILES = re.compile(
+    "|".join(map(re.escape, (MANIFEST_NAME, TOKENIZER_FILE_NAME))) + r"|shard-\d+\.(tokens|suffixes)"
+)
 _LIVE_FILES = (DOCUMENTS_FILE_NAME, "writer.lock")
 _BUILDING_NAME = re.compile(r"\..*\.building", re.DOTALL)
 _AT_FDCWD = -100
@@ -163,6 +165,11 @@ class Staging:
                 self.datastore.rename(self.out)
             _sync(self.out.parent)
         self.discard()
+
+    def abandon(self) -> None:
+        """After a failure, remove the directory, unless it has what can be resumed or must be put in place."""
+        if not self._complete.exists() and not kept_shards(self.out):
+            self.discard()
 
     def discard(self) -> None:
         """Remove the directory as far as possible: the build is done, or there is nothing to resume."""

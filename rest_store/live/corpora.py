@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from build_index.document_stream import BATCH_CHARACTERS, BATCH_DOCUMENTS
 from build_index.documents import Document, batches
 from build_index.duplicates import content_digest
 from build_index.encoder import Tokens
@@ -59,7 +58,7 @@ def add_corpora(
             raise DocumentError(describe("add", "number of ids", len(ids), f"{len(documents)}, one for each document"))
     added = Added()
     names = iter(ids)
-    for batch in batches(documents, BATCH_CHARACTERS, BATCH_DOCUMENTS):
+    for batch in batches(documents):
         encoded = tokenizer.encode_documents(batch)
         keys = [next(names) for _ in batch] if ids else [content_digest(document).hex() for document in batch]
         entries: list[tuple[str, Tokens]] = [
