@@ -10,9 +10,6 @@ from build_index.duplicates import content_digest
 from build_index.target_tokenizer import TargetTokenizer
 from rest_store.live.live_datastore import LiveDatastore
 
-_BATCH_CHARACTERS = 1 << 19  # enough for the tokenizing threads
-_BATCH_DOCUMENTS = 1 << 13
-
 
 @dataclass(frozen=True)
 class Added:
@@ -48,7 +45,7 @@ def add_corpora(
         LiveDatastoreError: as `LiveDatastore.add`.
     """
     documents = (document for corpus in corpora for document in corpus)
-    for batch in batches(documents, _BATCH_CHARACTERS, _BATCH_DOCUMENTS):
+    for batch in batches(documents):
         encoded = zip(batch, tokenizer.encode_documents(batch), strict=True)
         tokens = {i: some for i, (_, some) in enumerate(encoded) if len(some)}
         ids = live.add(list(tokens.values()), [content_digest(batch[i]).hex() for i in tokens])
