@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from rest_store.service.server.live_handlers import LiveHandlers
 
 from rest_store.errors import (
     ContextTypeError,
@@ -27,7 +28,6 @@ from rest_store.service.client.client import DatastoreClient
 from rest_store.service.server import live_handlers
 from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.limits import Limits
-from rest_store.service.server.live_handlers import LiveHandlers
 from rest_store.service.server.rights import Rights
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.clients import KINDS, connected

@@ -14,6 +14,10 @@ from typing import Any, NamedTuple
 
 import grpc
 import pytest
+from rest_store.service.server.handlers import Handlers, StreamState
+from rest_store.service.server.logs import EventLog
+from rest_store.service.server.session_handlers import SessionHandlers, SessionState
+from rest_store.service.server.shared_stream import SharedStream
 
 from rest_store.datastore.datastore import Datastore
 from rest_store.errors import LimitError, MessageOrderError, MessageSizeError
@@ -22,15 +26,11 @@ from rest_store.service.server import handlers as handlers_module
 from rest_store.service.server import session_handlers, shared_stream
 from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.executor import Executor
-from rest_store.service.server.handlers import Handlers, StreamState
 from rest_store.service.server.limits import Limits
-from rest_store.service.server.logs import EventLog
 from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.rights import Rights
 from rest_store.service.server.server import Options, Server
-from rest_store.service.server.session_handlers import SessionHandlers, SessionState
 from rest_store.service.server.sessions import Sessions
-from rest_store.service.server.shared_stream import SharedStream
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
 from tests.shared.services import PATIENCE

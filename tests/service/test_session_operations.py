@@ -15,6 +15,7 @@ from typing import Any
 
 import grpc
 import pytest
+from rest_store.service.server.logs import EventLog
 
 from rest_store.datastore.kernel import native_kernel
 from rest_store.drafting.session import DraftSession
@@ -26,7 +27,6 @@ from rest_store.service.client.client import DatastoreClient
 from rest_store.service.server import server as server_module
 from rest_store.service.server import servicer
 from rest_store.service.server.limits import Limits
-from rest_store.service.server.logs import EventLog
 from rest_store.service.server.server import Options, Server
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
