@@ -57,7 +57,6 @@
     |   |-- ModelNotSupportedError      the model cannot verify draft trees              (ValueError)
     |   |-- ModeNotSupportedError       neither greedy search nor sampling               (ValueError)
     |   |-- CacheNotSupportedError      the key-value cache cannot hold trees            (ValueError)
-    |   |-- CacheFullError              a static cache has no slot for the next token    (IndexError)
     |   |-- DrafterError                neither a list of sources nor a callable         (TypeError)
     |   |-- RememberError               outputs cannot be added to this object           (TypeError)
     |   |-- PromptError                 a prompt is neither text nor token ids           (ValueError)
@@ -313,10 +312,6 @@ class ModeNotSupportedError(GenerationError, ValueError):
 
 class CacheNotSupportedError(GenerationError, ValueError):
     """The key-value cache cannot hold a draft tree (quantized, offloaded, recurrent...)."""
-
-
-class CacheFullError(GenerationError, IndexError):
-    """The caller's static cache has no slot for the next token."""
 
 
 class DrafterError(GenerationError, TypeError):

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 import rest_store
-from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
+from rest_store.datastore.tokenizer import identity_of
 from rest_store.errors import DeadlineError, ServiceUnavailableError
 from rest_store.live.opening import open_store
 from rest_store.options import (
@@ -130,6 +130,7 @@ def generate(
         raise click.UsageError("--html takes one --prompt")
     places = [place if is_service(place) else str(Path(place)) for place in datastores]
     target = remember if remember is None or is_service(remember) else str(Path(remember))
+    client_options = access.arguments()
     own_calibration = None if calibration is None else rest_store.Calibration.load(calibration)
     network, tokenizer = load_model(model, dtype=dtype, device=device, announce=loading)
     if chat and not tokenizer.chat_template:
@@ -141,7 +142,7 @@ def generate(
     stores: dict[str, Any] = {}
     for place in dict.fromkeys([*places, *([] if target is None else [target])]):
         if is_service(place):
-            stores[place] = _client(place, identity, access)
+            stores[place] = _client(place, {**client_options, "tokenizer": identity})
         elif place == target:
             stores[place] = context.with_resource(rest_store.LiveDatastore.open(place, tokenizer=tokenizer))
         else:
@@ -174,14 +175,13 @@ def generate(
         writer.write_lines(chat=bool(tokenizer.chat_template) if chat is None else chat)
 
 
-def _client(place: str, tokenizer: TokenizerIdentity, access: Access) -> rest_store.DatastoreClient:
+def _client(place: str, options: dict[str, Any]) -> rest_store.DatastoreClient:
     """Return a client of a service, closed when the command ends; warn if the service does not answer.
 
     Raises:
         TokenizerMismatchError: its datastores were built with another tokenizer.
     """
-    client = rest_store.DatastoreClient(place, tokenizer=tokenizer, **access.arguments())
-    click.get_current_context().with_resource(client)
+    client = click.get_current_context().with_resource(rest_store.DatastoreClient(place, **options))
     try:
         client.connect(timeout=2.0)
     except (ServiceUnavailableError, DeadlineError) as error:

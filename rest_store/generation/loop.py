@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ import torch
 from rest_store.drafting.costs import DraftPolicy
 from rest_store.drafting.output_document import PROMPT_TOKENS, OutputDocument
 from rest_store.drafting.remembering import RememberTarget, remember
-from rest_store.errors import DraftingWarning, GenerationFailedError, ModeNotSupportedError, describe
+from rest_store.errors import GenerationFailedError, ModeNotSupportedError, describe
 from rest_store.generation.acceptance import Acceptance
 from rest_store.generation.cache import TreeKVCache, is_dynamic
 from rest_store.generation.detokenizer import Detokenizer
@@ -258,21 +257,13 @@ class Generation:
     def __enter__(self) -> Generation:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self._close_quietly()
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _fail(self, error: BaseException) -> None:
         """Close after an error. It is not kept: its traceback would keep this generation and its memory."""
         self._failure = self._failure or type(error).__name__
-        self._close_quietly()
-
-    def _close_quietly(self) -> None:
-        """Close while an error passes; where warnings are raised as errors, theirs must not take its place."""
-        with suppress(DraftingWarning):
-            self.close()
+        self.close()
 
     def _release(self, *, hand_back: bool) -> None:
         """Remember the output, close sessions and verifier, and fill the caller's cache."""

@@ -45,7 +45,7 @@ def check_live(path: Path, *, full: bool = False, progress: Progress = lambda st
         records = documents.records()
         segments = 0
         for number, record in enumerate(records):
-            progress(DOCUMENTS_DOCUMENTS_FILE_NAME, number, 1 + len(records))
+            progress(DOCUMENTS_FILE_NAME, number, 1 + len(records))
             try:
                 _check_segment(path, record, size, full=full, progress=progress)
                 _check_content(path, record, documents, size)

@@ -62,10 +62,9 @@ def export(live: LiveDatastore, out: Path) -> Datastore:
             program = f"rest-store {rest_store.__version__}"
             manifest = Manifest(program, live.tokenizer, tuple(records), (corpus,), {}, digest)
             staging.write(MANIFEST_NAME, manifest.to_json())
-            staging.sync()
             staging.put_in_place()
         except BaseException:
-            staging.discard()
+            staging.abandon()
             raise
     return Datastore.open(out)
 

@@ -16,7 +16,7 @@ from rest_store.live.segments import Segments, stored_segments
 class Follower:
     """Reads one live datastore: maps the writer's files, and sorts the newest documents itself. Thread-safe.
 
-    A file that the writer has just replaced may be gone: then its documents are sorted, until the next `refresh`.
+    A file that the writer has just replaced may be gone: then its documents are sorted, until it looks again.
 
     Args:
         directory: of the datastore.
@@ -30,8 +30,10 @@ class Follower:
     Attributes:
         tokenizer: identity of the tokenizer that the tokens are from.
         retention: how much the writer keeps.
-        segments: the segments at the latest `refresh`.
+        segments: the segments at the latest look.
     """
+
+    interval = 0.02  # seconds between looks
 
     def __init__(self, directory: Path, tokenizer: TokenizerIdentity | None) -> None:
         self._directory = directory
@@ -46,7 +48,7 @@ class Follower:
                 self.tokenizer.require_same(tokenizer, directory)
             self.retention = Retention(*self._documents.limits())
             self.segments = Segments(self.tokenizer.vocabulary_size)
-            self.refresh()
+            self.work()
             stack.pop_all()
 
     def close(self) -> None:
@@ -56,10 +58,6 @@ class Follower:
             self._documents.close()
 
     def work(self) -> bool:
-        """Show what is new; return whether there was anything."""
-        return self.refresh()
-
-    def refresh(self) -> bool:
         """Show what the writer has committed; return False if that is nothing new.
 
         Raises:

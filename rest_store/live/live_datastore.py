@@ -8,7 +8,6 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -42,9 +41,6 @@ from rest_store.live.writer_lock import WriterLock
 with build_packages("live datastores", LiveDatastoreError, "live"):
     import pydivsufsort  # noqa: F401 - what sorts segments
 
-_WRITER_SECONDS = 0.5  # between looks for what is too old
-_REFRESH_SECONDS = 0.02  # between looks of a reading process
-
 
 class LiveDatastore(Store):
     """A directory of documents that one process writes and any number read. Open one with `LiveDatastore.open`.
@@ -75,8 +71,7 @@ class LiveDatastore(Store):
         self._before_close: dict[Callable[[LiveDatastore], object], None] = {}
         self._closing = threading.Lock()
         self._end = partial(_end, backend, lock)
-        seconds = _REFRESH_SECONDS if lock is None else _WRITER_SECONDS
-        self._background = Background(self, backend.work, seconds, abandoned=self._end)
+        self._background = Background(self, backend.work, backend.interval, abandoned=self._end)
         _opened.add(self)
 
     @classmethod
@@ -182,23 +177,19 @@ class LiveDatastore(Store):
     def info(self) -> LiveInfo:
         """Return a description of this datastore as it is now."""
         segments = self._open_segments().all
-        memory = [segment for segment in segments if segment.record is None]
         return LiveInfo(
             path=self.path,
             tokenizer=self.tokenizer,
             token_count=sum(segment.token_count for segment in segments),
             document_count=sum(segment.span.document_count for segment in segments),
             shard_count=len(segments),
-            memory_token_count=sum(segment.token_count for segment in memory),
-            memory_size=sum(segment.size for segment in memory),
+            memory_token_count=sum(segment.token_count for segment in segments if segment.record is None),
             size=sum(segment.size for segment in segments if segment.record is not None),
             built=_time(segments[-1].span.newest) if segments else None,
             oldest=_time(segments[0].span.oldest) if segments else None,
             max_tokens=self._backend.retention.max_tokens,
             max_age=self._backend.retention.max_age,
-            kernel="native",
             failure=self._background.failure,
-            counts=replace(self._backend.counts) if isinstance(self._backend, Writer) else None,
         )
 
     def add(self, documents: Sequence[IntSequence | str], ids: Sequence[str] | None = None) -> list[str]:
@@ -271,7 +262,7 @@ class LiveDatastore(Store):
         """
         self._open_segments()
         if isinstance(self._backend, Follower):
-            self._backend.refresh()
+            self._backend.work()
 
     def _open_segments(self) -> Segments:
         segments = self._segments

@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from build_index.suffix_array import byte_sorter
 from rest_store.datastore.header import (
-    HEADER_SIZE,
     KEY_STRIDE,
     TAIL_SIZE,
     SuffixesHeader,
@@ -76,9 +75,8 @@ class Segment:
 
     @property
     def size(self) -> int:
-        """Bytes that it takes in memory or in its files."""
-        headers = 2 * (HEADER_SIZE + TAIL_SIZE) if self.record else 0
-        return headers + self.view.symbols.nbytes + self.view.keys.nbytes + self.view.entries.nbytes
+        """Bytes of the shard, without headers."""
+        return self.view.symbols.nbytes + self.view.keys.nbytes + self.view.entries.nbytes
 
 
 def sorted_segment(documents: Sequence[Document], vocabulary_size: int, memtable: Segment | None = None) -> Segment:

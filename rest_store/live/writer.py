@@ -14,7 +14,6 @@ from rest_store.errors import DatastoreClosedError, StorageError, describe
 from rest_store.live.compaction import segments_to_merge, stall
 from rest_store.live.documents import Change, Document, Documents, SegmentRecord
 from rest_store.live.encoding import NewDocument
-from rest_store.live.live_info import WriterCounts
 from rest_store.live.retention import Retention
 from rest_store.live.segment import Segment, remove_files, sorted_segment, write_segment
 from rest_store.live.segments import Segments, stored_segments
@@ -39,8 +38,9 @@ class Writer:
         tokenizer: identity of the tokenizer that the tokens are from.
         retention: how much to keep.
         segments: the present segments.
-        counts: of what it has done.
     """
+
+    interval = 0.5  # seconds between looks for what is too old
 
     def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
         self._directory = directory
@@ -51,7 +51,6 @@ class Writer:
         self._may_differ_from_disk = False
         self._last, self._newest = 0, 0.0  # number and time of the newest document
         self._records: list[SegmentRecord] = []  # that are stored
-        self.counts = WriterCounts()
         with ExitStack() as stack:
             self._documents = stack.enter_context(closing(Documents(directory)))  # for the holder of `_lock`
             # For the holder of `_sorting`:
@@ -109,7 +108,6 @@ class Writer:
                     self._documents.clean()
             finally:
                 self._remove_unused(segment for segment in left.values() if segment is not None)
-        self.counts.deleted += len(numbers)
         return len(numbers)
 
     def work(self) -> bool:
@@ -220,8 +218,6 @@ class Writer:
         is_full = segment.position_count >= self.retention.memtable
         segments.append(self._flushed(segment) if is_full else segment)
         self._store(segments, added=documents, ids=list(new))
-        self.counts.added += len(documents)
-        self.counts.added_tokens += sum(len(document.symbols) for document in documents) // self._width
 
     def _sort_without(
         self, segments: Sequence[Segment], ids: Sequence[str], documents: Documents, left: dict[Segment, Segment | None]
@@ -269,7 +265,6 @@ class Writer:
             raise
         self._last, self._newest, self._records = last, newest, records
         self.segments.set(present, without_some=without_some or bool(deleted) or first > 0)
-        self.counts.evicted += sum(segment.span.document_count for segment in segments[:first_kept])
         self._remove_files(record.name for record in obsolete)  # whoever still reads them has them mapped
 
     # --- For whoever holds either lock --------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import DynamicCache
+from transformers import DynamicCache, StopStringCriteria
 
 import rest_store
 from rest_store.errors import RestStoreError
@@ -98,6 +98,9 @@ def plain_text(plan: Plan, model: Any) -> Text | BaseException:
         begin = asked["input_ids"].shape[1] if "input_ids" in asked else 0
         if plan.options["do_sample"] and plan.rows > 1:
             asked["custom_generate"] = rest_store.generate
+            if "stop_strings" in asked:  # of these transformers tells no loop but its own
+                criterion = StopStringCriteria(asked.pop("tokenizer"), asked.pop("stop_strings"))
+                asked["stopping_criteria"] = [*asked.get("stopping_criteria", []), criterion]
         torch.manual_seed(plan.seed)
         return model.generate(**asked, streamer=streamer)
 

@@ -241,6 +241,8 @@ def some_way(chance: random.Random, plan: Plan) -> None:
         tokens = [chance.randrange(30, VOCABULARY) for _ in range(chance.randrange(1, 5))]
         plan.options["stop_strings"] = [tokenizer.decode([token]) or "a" for token in tokens]
         plan.options["tokenizer"] = tokenizer
+        if plan.rows > 1:
+            plan.options.setdefault("eos_token_id", [3])
     if plan.way in ("streamed", "broken stream") and plan.rows > 1:
         if chance.random() < 0.8:
             plan.way = "generate"

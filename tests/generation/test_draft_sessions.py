@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache
 
 import rest_store
 import rest_store.generation.generate as entry
@@ -81,38 +80,6 @@ def test_a_drafter_that_raises_changes_nothing(where: str, after: int, rows: int
     if where != "close":
         assert counts.failed == rows, "a session that has failed is not asked again"
         assert "ConnectionError: the service went away" in counts.errors[0]
-
-
-@pytest.mark.filterwarnings("error")
-def test_a_warning_that_is_raised_comes_after_the_text_and_hides_no_error() -> None:
-    model = tiny_model("llama")
-    inputs = prompts(1)
-    plain = model.generate(**inputs, **FIXED)
-    generator = rest_store.Generator(model, None, lambda prompt: Faulty(prompt, "accept"))
-    cache = DynamicCache(config=model.config)
-    written = generator.begin(inputs, **FIXED, past_key_values=cache)
-    with pytest.raises(DraftingWarning):
-        list(written)
-    assert torch.equal(written.result(), plain)
-    assert int(cache.get_seq_length()) == plain.shape[1] - 1
-
-    def fails(ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        if ids.shape[1] == 20:
-            raise KeyboardInterrupt
-        return torch.tensor([False])
-
-    cache.reset()
-    with pytest.raises(KeyboardInterrupt):
-        list(generator.begin(inputs, **FIXED, past_key_values=cache, stopping_criteria=[fails]))
-    assert int(cache.get_seq_length()) >= 14
-
-    def read() -> None:
-        with generator.begin(inputs, **FIXED) as pieces:
-            next(pieces)
-            raise TimeoutError("the reader went away")
-
-    with pytest.raises(TimeoutError):
-        read()
 
 
 def test_sources_that_fail_are_counted_and_change_nothing() -> None:

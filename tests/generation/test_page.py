@@ -112,24 +112,6 @@ def test_untrusted_text_is_text(words: Any) -> None:
     assert reader.data["labels"][0] == HOSTILE
 
 
-@pytest.mark.parametrize(
-    ("prompt", "folded", "end"),
-    [
-        ("x" * 600, False, ""),
-        ("x" * 601, True, "x" * 160),
-        ("one\n" * 40 + "def add(", True, "def add("),
-        ("one\n" * 40, True, "one\n"),
-    ],
-)
-def test_a_long_prompt_is_folded_but_for_its_end(prompt: str, folded: bool, end: str, words: Any) -> None:
-    shown = page_of(traced([70, 71]), words, prompt=prompt)
-    reader = read(shown)
-    assert ("details" in reader.tags) == folded
-    assert prompt in reader.text.replace("\n\nThe prompt ends: ", "")
-    if folded:
-        assert f"The prompt ends: </span>{end}</div>" in shown
-
-
 def test_special_tokens_and_pieces_of_characters_are_seen(words: Any) -> None:
     ids = [*words("漢 漢", add_special_tokens=False)["input_ids"], words.eos_token_id]
     reader = read(page_of(traced(ids, nodes=3), words))

@@ -68,14 +68,14 @@ class NativeKernel {
     if (max_nodes < 1 || max_nodes > kMaxListed || max_depth < 1 || max_depth > kMaxDepth)
       throw nb::value_error("limit out of range");
     const auto scratch = take_scratch();
-    PackedTree tree;
+    TreeCache::Tree tree;
     {
       const nb::gil_scoped_release released;
       tree = kernel_.draft(suffix, {max_nodes, max_depth}, *scratch);
     }
     require_readable();
-    return nb::make_tuple(nb::bytes(tree.nodes.data(), tree.nodes.size()),
-                          nb::make_tuple(tree.match_length, tree.match_count));
+    return nb::make_tuple(nb::bytes(tree->nodes.data(), tree->nodes.size()),
+                          nb::make_tuple(tree->match_length, tree->match_count));
   }
 
   std::uint64_t count(const Tokens& tokens) {

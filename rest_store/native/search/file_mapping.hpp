@@ -96,15 +96,9 @@ class FileMapping {
     return value;
   }
 
-  // Handlers that were found where ours was installed, oldest first: more than one if others were installed after it.
-  struct Before {
-    static constexpr int most = 8;
-    std::atomic<int> count{0};
-    struct sigaction handlers[most] = {};
-  };
-
-  static Before& before() {
-    static Before value;
+  // The handler in whose place ours was installed last; null: the default. Never freed: a signal may be reading it.
+  static std::atomic<const struct sigaction*>& previous() {
+    static std::atomic<const struct sigaction*> value{nullptr};
     return value;
   }
 
@@ -122,17 +116,14 @@ class FileMapping {
   static void install() {
     first();  // what the handler uses must exist before it can be called
     losses();
+    previous();
     page_size();
     const std::lock_guard lock(mutex());
     struct sigaction current = {};
     if (sigaction(SIGBUS, nullptr, &current) != 0) throw std::system_error(errno, std::generic_category());
     if (current.sa_sigaction == on_bus_error) return;
-    const int count = before().count.load();
-    if (count == Before::most) return;
-    if (count == 0 || before().handlers[count - 1].sa_sigaction != current.sa_sigaction) {
-      before().handlers[count] = current;
-      before().count.store(count + 1);
-    }
+    const bool is_default = (current.sa_flags & SA_SIGINFO) == 0 && current.sa_handler == SIG_DFL;
+    previous().store(is_default ? nullptr : new struct sigaction(current));
     struct sigaction action = {};
     action.sa_sigaction = on_bus_error;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK;
@@ -161,25 +152,23 @@ class FileMapping {
     return false;
   }
 
-  // A signal that is not ours belongs to the handler that was there before.
+  // A signal that is not ours belongs to the handler that was there before. One that a page causes, it gets once: if it
+  // returns, the instruction runs again and ends the process.
   static void forward(int signal, siginfo_t* info, void* context, bool sent) {
-    int count = before().count.load();
-    const struct sigaction& handler = before().handlers[count - 1];
-    // Handlers that were installed later and gave up, as Python's faulthandler, restore ours and send the signal to
-    // their own process. The instruction that failed runs again then, and is ours or not.
-    const bool given_up = sent && info->si_code == SI_TKILL && info->si_pid == getpid();
-    if (count > 1 && (given_up || !sent)) {
-      // The instruction runs again under that handler, which may restore ours: it must not be called from here.
-      if (before().count.compare_exchange_strong(count, count - 1) && !given_up) sigaction(signal, &handler, nullptr);
-      return;
+    // A handler that was installed later and gives up, as Python's faulthandler does, restores ours and sends the
+    // signal again. The instruction that failed runs again, too, and is ours or not.
+    if (info->si_code == SI_TKILL && info->si_pid == getpid()) return;
+    const struct sigaction* handler = sent ? previous().load() : previous().exchange(nullptr);
+    if (handler == nullptr) {
+      struct sigaction end = {};
+      end.sa_handler = SIG_DFL;
+      sigaction(signal, &end, nullptr);
+      if (sent) raise(signal);  // pending until this handler returns
+    } else if ((handler->sa_flags & SA_SIGINFO) != 0) {
+      handler->sa_sigaction(signal, info, context);
+    } else if (handler->sa_handler != SIG_IGN) {
+      handler->sa_handler(signal);
     }
-    if ((handler.sa_flags & SA_SIGINFO) != 0) return handler.sa_sigaction(signal, info, context);
-    if (handler.sa_handler != SIG_DFL && handler.sa_handler != SIG_IGN) return handler.sa_handler(signal);
-    if (given_up || (sent && handler.sa_handler == SIG_IGN)) return;
-    struct sigaction end = {};
-    end.sa_handler = SIG_DFL;
-    sigaction(signal, &end, nullptr);
-    if (sent) raise(signal);  // pending until this handler returns; otherwise the instruction runs again
   }
 
   const std::uint8_t* data_ = nullptr;

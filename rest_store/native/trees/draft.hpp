@@ -27,17 +27,20 @@ class Drafter {
     if (match.count == 0) return {};
     vocabulary_ = vocabulary;
     begin(shards, match);
-    // The fewer occurrences are asked for, the more has to be read; how many the last node has is not known before.
-    for (std::uint64_t least = 1 + match.count / (kShare * limits.max_nodes);; least = 1 + least / kFewer) {
+    // The fewer occurrences a node has to have, the more is read. How many the last one of the tree has is estimated
+    // from how many nodes have more than was asked for before.
+    std::uint64_t least = match.count > kFew * limits.max_nodes ? match.count / limits.max_nodes : 1;
+    for (;;) {
       grow(match, limits, least);
-      if (nodes_.size() > limits.max_nodes || least == 1) break;
+      const std::size_t count = nodes_.size() - 1;
+      if (count >= limits.max_nodes || least == 1) break;
+      least = std::max<std::uint64_t>(1, least * (3 * count + 1) / (4 * limits.max_nodes));
     }
     return {match.length, match.count, pack(limits.max_nodes)};
   }
 
  private:
-  static constexpr std::uint64_t kShare = 4;   // a node is first expected to have 1 of so many times max_nodes
-  static constexpr std::uint64_t kFewer = 6;   // by which the expectation falls
+  static constexpr std::uint64_t kFew = 4;      // times max_nodes: so many occurrences are all read
   static constexpr std::uint64_t kFanOut = 16;  // parts in which a gap between different tokens is cut
 
   // A node of the trie; the first is the match itself. Its intervals, one for each part, are in `intervals_`.
@@ -62,9 +65,11 @@ class Drafter {
     Token token;
   };
 
-  // Probes first .. last - 1 of a node in one part; `at` is the first whose token has not been taken yet.
+  // Probes first .. last - 1 of a node in one part. `at` is the first whose token has not been taken yet, `token` that
+  // token, or the vocabulary at the end; probes run .. at - 1 have the token taken last.
   struct Cursor {
-    std::size_t first, at, last;
+    std::size_t first, run, at, last;
+    Token token;
   };
 
   // A child that may have enough occurrences; its intervals are in `found_`, as soon as they are known.
@@ -141,8 +146,12 @@ class Drafter {
   void set_strides(std::uint64_t least) {
     double roots = 0;
     for (const Part& part : parts_) roots += part.root;
-    for (Part& part : parts_)
-      part.stride = std::max<std::uint64_t>(1, static_cast<std::uint64_t>(part.root / roots * static_cast<double>(least) / 2));
+    unseen_ = 0;
+    for (Part& part : parts_) {
+      const double stride = part.root / roots * static_cast<double>(least) / 2;
+      part.stride = std::max<std::uint64_t>(1, static_cast<std::uint64_t>(stride));
+      unseen_ += part.stride - 1;
+    }
   }
 
   void add_probe(std::vector<Probe>& probes, Rank rank, std::size_t node, std::size_t part) {
@@ -182,7 +191,8 @@ class Drafter {
     for (std::size_t i = 0; i < probes_.size(); ++i) {
       const Probe& probe = probes_[i];
       refined_.push_back(probe);
-      if (i + 1 == probes_.size() || !same_interval(probe, probes_[i + 1]) || probe.token == probes_[i + 1].token) continue;
+      if (i + 1 == probes_.size() || !same_interval(probe, probes_[i + 1]) || probe.token == probes_[i + 1].token)
+        continue;
       const std::uint64_t gap = probes_[i + 1].rank - probe.rank, stride = parts_[probe.part].stride;
       if (gap <= stride) continue;
       const std::uint64_t step = gap <= 4 * kFanOut * stride ? stride : gap / kFanOut;
@@ -202,20 +212,32 @@ class Drafter {
     boundaries_.clear();
     for (std::size_t i = 0; i < probes_.size();) {
       const std::uint32_t node = probes_[i].node;
-      cursors_.assign(parts_.size(), {0, 0, 0});
+      cursors_.assign(parts_.size(), {0, 0, 0, 0, vocabulary_});
       while (i < probes_.size() && probes_[i].node == node) {
         const std::size_t begin = i;
         while (i < probes_.size() && same_interval(probes_[i], probes_[begin])) ++i;
-        cursors_[probes_[begin].part] = {begin, begin, i};
+        cursors_[probes_[begin].part] = {begin, begin, begin, i, probes_[begin].token};
       }
       for (;;) {
         Token token = vocabulary_;
-        for (const Cursor& cursor : cursors_)
-          if (cursor.at < cursor.last) token = std::min(token, probes_[cursor.at].token);
+        for (const Cursor& cursor : cursors_) token = std::min(token, cursor.token);
         if (token >= vocabulary_) break;
-        add_candidate(node, token, least);
+        if (take(token) >= least) add_candidate(node, token, least);
       }
     }
+  }
+
+  // Move the cursors at `token` past it. Returns how often it may occur, at most.
+  std::uint64_t take(Token token) {
+    std::uint64_t most = unseen_;
+    for (Cursor& cursor : cursors_) {
+      cursor.run = cursor.at;
+      if (cursor.token != token) continue;
+      while (cursor.at < cursor.last && probes_[cursor.at].token == token) ++cursor.at;
+      cursor.token = cursor.at < cursor.last ? probes_[cursor.at].token : vocabulary_;
+      most += gap_before(cursor, cursor.at).end - gap_before(cursor, cursor.run).begin;
+    }
+    return most;
   }
 
   // The ranks at which the boundary before probe `i` of a node in one part may lie.
@@ -224,19 +246,17 @@ class Drafter {
             i == cursor.last ? probes_[i - 1].rank + 1 : probes_[i].rank};
   }
 
-  // Add the child of `node` by `token`, the least that cursors point to, and take that token from them.
+  // Add the child of `node` by `token`, which has been taken last, unless it occurs too rarely.
   void add_candidate(std::uint32_t node, Token token, std::uint64_t least) {
     const std::size_t boundary_count = boundaries_.size(), found_count = found_.size();
     std::uint64_t most = 0;
     for (std::size_t part = 0; part < parts_.size(); ++part) {
-      Cursor& cursor = cursors_[part];
+      const Cursor& cursor = cursors_[part];
       if (cursor.first == cursor.last) {
         found_.push_back({});
         continue;
       }
-      const Interval begin = gap_before(cursor, cursor.at);
-      while (cursor.at < cursor.last && probes_[cursor.at].token == token) ++cursor.at;
-      const Interval end = gap_before(cursor, cursor.at);
+      const Interval begin = gap_before(cursor, cursor.run), end = gap_before(cursor, cursor.at);
       if (begin.width() > 0) add_boundary(part, begin, false);
       if (end.width() > 0) add_boundary(part, end, true);
       found_.push_back({begin.begin, end.begin});
@@ -316,6 +336,7 @@ class Drafter {
 
   Token vocabulary_ = 0;
   std::vector<Part> parts_;
+  std::uint64_t unseen_ = 0;  // occurrences of a child that no probe shows, at most
   std::vector<Node> nodes_;
   std::vector<Interval> root_, intervals_, found_;
   std::vector<Probe> probes_, refined_;

@@ -2,10 +2,11 @@
 #pragma once
 
 #include "trees/draft.hpp"
+#include "trees/tree_cache.hpp"
 
 namespace rest_store {
 
-// Thread-safe: shards are read-only, and the key tree synchronizes itself.
+// Thread-safe: shards are read-only, key tree and cache synchronize themselves.
 class Kernel {
  public:
   // What a query works with; it keeps its memory for later ones.
@@ -25,8 +26,20 @@ class Kernel {
     return scratch.matcher.longest(shards_, key_tree_, suffix);
   }
 
-  PackedTree draft(const Suffix& suffix, const Limits& limits, Scratch& scratch) {
-    return scratch.drafter.draft(shards_, match(suffix, scratch), vocabulary_, limits);
+  TreeCache::Tree draft(const Suffix& suffix, const Limits& limits, Scratch& scratch) {
+    const Match& match = this->match(suffix, scratch);
+    const auto make = [&] {
+      return std::make_shared<const PackedTree>(scratch.drafter.draft(shards_, match, vocabulary_, limits));
+    };
+    if (match.count < TreeCache::kHeavy) return make();
+    const auto* const tokens = reinterpret_cast<const char*>(suffix.last(match.length));
+    std::string key = TreeCache::key({tokens, std::size_t{match.length} * suffix.width}, limits);
+    TreeCache::Tree tree = trees_.find(key);
+    if (tree == nullptr) {
+      tree = make();
+      trees_.insert(std::move(key), tree);
+    }
+    return tree;
   }
 
   // Occurrences of a token sequence.
@@ -51,6 +64,7 @@ class Kernel {
   std::vector<ShardView> shards_;
   std::uint32_t vocabulary_;
   KeyTree key_tree_;
+  TreeCache trees_;
 };
 
 }  // namespace rest_store

@@ -174,7 +174,6 @@ class HostedLiveDatastore(HostedDatastore):
         description.live.CopyFrom(
             pb.LiveDescription(
                 memory_token_count=info.memory_token_count,
-                memory_size=info.memory_size,
                 oldest=_timestamp(info.oldest),
                 max_tokens=info.max_tokens or 0,
                 max_age=info.max_age or 0.0,
