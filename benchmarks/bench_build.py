@@ -1,58 +1,30 @@
 """Measure time and memory of whole builds, from files to a datastore, by stage.
 
-Each build from Python source is a command of its own, with `fastokens` and without it, by one process and by several
-workers; these also with mimalloc, where it is installed. Reported: tokens a second by stage, the peak of resident
-memory of all processes and its budget, bytes a token, and how many tokens a second `tokenizers` alone produces before
-each build: `encode_batch_fast` of one document in eight, all at once, on all cores. Builds take turns. For each kind,
-the build with the median rate is reported, beside the median rate of `tokenizers` alone.
+Each build from Python source is a command of its own, with `fastokens` and without it, by one process and by several.
+Builds take turns; for each kind the one with the median rate is reported: tokens a second, also by stage, processor
+seconds of all processes, the peak of their resident memory, and bytes a token.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import pickle
 import statistics
 import subprocess
 import sys
 import sysconfig
 import tempfile
-from itertools import islice, product
-from pathlib import Path
+from itertools import product
 from typing import Any
 
 import click
 
-from build_index.allocator import mimalloc_variables
-from build_index.corpus import open_corpus
-from build_index.corpus_spec import CorpusSpec
-from build_index.tokenization import load_tokenizer
-from rest_store.bench.environment import write_result
 from rest_store.bench.options import Destination, result_options
+from rest_store.bench.results import write_result
 from rest_store.options import SETTINGS
 
-SAMPLED = 8  # of the documents, one in so many is tokenized by `tokenizers` alone
-STAGES = ("read", "tokenize", "sort", "write")
-BUILD = "from build_index.cli import build; build()"
-WITHOUT_FASTOKENS = f"import sys; sys.modules['fastokens'] = None; {BUILD}"
-PROGRAMS: dict[str, tuple[str, dict[str, str]]] = {  # by what tokenizes: the program, and variables of its environment
-    "fastokens": (BUILD, {}),
-    "tokenizers": (WITHOUT_FASTOKENS, {"LD_PRELOAD": ""}),  # which keeps workers from mimalloc
-}
-MIMALLOC = mimalloc_variables({})
-WITH_MIMALLOC = "tokenizers, mimalloc"  # only workers get it
-if MIMALLOC:
-    PROGRAMS[WITH_MIMALLOC] = (WITHOUT_FASTOKENS, {})
-OWN = """
-import pickle, sys, time
-from tokenizers import Tokenizer
-tokenizer_json, texts = pickle.load(sys.stdin.buffer)
-tokenizer = Tokenizer.from_str(tokenizer_json)
-start = time.perf_counter()
-encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-count = sum(len(encoding.ids) for encoding in encodings)
-print(count / (time.perf_counter() - start))
-"""
+BUILD = "from rest_store.cli import main; main()"
+PROGRAMS = {"fastokens": BUILD, "tokenizers": f"import sys; sys.modules['fastokens'] = None; {BUILD}"}
 
 
 @click.command(
@@ -75,7 +47,7 @@ print(count / (time.perf_counter() - start))
     "sizes",
     metavar="N",
     multiple=True,
-    default=["auto", str(1 << 24)],
+    default=["auto"],
     help="A build with so many tokens a shard; auto: as the memory budget allows. Repeatable.",
 )
 @click.option(
@@ -108,90 +80,52 @@ def main(
     rounds: int,
     out: Destination,
 ) -> None:
-    exclude = () if corpora else ("site-packages",)  # of the standard library's folder
-    paths = corpora or (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"))
-    specs = [
-        CorpusSpec(path, include=("*.py",), exclude=exclude, max_documents=max_documents)
-        if Path(path).is_dir()
-        else CorpusSpec(path, max_documents=max_documents)
-        for path in paths
-    ]
-    command = ["--json", "--include", "*.py", "--tokenizer", tokenizer, "--memory", memory]
-    for pattern in exclude:
-        command += ["--exclude", pattern]
-    for path in paths:
+    command = ["build", "--json", "--include", "*.py", "--tokenizer", tokenizer, "--memory", memory]
+    if not corpora:
+        command += ["--exclude", "site-packages"]  # of the standard library's folder
+    for path in corpora or (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")):
         command += ["--corpus", path]
     if max_documents:
         command += ["--max-documents", str(max_documents)]
-    texts = [document.text for spec in specs for document in islice(open_corpus(spec), 0, None, SAMPLED)]
-    alone = pickle.dumps((load_tokenizer(tokenizer).to_json(), texts))
-    kinds = [kind for kind in product(encoders, sizes, workers) if kind[0] != WITH_MIMALLOC or kind[2] > 1]
-    builds: dict[tuple[str, str, int], list[dict[str, Any]]] = {kind: [] for kind in kinds}
-    own, own_with_mimalloc = [], []
-    for _, (kind, rows_of_kind) in product(range(rounds), builds.items()):
-        encoder, size, number = kind
-        code, variables = PROGRAMS[encoder]
-        own.append(own_rate(alone, {}))
-        program = [sys.executable, "-c", code, *command, "--workers", str(number)]
-        row = measure(program if size == "auto" else [*program, "--shard-tokens", size], variables)
-        rows_of_kind.append({**row, "shard_tokens": size})
-        if encoder == WITH_MIMALLOC:
-            rows_of_kind[-1]["allocator"] = "mimalloc"
-            own_with_mimalloc.append(own_rate(alone, MIMALLOC))
-        rates = ", ".join(f"{stage} {rate / 1e6:.2f}" for stage, rate in row["tokens_per_second"].items())
-        print(f"{encoder}, {row['workers']} processes, {row['shards']} shards, {row['tokens']:,} tokens", end=", ")
-        print(f"million a second: {rates}; tokenizers alone before it: {own[-1] / 1e6:.2f}")
-        print(f"  {row['cpu_seconds']:.1f} s of all cores, peak {row['peak_memory'] / 2**20:.0f} MiB", end=" ")
-        print(f"of {row['memory'] / 2**20:.0f}, {row['bytes_per_token']:.3f} bytes a token", flush=True)
-    rows = [reported(same, own, own_with_mimalloc) for same in builds.values()]
-    for row in rows:
-        print(f"{row['of_tokenizers']:.2f} of tokenizers alone: {row['encoders']}, {row.get('allocator', 'glibc')}")
+    builds: dict[tuple[str, str, int], list[dict[str, Any]]] = {kind: [] for kind in product(encoders, sizes, workers)}
+    for _, ((encoder, size, number), same) in product(range(rounds), builds.items()):
+        words = [*command, "--workers", str(number), *([] if size == "auto" else ["--shard-tokens", size])]
+        row = {"encoder": encoder, "shard_tokens": size, "workers": number, **measured(PROGRAMS[encoder], words)}
+        same.append(row)
+        print(f"{encoder}, {number} processes, {row['shards']} shards, {row['tokens']:,} tokens", end=", ")
+        print(
+            f"{row['tokens_per_second'] / 1e6:.2f} million a second, {row['cpu_seconds']:.1f} s of all cores", end=", "
+        )
+        print(f"peak {row['peak_memory'] / 2**20:.0f} MiB, {row['bytes_per_token']:.3f} bytes a token", flush=True)
     packages = ("numpy", "pydivsufsort", "tokenizers", "fastokens")
+    rows = [of_median_rate(same) for same in builds.values()]
     write_result(out, "build", click.get_current_context().params, packages, rows)
 
 
-def reported(same: list[dict[str, Any]], own: list[float], own_with_mimalloc: list[float]) -> dict[str, Any]:
-    """Return the build with the median rate among those of one kind, beside what `tokenizers` makes by itself."""
-    rates = [row["tokens_per_second"]["all"] for row in same]
-    row = same[rates.index(statistics.median_low(rates))]
-    alone = statistics.median(own)
-    row |= {"rates": rates, "own_tokens_per_second": alone, "of_tokenizers": statistics.median(rates) / alone}
-    if "allocator" in row:
-        row["own_tokens_per_second_with_mimalloc"] = statistics.median(own_with_mimalloc)
-    return row
-
-
-def measure(command: list[str], variables: dict[str, str]) -> dict[str, Any]:
-    """Build once, in a process of its own with these variables in its environment."""
+def measured(program: str, words: list[str]) -> dict[str, Any]:
+    """Build once, in a process of its own; return what the command says and what it took."""
     before = os.times()
     with tempfile.TemporaryDirectory() as directory:
-        done = subprocess.run(
-            [*command, "--out", f"{directory}/datastore"],
-            env={**os.environ, **variables},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        command = [sys.executable, "-c", program, *words, "--out", f"{directory}/datastore"]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
     after = os.times()
     if done.returncode:
         raise SystemExit(f"the build failed with status {done.returncode}")
-    summary: dict[str, Any] = json.loads(done.stdout)
-    del summary["out"]
-    stages = summary["stage_seconds"]
-    seconds = summary["seconds"] - stages["load"]
-    rates = {stage: summary["tokens"] / stages[stage] for stage in STAGES}
+    summary = json.loads(done.stdout)
+    tokens, stages = summary["tokens"], summary["stage_seconds"]
     return {
-        **summary,
-        "tokens_per_second": {**rates, "all": summary["tokens"] / seconds},
+        **{name: summary[name] for name in ("tokens", "shards", "peak_memory", "bytes_per_token")},
+        "tokens_per_second": tokens / (summary["seconds"] - stages["load"]),
+        "stage_seconds": stages,
         "cpu_seconds": sum(after[2:4]) - sum(before[2:4]),  # of children
         "load_average": os.getloadavg()[1],  # over five minutes
     }
 
 
-def own_rate(pickled: bytes, variables: dict[str, str]) -> float:
-    """Return the tokens that `tokenizers` makes in a second on all cores of what is pickled: a tokenizer and texts."""
-    environment = {**os.environ, **variables}
-    done = subprocess.run([sys.executable, "-c", OWN], input=pickled, env=environment, capture_output=True, check=True)
-    return float(done.stdout)
+def of_median_rate(same: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the build with the median rate among those of one kind, with all their rates."""
+    rates = [row["tokens_per_second"] for row in same]
+    return {**same[rates.index(statistics.median_low(rates))], "rates": rates}
 
 
 if __name__ == "__main__":

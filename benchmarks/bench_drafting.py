@@ -1,9 +1,9 @@
-"""Measure draft sessions in process with a long context: steps of one session and of batches, stages, and openings.
+"""Measure draft sessions in process with a long context: steps of one session and of batches, and openings.
 
 Recordings that the shipped calibration was not fitted to are replayed, each after so much text of the other recordings
 that its context is 2,000 tokens long, from prompt lookup, recycled logits and the datastores. Trees come first, without
-a warm-up; then chains; then the same again with a clock for each stage. In a batch, 64 sessions of one calibration take
-their steps in one call, on one core and on two in turns.
+a warm-up, then chains. In a batch, 64 sessions of one calibration take their steps in one call, on one core and on two
+in turns.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from walks import CONTEXT, Walk, long_walks
 
 from rest_store import accept_all, draft_all
 from rest_store.bench.datastores import open_datastores
-from rest_store.bench.environment import write_result
 from rest_store.bench.options import Destination, datastores_option, every_option, recordings_option, result_options
 from rest_store.bench.recordings import read_recordings, split
+from rest_store.bench.results import write_result
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
@@ -49,17 +49,10 @@ def main(recordings: tuple[Path, ...], datastores: tuple[Path, ...], every: int,
     stores = list(open_datastores(datastores).values())
     walks = long_walks(held_out[::every], fitting)
     results: dict[str, Any] = {"context": CONTEXT, "datastores": [store.manifest.token_count for store in stores]}
-    for clocked in (False, True):
-        for name, (nodes, shape) in DRAFTS.items():
-            times, stages = one_by_one(walks, stores, nodes, shape, clocked=clocked)
-            figures = percentiles(times)
-            row = {"median_us": round(figures["median"], 1), "p90_us": round(figures["p90"], 1), "steps": len(times)}
-            if clocked:
-                results[name]["stages_us"] = {stage: round(value, 1) for stage, value in stages.items()}
-                print(f"{name}, means by stage: {results[name]['stages_us']}", flush=True)
-            else:
-                results[name] = row
-                print(f"{name}: {row}", flush=True)
+    for name, (nodes, shape) in DRAFTS.items():
+        figures = percentiles(one_by_one(walks, stores, nodes, shape))
+        results[name] = {"median_us": round(figures["median"], 1), "p90_us": round(figures["p90"], 1)}
+        print(f"{name}: {results[name]}", flush=True)
     name = f"{SESSIONS} chains of 8 in a batch"
     results[name] = batches(walks, stores)
     print(f"{name}: {results[name]}", flush=True)
@@ -75,27 +68,21 @@ def sources_with(stores: Sequence[object]) -> list[object]:
     return [PromptLookup(), RecycledLogits(), *stores]
 
 
-def one_by_one(
-    walks: Sequence[Walk], stores: Sequence[object], nodes: int, shape: str, *, clocked: bool
-) -> tuple[list[float], dict[str, float]]:
-    """Return the microseconds of each step of all walks, and if `clocked` the mean microseconds by stage."""
+def one_by_one(walks: Sequence[Walk], stores: Sequence[object], nodes: int, shape: str) -> list[float]:
+    """Return the microseconds of each step of all walks."""
     times: list[float] = []
-    stages: dict[str, float] = {}
     for walk in walks:
-        place = walk.start
-        with DraftSession(sources_with(stores), walk.text[:place], calibration=Calibration.default()) as session:
-            session.sources.native.time_stages(clocked)
-            while place < walk.text.size:
+        position = walk.start
+        with DraftSession(sources_with(stores), walk.text[:position], calibration=Calibration.default()) as session:
+            while position < walk.text.size:
                 began = time.perf_counter()
                 tree = session.draft(nodes, shape=shape)
                 times.append((time.perf_counter() - began) * 1e6)
-                path = tree.longest_path(walk.text[place:])
-                end = walk.end_of(place, path)
-                session.accept(walk.text[place:end], **walk.likely(place, tree, path))
-                place = end
-            for stage, seconds in session.sources.native.stage_seconds().items():
-                stages[stage] = stages.get(stage, 0.0) + seconds * 1e6
-    return times, {stage: total / len(times) for stage, total in stages.items()}
+                path = tree.longest_path(walk.text[position:])
+                end = walk.end_of(position, path)
+                session.accept(walk.text[position:end], **walk.likely(position, tree, path))
+                position = end
+    return times
 
 
 def batches(walks: Sequence[Walk], stores: Sequence[object]) -> dict[str, Any]:

@@ -1,9 +1,8 @@
-"""Measure verification on an accelerator: seconds of a step by width, and tokens a second of a model of a given shape.
+"""Measure generation on an accelerator: tokens a second of a model of a given shape, whose weights are random.
 
-The model has the shape of a 7B Llama and random weights, which suffice for times. Its outputs are recorded ones, forced
-by a logits processor, so that acceptance is that of the recordings' model. Reported: seconds of a step by width, with
-CUDA graphs and without; tokens a second beside `generate` of transformers with a static cache, which replays the same
-recordings; and the share of a drafted generation that is spent outside forward passes.
+The model has the shape of a 7B Llama. Its outputs are recorded ones, forced by a logits processor, so that acceptance
+is that of the recordings' model. Reported: tokens a second beside `generate` of transformers with a static cache, which
+replays the same recordings; and the share of a drafted generation that is spent outside forward passes.
 
 --shape tiny --device cpu runs everything on a processor, to see that it works; such figures mean nothing.
 """
@@ -11,23 +10,18 @@ recordings; and the share of a drafted generation that is spent outside forward 
 from __future__ import annotations
 
 import json
-import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 import torch
-from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, LogitsProcessor
+from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor
 
 import rest_store
-from rest_store.bench.baselines import tree_of
-from rest_store.bench.environment import write_result
 from rest_store.bench.options import datastores_option, recordings_option, result_options
 from rest_store.bench.recordings import Recording, read_recordings
-from rest_store.generation.cache import TreeKVCache
-from rest_store.generation.graphs import FixedVerifier
-from rest_store.generation.verify import Step, Verifier, patterns_of
+from rest_store.bench.results import write_result
 from rest_store.options import SETTINGS
 
 SHAPES = {
@@ -61,11 +55,6 @@ class Replay(LogitsProcessor):
 @recordings_option()
 @datastores_option
 @click.option("--prompts", metavar="N", default=10, help="Recordings to replay.")
-@click.option(
-    "--width", "widths", metavar="N", multiple=True, default=[1, 9, 17, 33, 65], help="Tokens of a step. Repeatable."
-)
-@click.option("--context", metavar="N", default=512, help="Tokens in the cache when steps are timed.")
-@click.option("--repeats", metavar="N", default=20, help="Timings of each step.")
 @result_options
 def main(**options: Any) -> None:
     torch.manual_seed(0)
@@ -79,45 +68,10 @@ def main(**options: Any) -> None:
     recordings = [one for path in options["recordings"] for one in read_recordings(path)][: options["prompts"]]
     results = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "none",
-        "steps": step_times(model, options),
         "generation": generation_rates(model, recordings, options),
     }
     print(json.dumps(results, indent=1))
     write_result(options["out"], "gpu", options, ("numpy", "torch", "transformers"), results)
-
-
-def seconds(run: Callable[[], Any], repeats: int, device: torch.device) -> float:
-    """Return the median seconds of `run`, including the device's work."""
-    times = []
-    for _ in range(repeats + 3):
-        began = time.perf_counter()
-        run()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        times.append(time.perf_counter() - began)
-    return statistics.median(times[3:])
-
-
-@torch.no_grad()
-def step_times(model: Any, options: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Return the seconds of one verification step by width, without and with fixed shapes (CUDA graphs)."""
-    length, device = options["context"], model.device
-    prompt = torch.randint(3, VOCABULARY, (1, length), device=device)
-    filled = DynamicCache(config=model.config)
-    model(prompt, past_key_values=filled, logits_to_keep=1)
-    patterns = patterns_of(model.config, len(filled.layers))
-    position: dict[str, Any] = {"seen": None, "positions": torch.full((1, 1), length)}
-    plain = Verifier(model, TreeKVCache(filled, patterns, length), **position)
-    fixed_cache = TreeKVCache(filled, patterns, length, length + 2 * max(options["widths"]))
-    fixed = FixedVerifier(model, fixed_cache, options["widths"], **position)
-    times = {}
-    for width in options["widths"]:
-        step = Step([5], [tree_of([list(range(10, 9 + width))])], width)
-        times[str(width)] = {
-            "seconds": seconds(lambda step=step: plain.run(step), options["repeats"], device),
-            "seconds_fixed": seconds(lambda step=step: fixed.run(step), options["repeats"], device),
-        }
-    return times
 
 
 def generation_rates(
@@ -128,8 +82,7 @@ def generation_rates(
     ours = {"custom_generate": rest_store.generate, "drafter": drafter, "return_dict_in_generate": True}
     methods: dict[str, dict[str, Any]] = {
         "transformers, static cache": {"cache_implementation": "static"},
-        "drafted": {**ours, "widths": ()},
-        "drafted, fixed widths": {**ours, "widths": tuple(options["widths"])},
+        "drafted": ours,
     }
     # The longest one first, and not counted: transformers compiles a step for the longest static cache so far.
     longest = max(recordings, key=lambda one: one.prompt.size + one.output.size)

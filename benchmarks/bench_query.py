@@ -1,13 +1,11 @@
 """Measure what a query of a datastore costs through the Python API.
 
-Contexts are the 16 tokens before random places of recorded outputs. Without --recordings, they are taken from the
-datastore's own documents with the oldest tokens changed, so that the match is a true suffix. Half of the contexts, from
-other recordings, warm up pages and caches. Each of the others is queried once in one shard and once in eight, in turns
-of 2,500. Times are microseconds per context on one thread unless stated otherwise, with garbage collection off.
+Contexts are the 16 tokens before random places of recorded outputs. Half of them, from other recordings, warm up pages
+and caches; a tenth of these is queried first, after dropping the pages of the files (cold). Each of the others is
+queried once (warm). Several datastores take turns of 2,500 contexts: give some of several sizes, or of the same tokens
+in other shards. Times are microseconds per context on one thread unless stated otherwise, with garbage collection off.
 
---size shows how the cost grows, with pages in memory (warm) and after dropping them (cold). A size beyond that of the
-source is synthetic: perturbed copies of its documents. --leave takes memory away first: with less than a datastore's
-size, that shows one larger than memory.
+--leave takes memory away first: with less than a datastore's size, that shows one larger than memory.
 """
 
 from __future__ import annotations
@@ -17,23 +15,27 @@ import json
 import os
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 import numpy as np
-from datastores import laid_out, perturbed, python_source
 from timing import percentiles, time_each
 
-from rest_store.bench.environment import write_result
-from rest_store.bench.options import Destination, plots_option, recordings_option, result_options, seed_option
+from rest_store.bench.datastores import open_datastores
+from rest_store.bench.options import (
+    Destination,
+    datastores_option,
+    recordings_option,
+    require_datastores,
+    result_options,
+    seed_option,
+)
 from rest_store.bench.recordings import read_recordings
-from rest_store.datastore.datastore import Datastore
-from rest_store.datastore.header import separator_id
-from rest_store.options import PATH, SETTINGS
+from rest_store.bench.results import write_result
+from rest_store.datastore.store import Store
+from rest_store.options import SETTINGS
 
 LENGTH = 16
 TURN = 2_500
@@ -47,75 +49,47 @@ Contexts = list[list[int]]
     context_settings=SETTINGS,
     epilog="Example: python benchmarks/bench_query.py --datastore python.ds --recordings traces.jsonl.gz",
 )
-@click.option(
-    "--work", metavar="DIR", type=PATH, default=Path("build/bench"), help="Folder for the datastores that are made."
-)
-@click.option(
-    "--datastore",
-    metavar="DIR",
-    type=PATH,
-    show_default="one of Python source that is built",
-    help="Source of the tokens.",
-)
-@click.option("--tokenizer", metavar="NAME_OR_PATH", help="Tokenizer, for building.")
-@click.option(
-    "--extra", metavar="DIR", multiple=True, type=PATH, help="For building: a further folder of source. Repeatable."
-)
-@recordings_option(required=False)
+@recordings_option()
+@datastores_option
 @click.option("--contexts", "count", metavar="N", default=20_000, help="Number of contexts.")
-@click.option(
-    "--size", "sizes", metavar="N", multiple=True, type=int, help="Show this size, in millions of tokens. Repeatable."
-)
 @click.option("--leave", metavar="GIB", type=float, help="Take memory away until this many GiB are available.")
-@click.option("--quick", is_flag=True, help="10 million tokens and 4,000 contexts: a look, not a result.")
 @seed_option
 @result_options
-@plots_option
 def main(
-    work: Path,
-    datastore: Path | None,
-    tokenizer: str | None,
-    extra: tuple[Path, ...],
     recordings: tuple[Path, ...],
+    datastores: tuple[Path, ...],
     count: int,
-    sizes: tuple[int, ...],
     leave: float | None,
-    quick: bool,
     seed: int,
     out: Destination,
-    plots: Path | None,
 ) -> None:
-    if datastore is None and tokenizer is None:
-        raise click.UsageError("--datastore, or --tokenizer to build one")
+    require_datastores(datastores, "bench_query.py")
     taken = take_memory(leave)  # noqa: F841  kept until the end
-    source = datastore or python_source(work, str(tokenizer), extra)
-    if quick:
-        source, count = laid_out(source, work / "python-10M", 10_000_000, 1), 4_000
-    paths = {shards: laid_out(source, work / f"{source.name}-{shards}-shards", None, shards) for shards in (1, 8)}
-    stores = {shards: Datastore.open(path) for shards, path in paths.items()}
-    warm_up, measured = read_contexts(recordings, stores[1], count, seed)
+    warm_up, measured = read_contexts(recordings, count, seed)
     gc.disable()
-
-    results: dict[str, Any] = {"tokens": stores[1].manifest.token_count, "contexts": len(measured)}
-    print(f"{results['tokens']:,} tokens, {len(measured):,} contexts measured")
-    print(f"{'':36}{'median':>8}{'mean':>8}{'p90':>8}{'p99':>8}{'max':>9}")
-    for store in stores.values():
+    print(f"{len(measured):,} contexts measured")
+    print(f"{'':44}{'median':>8}{'mean':>8}{'p90':>8}{'p99':>8}{'max':>9}")
+    stores = open_datastores(datastores)
+    cold: dict[str, list[float]] = {}
+    for (name, store), path in zip(stores.items(), datastores, strict=True):
+        drop_pages(path)
+        cold[name] = time_each(store.draft, warm_up[: len(warm_up) // 10])
         time_each(store.draft, warm_up * 2)
-    times: dict[int, list[float]] = {shards: [] for shards in stores}
+    warm: dict[str, list[float]] = {name: [] for name in stores}
     for start in range(0, len(measured), TURN):
-        for shards, store in stores.items():
-            times[shards] += time_each(store.draft, measured[start : start + TURN])
-    for shards in stores:
-        results[f"draft, {shards} shards"] = show(f"draft, {shards} shards", times[shards])
-    results["longest_suffix_match"] = show(
-        "longest_suffix_match, 1 shard", time_each(stores[1].longest_suffix_match, measured)
-    )
-    results["batch of 64"] = compare_batch(stores[1], measured)
-    results["two threads"] = compare_threads(stores[1], measured)
-    results["open"] = {shards: cost_of_opening(path) for shards, path in paths.items()}
-    for shards, cost in results["open"].items():
-        print(f"open, {shards} shards: {cost['milliseconds']:.2f} ms, {cost['resident_bytes'] / 1e6:.2f} MB")
-    results["sizes"] = [measure_size(source, work, size, warm_up, measured) for size in sizes]
+        for name, store in stores.items():
+            warm[name] += time_each(store.draft, measured[start : start + TURN])
+    results: dict[str, Any] = {"contexts": len(measured), "datastores": {}}
+    for (name, store), path in zip(stores.items(), datastores, strict=True):
+        info = store.info()
+        results["datastores"][name] = {"tokens": info.token_count, "shards": info.shard_count, "bytes": info.size}
+        results["datastores"][name] |= cost_of_opening(path)
+        results[f"{name}, draft, cold"] = show(f"{name}, draft, cold", cold[name])
+        results[f"{name}, draft"] = show(f"{name}, draft", warm[name])
+    first = next(iter(stores.values()))
+    matches = time_each(first.longest_suffix_match, measured)
+    results["longest_suffix_match"] = show("longest_suffix_match", matches)
+    results["batch of 64"] = compare_batch(first, measured)
     write_result(out, "query", click.get_current_context().params, ("numpy", "rest-store"), results)
 
 
@@ -128,19 +102,9 @@ def take_memory(leave: float | None) -> np.ndarray | None:
     return np.ones(max(0, available - int(leave * 2**30)), dtype=np.uint8)
 
 
-def read_contexts(recordings: Sequence[Path], store: Datastore, count: int, seed: int) -> tuple[Contexts, Contexts]:
+def read_contexts(recordings: Sequence[Path], count: int, seed: int) -> tuple[Contexts, Contexts]:
     """Return contexts to warm up with and contexts to measure, half of `count` each, from different recordings."""
     rng = np.random.default_rng(seed)
-    if not recordings:
-        symbols = store.shards[0].tokens.symbols()
-        contexts: Contexts = []
-        while len(contexts) < count:
-            end = int(rng.integers(LENGTH, symbols.size))
-            context = symbols[end - LENGTH : end].astype(np.int64)
-            if separator_id(store.vocabulary_size) not in context:
-                context[: int(rng.integers(8, LENGTH))] = rng.integers(0, store.vocabulary_size)
-                contexts.append(context.tolist())
-        return contexts[: count // 2], contexts[count // 2 :]
     halves: tuple[Contexts, Contexts] = ([], [])
     for number, recording in enumerate(one for path in recordings for one in read_recordings(path)):
         text = np.concatenate([recording.prompt, recording.output])
@@ -150,65 +114,32 @@ def read_contexts(recordings: Sequence[Path], store: Datastore, count: int, seed
     return first, second
 
 
+def drop_pages(path: Path) -> None:
+    """Ask the kernel to drop the cached pages of the datastore's files."""
+    for file in path.iterdir():
+        descriptor = os.open(file, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+
+
 def show(name: str, times: Sequence[float]) -> dict[str, float]:
     figures = percentiles(times)
-    print(f"{name:36}" + "".join(f"{figures[key]:>8.1f}" for key in ("median", "mean", "p90", "p99")), end="")
-    print(f"{figures['max']:>9.0f}")
+    print(f"{name:44}" + "".join(f"{figures[key]:>8.1f}" for key in ("median", "mean", "p90", "p99")), end="")
+    print(f"{figures['max']:>9.0f}", flush=True)
     return figures
 
 
-def single_calls(store: Datastore, contexts: Contexts) -> None:
-    for context in contexts:
-        store.draft(context)
-
-
-def batches(store: Datastore, contexts: Contexts) -> None:
-    for start in range(0, len(contexts), BATCH):
-        store.draft_batch(contexts[start : start + BATCH])
-
-
-WAYS: dict[str, Callable[[Datastore, Contexts], None]] = {"single calls": single_calls, f"batches of {BATCH}": batches}
-
-
-def compare_batch(store: Datastore, contexts: Contexts) -> dict[str, float]:
+def compare_batch(store: Store, contexts: Contexts) -> dict[str, float]:
     """Time batches against single calls, in turns over all contexts; microseconds per context."""
     parts = [contexts[start : start + BATCH] for start in range(0, len(contexts) - BATCH + 1, BATCH)]
     single, batch = [], []
     for _ in range(2 * ROUNDS):
-        single += time_each(lambda part: single_calls(store, part), parts)
+        single += time_each(lambda part: [store.draft(context) for context in part], parts)
         batch += time_each(store.draft_batch, parts)
-    figures: dict[str, float] = {}
-    for kind in (np.median, np.mean):
-        name, one, many = kind.__name__, float(kind(single)) / BATCH, float(kind(batch)) / BATCH
-        figures |= {f"single, {name}": one, f"batch, {name}": many, name: one / many}
-    print(
-        f"batch of {BATCH}: {figures['batch, median']:.2f} us a context, single calls {figures['single, median']:.2f}: "
-        f"{figures['median']:.2f} times as fast (means: {figures['mean']:.2f})"
-    )
+    figures = {"single": float(np.median(single)) / BATCH, "batch": float(np.median(batch)) / BATCH}
+    figures["ratio"] = figures["single"] / figures["batch"]
+    print(f"batch of {BATCH}, medians: {figures}")
     return {name: round(value, 2) for name, value in figures.items()}
-
-
-def compare_threads(store: Datastore, contexts: Contexts) -> dict[str, float]:
-    """Time the same work on one thread and on two, in turns; contexts a second."""
-
-    def rate(way: Callable[[Datastore, Contexts], None], threads: int) -> float:
-        parts = [contexts[place::threads] * 3 for place in range(threads)]
-        running = [threading.Thread(target=way, args=(store, part)) for part in parts]
-        start = time.perf_counter()
-        for thread in running:
-            thread.start()
-        for thread in running:
-            thread.join()
-        return 3 * len(contexts) / (time.perf_counter() - start)
-
-    figures: dict[str, float] = {}
-    for name, way in WAYS.items():
-        rates = [[rate(way, 1), rate(way, 2)] for _ in range(ROUNDS)]
-        one, two = (float(value) for value in np.median(rates, axis=0))
-        figures |= {f"{name}, 1 thread": round(one), f"{name}, 2 threads": round(two)}
-        figures[f"{name}, ratio"] = round(two / one, 2)
-        print(f"{name}: {one:,.0f} contexts a second on one thread, {two:,.0f} on two: {two / one:.2f} times")
-    return figures
 
 
 def cost_of_opening(path: Path) -> dict[str, float]:
@@ -220,42 +151,11 @@ def cost_of_opening(path: Path) -> dict[str, float]:
         "before, start = resident(), time.perf_counter()\n"
         "store = Datastore.open(sys.argv[1])\n"
         "seconds = time.perf_counter() - start\n"
-        "print(json.dumps({'milliseconds': seconds * 1e3, 'resident_bytes': resident() - before}))\n"
+        "print(json.dumps({'opening ms': seconds * 1e3, 'opened bytes': resident() - before}))\n"
     )
     command = [sys.executable, "-c", program, path]
     runs = [json.loads(subprocess.run(command, capture_output=True, check=True).stdout) for _ in range(ROUNDS)]
-    return {name: float(np.median([run[name] for run in runs])) for name in runs[0]}
-
-
-def drop_pages(path: Path) -> None:
-    """Ask the kernel to drop the cached pages of the datastore's files."""
-    for file in path.iterdir():
-        descriptor = os.open(file, os.O_RDONLY)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        os.close(descriptor)
-
-
-def measure_size(source: Path, work: Path, millions: int, warm_up: Contexts, measured: Contexts) -> dict[str, Any]:
-    """Measure a datastore of so many million tokens, cold and warm."""
-    tokens = millions * 1_000_000
-    out = work / f"{source.name}-{millions}M"
-    synthetic = tokens > Datastore.open(source).manifest.token_count * 1.05
-    path = perturbed(source, out, tokens, 250_000_000) if synthetic else laid_out(source, out, tokens, 1)
-    drop_pages(path)
-    store = Datastore.open(path)
-    count = store.manifest.token_count
-    name = f"{count / 1e6:,.0f}M{', synthetic' if synthetic else ''}, {len(store.shards)} shards"
-    cold = show(f"{name}, cold", time_each(store.draft, warm_up[: len(warm_up) // 5]))
-    time_each(store.draft, warm_up * 2)
-    return {
-        "tokens": count,
-        "shards": len(store.shards),
-        "synthetic": synthetic,
-        "bytes_per_token": round(store.info().size / count, 3),
-        "warm": show(f"{name}, warm", time_each(store.draft, measured)),
-        "cold": cold,
-        "open": cost_of_opening(path),
-    }
+    return {name: round(float(np.median([run[name] for run in runs])), 2) for name in runs[0]}
 
 
 if __name__ == "__main__":

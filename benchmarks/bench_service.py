@@ -1,70 +1,59 @@
-"""Measure what a draft costs through the service, beside a gRPC echo of the same messages in the same run.
+"""Measure what drafting costs through services, beside the same in process, in turns.
 
-The service, the echo (echo.py: it parses each request and sends a prepared answer of the service) and this client run
-on one machine, each in a process of its own. They take turns, so that other load on the machine affects both.
+Services run on this machine, each in a process of its own: one of all datastores, and one for each datastore, whose
+trees a session merges.
 
-Draft sessions, as generation uses the service, are replayed from recordings with all datastores: a step through the
-service beside the same step in process, sixteen sessions at once, and M (service_sessions.py says how).
+Steps: generations (`walks.py`) are replayed by sessions in process, through the one service over TCP and over a Unix
+socket, and through the services of single datastores. Reported: median and 99th percentile of a step in microseconds,
+without the first one of each session, the median of these, M, and steps without an answer. A health check over the same
+socket shows what a call costs in which the service does nothing.
 
-Single drafts are asked of the first datastore. Contexts are 16 tokens from random places of its documents, one of them
-changed, so that matches of all lengths occur; 64 nodes, suffix 16, depth 10. One client: median and 99th percentile in
-microseconds, unary and stream, TCP and Unix socket, blocking and asyncio; blocking also through `DatastoreClient`.
-Sixteen clients, each with its own connection, in one asyncio process: requests a second. Batches of 256 contexts from
-one client and from two: contexts a second. Requests arriving at random (Poisson) at a given rate: latency from the
-moment of arrival, and refused requests.
+At once: 16 processes each run one session after another for some seconds; in process as many as there are cores. In a
+batch, 16 sessions take their steps together, in process and through the one service. Both are steps a second.
+
+Calls: single drafts of 64 nodes and batches of 256 contexts, with `DatastoreClient` and in process.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import random
+import multiprocessing
+import os
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 import grpc
 import numpy as np
-from echo import echoing
-from service_calls import (
-    FIRST,
-    OWN_CONNECTION,
-    Asynchronous,
-    Blocking,
-    Contexts,
-    blocking,
-    request_of,
-    stream_asyncio,
-    stream_client,
-    stream_sync,
-    stub_of,
-    unary_asyncio,
-    unary_client,
-    unary_sync,
+from timing import percentiles, time_each
+from walks import CONTEXT, Walk, long_walks
+
+from rest_store import accept_all, draft_all
+from rest_store.bench.datastores import open_datastores
+from rest_store.bench.options import (
+    Destination,
+    datastores_option,
+    every_option,
+    recordings_option,
+    require_datastores,
+    result_options,
 )
-from service_sessions import measure_sessions
-from timing import percentiles
-
-from rest_store.bench.environment import write_result
-from rest_store.bench.options import Destination, plots_option, recordings_option, result_options, seed_option
 from rest_store.bench.recordings import read_recordings, split
-from rest_store.bench.serving import started
-from rest_store.datastore.datastore import Datastore
-from rest_store.options import PATH, SETTINGS
+from rest_store.bench.results import write_result
+from rest_store.bench.serving import TIMEOUT, started
+from rest_store.drafting.session import DraftSession
+from rest_store.drafting.sources import PromptLookup, RecycledLogits
+from rest_store.options import SETTINGS
+from rest_store.service.client.client import DatastoreClient
 
-CLIENTS = 16
-BATCH = 256
-SHARES = (0.1, 0.25, 0.5, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5)  # of the most requests a second, offered as load
-LATENCIES: dict[str, dict[str, Blocking]] = {
-    "unary, sync": {"echo": unary_sync, "service": unary_sync, "client": unary_client},
-    "unary, asyncio": {"echo": blocking(unary_asyncio), "service": blocking(unary_asyncio)},
-    "stream, sync": {"echo": stream_sync, "service": stream_sync, "client": stream_client},
-    "stream, asyncio": {"echo": blocking(stream_asyncio), "service": blocking(stream_asyncio)},
-}
-Targets = dict[str, dict[str, str]]  # addresses of "echo" and "service" by transport
+NODES = (16, 64)
+SESSIONS = 16  # at once, and of a batch
+BATCH = 256  # contexts
+LENGTH = 16  # tokens of a context
+Sources = Sequence[object]
 
 
 @click.command(
@@ -73,213 +62,196 @@ Targets = dict[str, dict[str, str]]  # addresses of "echo" and "service" by tran
     epilog="Example: python benchmarks/bench_service.py --recordings traces.jsonl.gz --datastore python.ds",
 )
 @recordings_option()
-@click.option(
-    "--datastore",
-    "datastores",
-    metavar="DIR",
-    multiple=True,
-    type=PATH,
-    required=True,
-    help="Datastore to serve. Repeatable.",
-)
-@click.option(
-    "--requests", metavar="N", default=6_000, help="Requests of one client, for each kind of call and target."
-)
-@click.option("--rounds", metavar="N", default=12, help="Turns of echo and service.")
-@click.option("--seconds", metavar="SECONDS", default=4.0, help="Time of each load.")
-@click.option("--sessions", metavar="N", default=16, help="Sessions at once, each in a process of its own.")
-@click.option("--quick", is_flag=True, help="A tenth of it: a look, not a result.")
-@seed_option
+@datastores_option
+@every_option
+@click.option("--requests", metavar="N", default=2_000, help="Contexts that are drafted.")
+@click.option("--seconds", metavar="SECONDS", default=4.0, help="Time of the sessions at once, for each way.")
 @result_options
-@plots_option
 def main(
     recordings: tuple[Path, ...],
     datastores: tuple[Path, ...],
+    every: int,
     requests: int,
-    rounds: int,
     seconds: float,
-    sessions: int,
-    quick: bool,
-    seed: int,
     out: Destination,
-    plots: Path | None,
 ) -> None:
-    if quick:
-        requests, rounds, seconds = 600, 4, 1.0
-    chosen = [recording for path in recordings for recording in read_recordings(path)]
-    others, held_out = split(chosen, "bench_service.py")
-    results: dict[str, Any] = {
-        "sessions": measure_sessions(
-            datastores,
-            held_out[:: 10 if quick else 1],
-            others,
-            processes=sessions,
-            rounds=(rounds + 1) // 2,
-            seconds=seconds,
-        )
-    }
-    contexts = some_contexts(datastores[0], 4_000, seed)
-    with targets_for(datastores[0], contexts) as targets:
-        print("one client, us: median / 99th of echo, service, client; ratios of their medians to the echo's")
-        for transport in ("TCP", "Unix"):
-            for kind, callers in LATENCIES.items():
-                name = f"{kind}, {transport}"
-                results[name] = latencies(name, targets, transport, callers, contexts, requests // rounds, rounds)
-        service, echo = targets["service"]["TCP"], targets["echo"]["TCP"]
-        results["batches"] = batches(service, contexts, max(8, requests // 50))
-        for kind, call in {"unary": unary_asyncio, "stream": stream_asyncio}.items():
-            results[f"{CLIENTS} clients, {kind}"] = throughput(kind, echo, service, call, contexts, requests, rounds)
-        top = results[f"{CLIENTS} clients, unary"]["service"]
-        results["load"] = {
-            name: asyncio.run(load(name, target["TCP"], contexts, top, seconds)) for name, target in targets.items()
+    require_datastores(datastores, "bench_service.py")
+    others, held_out = split([one for path in recordings for one in read_recordings(path)], "bench_service.py")
+    walks = long_walks(held_out[::every], others)
+    stores = list(open_datastores(datastores).values())
+    tokens = [store.info().token_count for store in stores]
+    results: dict[str, Any] = {"context": CONTEXT, "datastores": tokens}
+    with contextlib.ExitStack() as stack:
+        tcp, unix = stack.enter_context(serving(datastores))
+        single = [stack.enter_context(serving([path]))[1] for path in datastores] if len(datastores) > 1 else []
+        ways: dict[str, Sources] = {
+            "in process": stores,
+            "service, TCP": [stack.enter_context(client_of(tcp))],
+            "service, Unix socket": [stack.enter_context(client_of(unix))],
         }
+        if single:
+            ways["a service each, Unix sockets"] = [stack.enter_context(client_of(target)) for target in single]
+        for nodes in NODES:
+            results[f"{nodes} nodes"] = steps_in_turns(ways, walks, nodes)
+        results["health check, Unix socket"] = show("health check", percentiles(health_checks(unix, requests)))
+        results["at once"] = at_once({"in process": datastores, "service, Unix socket": unix}, walks, seconds)
+        results["in a batch"] = {name: batch_rate(ways[name], walks) for name in ("in process", "service, Unix socket")}
+        print(f"{SESSIONS} sessions in a batch, steps a second: {results['in a batch']}", flush=True)
+        client = stack.enter_context(client_of(unix, datastore="0"))
+        results["calls"] = calls({"in process": stores[0], "service": client}, contexts_of(walks, requests))
     write_result(out, "service", click.get_current_context().params, ("grpcio", "protobuf", "numpy"), results)
 
 
-def some_contexts(directory: Path, number: int, seed: int) -> Contexts:
-    """Return `number` contexts of 16 tokens from the datastore's documents, one token of each changed."""
-    store = Datastore.open(directory)
-    chance = random.Random(seed)
-    contexts: Contexts = []
-    while len(contexts) < number:
-        tokens = chance.choice(store.shards).tokens
-        start = chance.randrange(tokens.header.position_count - 16)
-        context = [int(token) for token in tokens.symbols(start, start + 16)]
-        context[chance.randrange(15)] = chance.randrange(store.vocabulary_size)
-        if max(context) < store.vocabulary_size:
-            contexts.append(context)
-    return contexts
+@contextlib.contextmanager
+def serving(directories: Sequence[Path]) -> Iterator[list[str]]:
+    """Serve datastores by their numbers; yield the addresses: TCP, and a Unix socket."""
+    named = [f"{number}={directory}" for number, directory in enumerate(directories)]
+    with tempfile.TemporaryDirectory(prefix="rest-store-") as folder:
+        listen = ("--listen", "127.0.0.1:0", "--listen", f"unix:{folder}/socket")
+        with started("-m", "rest_store", "serve", *named, *listen) as addresses:
+            yield addresses
 
 
 @contextlib.contextmanager
-def targets_for(datastore: Path, contexts: Contexts) -> Iterator[Targets]:
-    """Start a service, and an echo of its answers to `contexts`; yield their addresses."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        listen = ("--listen", "127.0.0.1:0", "--listen", f"unix:{folder}/service")
-        service = stack.enter_context(started("-m", "rest_store", "serve", str(datastore), *listen))
-        with grpc.insecure_channel(service[0]) as channel:
-            stub = stub_of(channel)
-            answers = [stub.Draft(request_of(context)).SerializeToString() for context in contexts]
-        echo = stack.enter_context(echoing(Path(folder), drafts=answers))
-        yield {
-            name: dict(zip(("TCP", "Unix"), addresses, strict=True))
-            for name, addresses in (("echo", echo), ("service", service))
-        }
+def client_of(target: str, datastore: str | None = None) -> Iterator[DatastoreClient]:
+    with DatastoreClient(target, datastore=datastore, timeout=TIMEOUT) as client:
+        client.connect()
+        yield client
 
 
-def latencies(
-    label: str,
-    targets: Targets,
-    transport: str,
-    callers: dict[str, Blocking],
-    contexts: Contexts,
-    per_round: int,
-    rounds: int,
-) -> dict[str, float]:
-    """Time each caller in turn, each round with other contexts."""
-    times: dict[str, list[float]] = {name: [] for name in callers}
-    for turn in range(rounds):
-        first = turn * per_round % (len(contexts) - per_round)
-        for name in sorted(callers, reverse=turn % 2 == 1):
-            target = targets["echo" if name == "echo" else "service"][transport]
-            times[name] += callers[name](target, contexts[first : first + per_round])
-    row: dict[str, float] = {}
-    for name, values in times.items():
-        figures = percentiles(values)
-        row |= {f"{name} median us": round(figures["median"], 1), f"{name} p99 us": round(figures["p99"], 1)}
-    ratios = {name: round(row[f"{name} median us"] / row["echo median us"], 3) for name in callers if name != "echo"}
-    print(f"  {label:<24}" + " ".join(f"{figure:8.1f}" for figure in row.values()), *ratios.values(), flush=True)
-    return {**row, **{"ratio" if name == "service" else f"{name} ratio": ratio for name, ratio in ratios.items()}}
+def steps_in_turns(ways: Mapping[str, Sources], walks: Sequence[Walk], nodes: int) -> dict[str, dict[str, float]]:
+    """Return the figures of each way's steps."""
+    times: dict[str, list[float]] = {way: [] for way in ways}
+    openings: dict[str, list[float]] = {way: [] for way in ways}
+    dropped = dict.fromkeys(ways, 0)
+    names = list(ways)
+    for number in range(-1, len(walks)):  # the first session warms up
+        for turn in range(len(names)):
+            way = names[(number + turn) % len(names)]
+            took, missed = session_steps(ways[way], walks[max(0, number)], nodes)
+            if number >= 0:
+                openings[way].append(took[0])
+                times[way] += took[1:]
+                dropped[way] += missed
+    tokens = sum(walk.text.size - walk.start for walk in walks)
+    rows = {}
+    for way in names:
+        figures = percentiles(times[way])
+        row = {"median us": figures["median"], "p99 us": figures["p99"], "opening us": float(np.median(openings[way]))}
+        row |= {"M": round(tokens / (len(times[way]) + len(walks)), 4), "without an answer": dropped[way]}
+        rows[way] = show(f"{nodes} nodes, {way}", row)
+    return rows
 
 
-async def all_at_once(target: str, call: Asynchronous, contexts: Contexts, requests: int) -> float:
-    """Return the requests a second of 16 clients at once."""
-    share = min(requests, len(contexts)) // CLIENTS
-    start = time.perf_counter()
-    await asyncio.gather(*(call(target, contexts[place * share : (place + 1) * share]) for place in range(CLIENTS)))
-    return CLIENTS * share / (time.perf_counter() - start)
+def show(name: str, figures: dict[str, float]) -> dict[str, float]:
+    rounded = {key: round(value, 4 if key == "M" else 1) for key, value in figures.items()}
+    print(f"{name}: " + ", ".join(f"{key} {value}" for key, value in rounded.items()), flush=True)
+    return rounded
 
 
-def throughput(
-    kind: str, echo: str, service: str, call: Asynchronous, contexts: Contexts, requests: int, rounds: int
-) -> dict[str, float]:
-    """Return the median requests a second of 16 clients at once, of echo and service in turns."""
-    rates = [
-        [asyncio.run(all_at_once(target, call, contexts, requests)) for target in (echo, service)]
-        for _ in range(rounds)
-    ]
-    of_echo, of_service = (float(rate) for rate in np.median(rates, axis=0))
-    row = {"echo": round(of_echo, 1), "service": round(of_service, 1), "share": round(of_service / of_echo, 3)}
-    print(f"{CLIENTS} clients at once, {kind}, requests a second: {row}", flush=True)
-    return row
+def session_steps(sources: Sources, walk: Walk, nodes: int) -> tuple[list[float], int]:
+    """Run one session as generation does; return the microseconds of each step, and how many went without a source.
+
+    A step hands over the accepted tokens with what the model found likely, and drafts the next tree. The first one
+    opens the session.
+    """
+    position, began, times = walk.start, time.perf_counter(), []
+    with DraftSession([*sources, PromptLookup(), RecycledLogits()], walk.text[:position]) as session:
+        while True:
+            tree = session.draft(nodes)
+            times.append((time.perf_counter() - began) * 1e6)
+            path = tree.longest_path(walk.text[position:])
+            end = walk.end_of(position, path)
+            if end == walk.text.size:
+                return times, sum(session.statistics.dropped.values())
+            tokens, likely = walk.text[position:end], walk.likely(position, tree, path)
+            position, began = end, time.perf_counter()
+            session.accept(tokens, **likely)
 
 
-def batches(target: str, contexts: Contexts, number: int) -> dict[str, float]:
-    """Return contexts a second in `number` batches of 256, from one client and from two."""
-
-    async def client(first: int) -> None:
-        async with grpc.aio.insecure_channel(target, OWN_CONNECTION) as channel:
-            draft = stub_of(channel).Draft
-            for turn in range(number):
-                start = (first + turn) * BATCH % (len(contexts) - BATCH)
-                response = await draft(request_of(*contexts[start : start + BATCH]), wait_for_ready=True)
-                assert len(response.trees) == BATCH
-
-    async def run(clients: int) -> float:
-        start = time.perf_counter()
-        await asyncio.gather(*(client(5 * place) for place in range(clients)))
-        return float(clients * number * BATCH / (time.perf_counter() - start))
-
-    row: dict[str, float] = {
-        f"{clients} clients": round(float(np.median([asyncio.run(run(clients)) for _ in range(5)])))
-        for clients in (1, 2)
-    }
-    print(f"batches of {BATCH}, contexts a second: {row}", flush=True)
-    return row
+def health_checks(target: str, count: int) -> list[float]:
+    """Return the microseconds of gRPC health checks."""
+    with grpc.insecure_channel(target) as channel:
+        check: Any = channel.unary_unary("/grpc.health.v1.Health/Check")
+        check(b"", wait_for_ready=True)  # an empty message asks about the whole server
+        return time_each(lambda _: check(b""), range(count))
 
 
-async def load(name: str, target: str, contexts: Contexts, top: float, seconds: float) -> list[dict[str, float]]:
-    """Return latencies of requests that arrive at random, at rates up to one and a half times `top` a second."""
-    chance = random.Random(1)
-    rows = []
-    print(f"{name}: offered a second, answered a second, median us, 99th us, refused")
-    async with contextlib.AsyncExitStack() as stack:
-        drafts = []
-        for _ in range(CLIENTS):
-            channel = await stack.enter_async_context(grpc.aio.insecure_channel(target, OWN_CONNECTION))
-            drafts.append(stub_of(channel).Draft)
-            await drafts[-1](request_of(contexts[0]), **FIRST)
-        for share in SHARES:
+def at_once(ways: Mapping[str, Any], walks: Sequence[Walk], seconds: float) -> dict[str, float]:
+    """Return the steps a second of many processes together, by way.
 
-            async def request(place: int, due: float) -> float | None:
-                try:
-                    await drafts[place % CLIENTS](request_of(contexts[place % len(contexts)]))
-                except grpc.aio.AioRpcError as error:
-                    # The service refuses requests beyond its limits; gRPC itself cancels those that waited too long.
-                    if error.code() not in (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.CANCELLED):
-                        raise
-                    return None
-                return (time.perf_counter() - due) * 1e6
+    Args:
+        ways: the directories of the datastores, or the address of a service.
+        walks: the generations.
+        seconds: how long each way takes.
+    """
+    rates = {}
+    for way, place in ways.items():
+        number = SESSIONS if isinstance(place, str) else os.cpu_count() or 1
+        with multiprocessing.get_context("spawn").Pool(number, connect, (place, walks)) as pool:
+            begin = time.monotonic() + 1 + 0.2 * number  # by then all have started
+            counts = pool.starmap(count_steps, [(first, begin, seconds) for first in range(number)], chunksize=1)
+        rates[way] = round(sum(counts) / seconds, 1)
+    print(f"{SESSIONS} sessions at once, steps a second: {rates}", flush=True)
+    return rates
 
-            tasks: list[asyncio.Task[float | None]] = []
-            begin = due = time.perf_counter()
-            while due < begin + seconds:
-                due += chance.expovariate(share * top)
-                if (wait := due - time.perf_counter()) > 0 or len(tasks) % 16 == 0:
-                    await asyncio.sleep(max(0.0, wait))
-                tasks.append(asyncio.create_task(request(len(tasks), due)))
-            times = [value for value in await asyncio.gather(*tasks) if value is not None]
-            duration = time.perf_counter() - begin
-            figures = percentiles(times)
-            row = {
-                "offered": round(len(tasks) / seconds, 1),
-                "answered": round(len(times) / duration, 1),
-                "median us": round(figures["median"], 1),
-                "p99 us": round(figures["p99"], 1),
-                "refused": len(tasks) - len(times),
-            }
-            rows.append(row)
-            print("  " + " ".join(f"{value:10.0f}" for value in row.values()), flush=True)
+
+_here: dict[str, Any] = {}  # of a process of `at_once`
+
+
+def connect(place: Any, walks: Sequence[Walk]) -> None:
+    is_target = isinstance(place, str)
+    sources = [DatastoreClient(place, timeout=TIMEOUT)] if is_target else list(open_datastores(place).values())
+    _here.update(sources=sources, walks=walks)
+    session_steps(sources, walks[0], NODES[0])
+
+
+def count_steps(first: int, begin: float, seconds: float) -> int:
+    """Run sessions until `seconds` after `begin` (`time.monotonic`); return the steps of those that began then."""
+    time.sleep(max(0.0, begin - time.monotonic()))
+    walks, number, count = _here["walks"], first, 0
+    while time.monotonic() < begin + seconds:
+        count += len(session_steps(_here["sources"], walks[number % len(walks)], NODES[0])[0])
+        number += SESSIONS
+    return count
+
+
+def batch_rate(sources: Sources, walks: Sequence[Walk], steps: int = 20) -> float:
+    """Return the steps of sessions a second that are drafted in one call; all are given their recorded tokens."""
+    chosen = [walks[number % len(walks)] for number in range(SESSIONS)]
+    with contextlib.ExitStack() as stack:
+        sessions = [
+            stack.enter_context(DraftSession([*sources, PromptLookup()], walk.text[: walk.start])) for walk in chosen
+        ]
+        draft_all(sessions, NODES[0])
+        began = time.perf_counter()
+        for step in range(steps):
+            accept_all(sessions, [walk.text[walk.start + step % 8 :][:1] for walk in chosen])
+            draft_all(sessions, NODES[0])
+        return round(steps * SESSIONS / (time.perf_counter() - began), 1)
+
+
+def contexts_of(walks: Sequence[Walk], count: int) -> list[list[int]]:
+    """Return the tokens before random places of the outputs."""
+    chance = np.random.default_rng(0)
+    contexts = []
+    for number in chance.integers(0, len(walks), count):
+        walk = walks[number]
+        end = int(chance.integers(walk.start, walk.text.size))
+        contexts.append(walk.text[end - LENGTH : end].tolist())
+    return contexts
+
+
+def calls(ways: Mapping[str, Any], contexts: list[list[int]]) -> dict[str, dict[str, float]]:
+    """Return the microseconds of single drafts, and of a context in batches, of one datastore."""
+    rows = {}
+    batches = [contexts[start : start + BATCH] for start in range(0, len(contexts), BATCH)]
+    for way, asked in ways.items():
+        asked.draft(contexts[0])
+        single = percentiles(time_each(asked.draft, contexts))
+        together = sum(time_each(asked.draft_batch, batches)) / len(contexts)
+        row = {"median us": single["median"], "p99 us": single["p99"], "us a context in batches": together}
+        rows[way] = show(f"draft, {way}", row)
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Measure vLLM without drafts, with an empty drafter, with its own ways of drafting from texts, and with rest-store's.
+"""Measure vLLM without drafts, with its own ways of drafting from texts, and with rest-store's.
 
 Run it with the interpreter of `make test-vllm`, into which `pip install --no-build-isolation --no-deps
 arctic-inference==0.3.0` has put suffix decoding as well. Each way of drafting has an engine in a process of its own,
@@ -6,48 +6,41 @@ and the engines take turns: they answer the same held-out prompts of the recordi
 round begins with new drafters: cold, they know nothing of the model's outputs; warm, they know those of all recordings
 for fitting, as if they had answered these prompts before. Both learn from what they answer meanwhile.
 
-Besides, prompts that nothing matches: random tokens, continued by sampling at a temperature of 2.
-
-The empty drafter never drafts a token: it shows what vLLM's own path of speculation costs, with any drafter.
-
-Reported: tokens a second, the reading of prompts included (median over rounds), and relative to vLLM without drafts, to
-the empty drafter and to suffix decoding (median over rounds of the ratio in each); the same of decoding, the steps in
-which no prompt is read; tokens that a row gets in a step, and tokens drafted for it; the share of time that drafting
-takes, in `propose` and, with ours, in its hook on the model; and how many texts are those without drafts.
+Reported: tokens a second, the reading of prompts included (median over rounds), and relative to vLLM without drafts and
+to suffix decoding (median over rounds of the ratio in each); the same of decoding, the steps in which no prompt is
+read; tokens that a row gets in a step, and tokens drafted for it; the share of time that drafting takes, in `propose`
+and, with ours, in its hook on the model; and how many texts are those without drafts.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import statistics
-import sys
 import sysconfig
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import packages_distributions
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import click
-import numpy as np
-from peer_process import PeerProcess
 
-from rest_store.bench.environment import write_result
 from rest_store.bench.options import datastores_option, recordings_option, result_options
 from rest_store.bench.prompts import interleaved, recorded_prompts
 from rest_store.bench.recordings import Recording, read_recordings, split
+from rest_store.bench.remembering import logits_of
+from rest_store.bench.results import write_result
 from rest_store.datastore.datastore import Datastore
-from rest_store.drafting.session import DraftSession
-from rest_store.drafting.sources import RecycledLogits
 from rest_store.options import SETTINGS, max_new_tokens_option, model_option
 
 LENGTH = 2048  # of the longest text, with its prompt
 TURN = 4  # a turn answers so many times the rows of prompts
 WARM_UP = 16  # tokens of each text
 GREEDY = {"temperature": 0.0}
-NOTHING = {"temperature": 2.0, "ignore_eos": True}
 # The best in replays of the recordings for fitting, with 20.5 ms for a step and 0.95 ms for each token in it. Those of
 # suffix decoding are of depths of 24 and 64, 8 to 24 tokens, factors from 1 to 16, and probabilities from 0 to 0.5.
 NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
@@ -55,7 +48,6 @@ SUFFIX = {"method": "suffix", "num_speculative_tokens": 8}
 SUFFIX_ALONE = {"max_spec_factor": 2.0, "min_token_prob": 0.2}  # with one row
 SUFFIX_IN_BATCHES = {"max_spec_factor": 1.0, "min_token_prob": 0.5}
 OURS = {"method": "custom_class", "model": "rest_store.engines.vllm.Drafter", "num_speculative_tokens": 8}
-EMPTY = {**OURS, "model": "empty_drafter.EmptyDrafter"}
 SUMMED = ("seconds", "tokens", "steps", "row steps", "propose seconds", "drafted")
 
 Answers = dict[str, Any]  # what `peer_vllm.py` returns
@@ -79,7 +71,6 @@ class Way:
 
 WAYS = {
     "none": Way(None),
-    "empty": Way(EMPTY),
     "ngram": Way(NGRAM),
     "suffix, cold": Way(SUFFIX),
     "suffix, warm": Way(SUFFIX, warm=True),
@@ -120,33 +111,30 @@ def main(**options: Any) -> None:
     most = options["max_new_tokens"]
     recorded = [one for path in options["recordings"] for one in read_recordings(path)]
     fitting, held_out = split(recorded, "bench_vllm.py")
-    known = [(one.prompt.tolist(), one.output[:most].tolist()) for one in fitting]
+    fitting = known_texts(fitting, most)
+    known = [(one.prompt.tolist(), one.output.tolist()) for one in fitting]
     prompts = [one.tokens for one in interleaved(recorded_prompts(held_out))]
     settings = {"ngram": NGRAM, "suffix": SUFFIX, "one row": SUFFIX_ALONE, "more rows": SUFFIX_IN_BATCHES, "ours": OURS}
-    figures: dict[str, Any] = {"settings": settings, "known texts": len(known), "batches": {}, "nothing to draft": {}}
+    figures: dict[str, Any] = {"settings": settings, "known texts": len(known), "batches": {}}
     packages = ("numpy", "torch", "transformers", *packages_distributions()["vllm"][:1])
     with ExitStack() as stack:
         logits = stack.enter_context(tempfile.TemporaryDirectory(prefix="rest-store-")) + "/logits"
         with Datastore.open(options["datastores"][0]) as like:
-            logits_of(fitting, most).save(logits, like.tokenizer)
+            logits_of(fitting).save(logits, like.tokenizer)
         engines = {name: started(stack, name, options) for name in ways}
         for batch in options["batches"]:
             for ask in engines.values():
                 ask("answer", prompts=[text for text, _ in known[:batch]], rows=batch, sampling=GREEDY, most=WARM_UP)
-            some, random = prompts[: max(options["prompts"], 2 * batch)], random_prompts(fitting, max(4, batch))
-            for kind, asked, sampling in (("batches", some, GREEDY), ("nothing to draft", random, NOTHING)):
-                taking_turns = [name for name in ways if kind == "batches" or not WAYS[name].warm]
-                rounds = []
-                for number in range(options["rounds"]):
-                    suffix = SUFFIX_ALONE if batch == 1 else SUFFIX_IN_BATCHES
-                    for name in taking_turns:
-                        is_warm = WAYS[name].warm
-                        known_logits = logits if is_warm else None
-                        engines[name]("begin", known=known if is_warm else [], logits=known_logits, suffix=suffix)
-                    fields = {"rows": batch, "sampling": sampling, "most": most}
-                    rounds.append(in_turns({name: engines[name] for name in taking_turns}, asked, number, fields))
-                figures[kind][str(batch)] = summarize(rounds, comparable=sampling is GREEDY)
-                report(f"{kind}, {batch} at once", figures[kind][str(batch)])
+            some = prompts[: max(options["prompts"], 2 * batch)]
+            rounds = []
+            for number in range(options["rounds"]):
+                suffix = SUFFIX_ALONE if batch == 1 else SUFFIX_IN_BATCHES
+                for name, ask in engines.items():
+                    is_warm = WAYS[name].warm
+                    ask("begin", known=known if is_warm else [], logits=logits if is_warm else None, suffix=suffix)
+                rounds.append(in_turns(engines, some, number, {"rows": batch, "sampling": GREEDY, "most": most}))
+            figures["batches"][str(batch)] = summarize(rounds)
+            report(f"{batch} at once", figures["batches"][str(batch)])
             write_result(options["out"], "vllm", options, packages, figures)  # what there is, should a later one fail
 
 
@@ -167,30 +155,33 @@ def started(stack: ExitStack, name: str, options: Mapping[str, Any]) -> Ask:
         settings["logits"] = f"{folder}/logits"
         if way.remembers:
             settings["remember"] = f"{folder}/live"
-    peer = stack.enter_context(PeerProcess(sys.executable, "peer_vllm.py"))
-    rows = max(options["batches"])
-    version = peer.ask(
-        "start", model=options["model"], speculative=way.speculative, settings=settings, rows=rows, length=LENGTH
-    )
-    print(f"vLLM {version}: {name}", flush=True)
-    return peer.ask
+    spawn = multiprocessing.get_context("spawn")
+    connection, other = spawn.Pipe()
+    process = spawn.Process(target=run_engine, args=(other,))
+    process.start()
+    other.close()
+    stack.callback(process.join)
+    stack.callback(connection.close)  # before, which ends it
+
+    def ask(what: str, **arguments: Any) -> Any:
+        connection.send((what, arguments))
+        return connection.recv()
+
+    engine = {"model": options["model"], "speculative": way.speculative, "settings": settings}
+    print(f"vLLM {ask('start', **engine, rows=max(options['batches']), length=LENGTH)}: {name}", flush=True)
+    return ask
 
 
-def logits_of(recordings: Sequence[Recording], most: int) -> RecycledLogits:
-    """Return what an engine would have recycled of the first `most` tokens of each answer."""
-    logits = RecycledLogits()
-    for one in recordings:
-        text = np.concatenate([one.prompt, one.output[:most]])
-        rows = one.top_k[one.prompt.size - 1 : text.size - 1]
-        DraftSession([logits], text[:-1], prompt_top_k=rows).close()
-    return logits
+def run_engine(connection: Connection) -> None:
+    """Run one engine, in a process of its own."""
+    from peer_vllm import serve
+
+    serve(connection)
 
 
-def random_prompts(like: Sequence[Recording], count: int) -> list[list[int]]:
-    """Return as many random tokens as the prompts of `like` have, but at most 200."""
-    rng = np.random.default_rng(0)
-    largest = max(int(one.prompt.max()) for one in like)
-    return [rng.integers(largest, size=min(one.prompt.size, 200)).tolist() for one in like[:count]]
+def known_texts(recordings: Sequence[Recording], most: int) -> list[Recording]:
+    """Return the recordings with the first `most` tokens of each answer, as an engine would have seen them."""
+    return [replace(one, output=one.output[:most], top_k=one.top_k[: one.prompt.size + most]) for one in recordings]
 
 
 def in_turns(
@@ -213,15 +204,8 @@ def in_turns(
     return answers
 
 
-def summarize(
-    rounds: Sequence[Mapping[str, Sequence[Answers]]], *, comparable: bool = True
-) -> dict[str, dict[str, Any]]:
-    """Return the figures of each way.
-
-    Args:
-        rounds: of each, what each way answered in its turns.
-        comparable: whether all ways should write the same texts.
-    """
+def summarize(rounds: Sequence[Mapping[str, Sequence[Answers]]]) -> dict[str, dict[str, Any]]:
+    """Return the figures of each way; `rounds` has, of each, what each way answered in its turns."""
     figures = {}
     for name in rounds[0]:
         turns = [turn for one in rounds for turn in one[name]]
@@ -232,7 +216,7 @@ def summarize(
         row["drafted a row and step"] = round(total["drafted"] / total["row steps"], 3)
         row["share of propose"] = round(total["propose seconds"] / total["seconds"], 4)
         row["milliseconds a step"] = round(1e3 * total["seconds"] / total["steps"], 2)
-        if comparable and "none" in rounds[0]:
+        if "none" in rounds[0]:
             plain = [text for one in rounds for turn in one["none"] for text in turn["texts"]]
             same = sum(text == other for text, other in zip(texts, plain, strict=True))
             row["identical"] = f"{same} of {len(texts)}"
@@ -255,11 +239,10 @@ def speed(rounds: Sequence[Mapping[str, Sequence[Answers]]], name: str, kind: st
 
     figures: dict[str, Any] = {"tokens a second": round(statistics.median(rates(name)), 1)}
     suffix = f"suffix, {'warm' if WAYS[name].warm else 'cold'}"
-    for key, other in (("of none", "none"), ("of empty", "empty"), ("of suffix", suffix)):
+    for key, other in (("of none", "none"), ("of suffix", suffix)):
         if other in rounds[0]:
             ratios = [one / against for one, against in zip(rates(name), rates(other), strict=True)]
             figures[key] = round(statistics.median(ratios), 3)
-            figures[f"{key}, by round"] = [round(ratio, 3) for ratio in ratios]
     return figures
 
 
@@ -267,7 +250,7 @@ def report(title: str, figures: Mapping[str, Mapping[str, Any]]) -> None:
     print(title)
     for name, row in figures.items():
         cells = [f"{row['tokens a second']:7.1f} tokens/s"]
-        cells += [f"{row[key]:.2f} {key}" for key in ("of none", "of empty", "of suffix") if key in row]
+        cells += [f"{row[key]:.2f} {key}" for key in ("of none", "of suffix") if key in row]
         cells += [f"decoding {row['decoding']['of suffix']:.2f} of suffix"] if "of suffix" in row else []
         cells += [f"{row[f'{what} a row and step']:.2f} {what}" for what in ("tokens", "drafted")]
         cells += [f"propose {100 * row['share of propose']:.1f}%"]

@@ -10,8 +10,7 @@ are fitted to the replays with one, those of steps without one to the others. Th
 --row-share 0.2 and then with --live-only --trees 700.
 
 The same data, release and --start give the same bytes in any process. The --start of the first was the calibration of
-the release before, that of the second was the first. --rounds N keeps the whole chain in one command: an untrained
-rule guides the first fit, each fit the next one. Takes about 15 GB of memory.
+the release before, that of the second was the first. Takes about 15 GB of memory.
 """
 
 from __future__ import annotations
@@ -20,27 +19,33 @@ import gzip
 import itertools
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import click
 import numpy as np
 
-from rest_store.bench.environment import file_hash
 from rest_store.bench.options import every_option, recordings_option
 from rest_store.bench.recordings import Encode, Recording, encoder, read_recordings, split
-from rest_store.bench.remembering import Known, among_others, in_turn, logits_of, new_live_datastore
-from rest_store.bench.replay import Outcome, fit_recorded, replay
+from rest_store.bench.remembering import (
+    Chosen,
+    Known,
+    Order,
+    among_others,
+    every_one,
+    in_turn,
+    logits_of,
+    new_live_datastore,
+)
+from rest_store.bench.replay import Outcome, fit_calibration, replay
+from rest_store.bench.results import file_hash
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.options import PATH, SETTINGS, Decorator, json_option
-
-# In which order recordings are replayed, and which others are known meanwhile; they are in the live datastore.
-Order = Callable[[Sequence[Recording], LiveDatastore], Known]
 
 
 class Job(NamedTuple):
@@ -85,7 +90,7 @@ def outcome_of(job: Job, calibration: Calibration, tokenizer: TokenizerIdentity,
         sources = [*job.sources, live] if job.is_live else job.sources
         return Outcome.sum_of(
             replay([one], with_logits(sources, known), calibration, share_logits=True, **options)
-            for one, known in job.order(job.recordings, live)
+            for one, known in job.order(job.recordings, live, every_one)
         )
 
 
@@ -94,9 +99,9 @@ def with_logits(sources: Sequence[object], known: Sequence[Recording]) -> list[o
     return [logits_of(known) if isinstance(source, RecycledLogits) else source for source in sources]
 
 
-def without_logits(recordings: Sequence[Recording], live: LiveDatastore) -> Known:
+def without_logits(recordings: Sequence[Recording], live: LiveDatastore, chosen: Chosen = every_one) -> Known:
     """As `in_turn`, but the recycled logits are new."""
-    return ((recording, ()) for recording, _ in in_turn(recordings, live))
+    return ((recording, ()) for recording, _ in in_turn(recordings, live, chosen))
 
 
 def shuffled(recordings: Sequence[Recording], seed: int = 0) -> list[Recording]:
@@ -123,9 +128,6 @@ def required(name: str, metavar: str, help_text: str) -> Decorator[Any]:
 @click.option(
     "--start", metavar="FILE", type=PATH, show_default="the package's", help="Calibration that guides the replays."
 )
-@click.option(
-    "--rounds", metavar="N", type=click.IntRange(1), help="Fits, each guided by the one before; instead of --start."
-)
 @click.option("--live-only", is_flag=True, help="Fit only the trees of steps with a live datastore; keep the others.")
 @click.option("--trees", metavar="N", default=500, help="Number of boosted trees.")
 @click.option("--rate", metavar="SHARE", default=0.1, help="Learning rate.")
@@ -141,7 +143,6 @@ def main(
     chat_without: Path,
     out: Path,
     start: Path | None,
-    rounds: int | None,
     live_only: bool,
     trees: int,
     rate: float,
@@ -149,10 +150,6 @@ def main(
     every: int,
     as_json: bool,
 ) -> None:
-    if rounds is not None and start is not None:
-        raise click.UsageError("give either --rounds or --start")
-    if rounds is not None and live_only:
-        raise click.UsageError("give either --rounds or --live-only")
     code, chats, without = (Datastore.open(path) for path in (python, chat, chat_without))
     encode = encoder(code, None)
     recorded = [one for path in recordings for one in read_recordings(path, encode)]
@@ -194,20 +191,16 @@ def main(
         "data": [file_hash(path) for path in (*recordings, answers)],
         "sources": "prompt lookup, recycled logits, both datastores, a live one, and some of these left out",
         "start": "default" if start is None else start.name,
-        "rounds": rounds,
         "live only": live_only,
         "trees": trees,
         "rate": rate,
         "row share": row_share,
     }
     calibration = Calibration.default() if start is None else Calibration.load(start)
-    if rounds is not None:
-        calibration = Calibration(bytes(4))  # the untrained rule
     options = {"trees": trees, "rate": rate, "row_share": row_share}
-    for _ in range(rounds or 1):
-        gbdt = calibration.native.gbdt if live_only else fitted(frozen, calibration, code.tokenizer, **options)
-        live_gbdt = fitted(with_live, calibration, code.tokenizer, **options)
-        calibration = Calibration(gbdt, provenance=provenance, live_gbdt=live_gbdt)
+    gbdt = calibration.native.gbdt if live_only else fitted(frozen, calibration, code.tokenizer, **options)
+    live_gbdt = fitted(with_live, calibration, code.tokenizer, **options)
+    calibration = Calibration(gbdt, provenance=provenance, live_gbdt=live_gbdt)
     calibration.save(out)
     rows = []
     for name, chosen in (("recordings", held_out), ("answers", held_out_answers)):
@@ -222,12 +215,12 @@ def main(
 
 
 def fitted(jobs: Sequence[Job], guide: Calibration, tokenizer: TokenizerIdentity, **options: Any) -> bytes:
-    """Return trees that are fitted, with `options` of `fit_recorded`, to jobs whose replays `guide` weighs."""
+    """Return trees that are fitted, with `options` of `fit_calibration`, to jobs whose replays `guide` weighs."""
     record: list[tuple[bytes, bytes, bytes]] = []
     for job in jobs:
         for nodes, skip in job.budgets:
             outcome_of(job, guide, tokenizer, max_nodes=nodes, skip=skip, record=record)
-    return fit_recorded(record, **options).native.gbdt
+    return fit_calibration(record, **options).native.gbdt
 
 
 if __name__ == "__main__":

@@ -6,18 +6,17 @@ each row got, and a clock around the drafter's `propose` how long it took.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import shutil
-import sys
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from peer_process import serve
 from vllm import LLM, SamplingParams
 from vllm.sampling_params import RequestOutputKind
-from vllm_sampling import repeat_settings
 
 from rest_store.drafting.output_document import OutputDocument
 from rest_store.live.live_datastore import LiveDatastore
@@ -51,7 +50,6 @@ class Engine:
             speculative_config=speculative,
             additional_config={"rest_store": settings} if settings else {},
         )
-        repeat_settings()
         self._remember, self._logits = settings.get("remember"), settings.get("logits")
         self._seconds = 0.0  # in `propose`
         self._drafted = 0
@@ -162,21 +160,14 @@ def remember(directory: Path, known: list[Text], tokenizer: Any) -> None:
         live.add([document.tokens for document in documents], ids=[document.id for document in documents])
 
 
-if __name__ == "__main__":
-    one: dict[str, Engine] = {}
+def serve(connection: Connection) -> None:
+    """Start the engine that the first request describes, and answer the others until the connection ends."""
+    import vllm
 
-    def start(**arguments: Any) -> str:
-        """Start the engine; return the version of vLLM."""
-        import vllm
-
-        one["engine"] = Engine(**arguments)
-        return str(vllm.__version__)
-
-    serve(
-        {
-            "start": start,
-            "begin": lambda **arguments: one["engine"].begin(**arguments),
-            "answer": lambda **arguments: one["engine"].answer(**arguments),
-        }
-    )
-    sys.stdout.flush()
+    with contextlib.suppress(EOFError):
+        _, arguments = connection.recv()
+        engine = Engine(**arguments)
+        connection.send(str(vllm.__version__))
+        while True:
+            what, arguments = connection.recv()
+            connection.send(getattr(engine, what)(**arguments))

@@ -65,7 +65,7 @@ def build(
         workers: processes that read and tokenize, and most shards sorted at once; None: one for each core.
         ray: address of a Ray cluster whose CPUs do the work, or "auto" (needs the extra [ray]); None: this machine. All
             nodes must see corpora and `out`.
-        resume: resume an interrupted build after its last complete shard.
+        resume: resume an interrupted build.
         progress: called with the progress of each stage, a few times a second.
 
     Returns:

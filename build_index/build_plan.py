@@ -4,22 +4,30 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import rest_store
+from build_index.corpus import Corpus
+from build_index.documents import CorpusCounts
 from build_index.options import BuildOptions
-from build_index.readers.remote_file import public_address
+from build_index.readers.files import public_address
 from build_index.staging import building_place
 from build_index.target_tokenizer import TargetTokenizer
 from rest_store.errors import ResumeError, describe
 
+_SHOWN_DIGITS = 16
 
-def build_plan(options: BuildOptions, tokenizer: TargetTokenizer) -> dict[str, Any]:
+
+def build_plan(options: BuildOptions, corpora: Sequence[Corpus], tokenizer: TargetTokenizer) -> dict[str, Any]:
     """Return the plan as an object for JSON.
 
     The query of a web address is left out: it may hold a signature, which a resumed build may have another of.
+
+    Raises:
+        CorpusError: a corpus cannot be listed.
     """
     specs = [replace(spec, path=public_address(spec.path)) for spec in options.corpora]
     return {
@@ -30,7 +38,18 @@ def build_plan(options: BuildOptions, tokenizer: TargetTokenizer) -> dict[str, A
         "shard_tokens": options.shard_tokens,
         "keep_duplicates": options.keep_duplicates,
         "corpora": [json.loads(json.dumps(asdict(spec))) for spec in specs],
+        "corpus files": [_listing(corpus) for corpus in corpora],
+        "encoder": tokenizer.encoder,
     }
+
+
+def _listing(corpus: Corpus) -> dict[str, Any]:
+    """Return what changes if a file of a corpus is added, removed or written again."""
+    sha256, number = hashlib.sha256(), 0
+    for file in corpus.files(CorpusCounts()):
+        sha256.update(json.dumps([file.relative, file.size, file.version]).encode())
+        number += 1
+    return {"files": number, "sha256": sha256.hexdigest()[:_SHOWN_DIGITS]}
 
 
 def require_same_plan(where: Path, unfinished: dict[str, Any], plan: dict[str, Any]) -> None:

@@ -2,9 +2,10 @@
 
     summary = build(BuildOptions((CorpusSpec("src/"),), "HuggingFaceTB/SmolLM2-135M-Instruct", Path("ds")))
 
-Tokens go straight to disk. Complete shards are sorted, each in a thread of its own, while the next is tokenized. A
-journal records every complete tokens file and suffix array, and an interrupted build resumes from it to the same bytes.
-The complete datastore appears at its place in one rename.
+A build has two stages (build_index/stages.py). The first makes a tokens file of each slice of the corpora, the second a
+suffix array for each shard of these tokens. A file appears when it is complete, and what is in it depends on corpora
+and options alone: an interrupted build is resumed by making what is not there, to the same bytes. The complete
+datastore appears at its place in one rename.
 """
 
 from __future__ import annotations
@@ -13,40 +14,37 @@ import os
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager, suppress
-from dataclasses import asdict, replace
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
 from typing import Any
 
-from build_index.allocator import limit_arenas
 from build_index.build_plan import build_plan, program, require_same_plan, template_digest, text_sha256
 from build_index.corpus import Corpus, empty_corpora, open_corpus
 from build_index.duplicates import SeenDocuments
 from build_index.encoder import EncoderError
-from build_index.errors import build_packages
-from build_index.journal import BuildState, Completion, read_journal
-from build_index.memory import WORKER_BYTES, MemoryPlan, available_budget, plan_memory, resident_bytes
+from build_index.errors import build_packages, output_errors
+from build_index.memory import (
+    WORKER_BYTES,
+    MemoryPlan,
+    available_budget,
+    limit_arenas,
+    plan_memory,
+    resident_bytes,
+)
 from build_index.options import BuildOptions, BuildSummary
-from build_index.pipeline import Pipeline
 from build_index.progress import ProgressListener, StageProgress
-from build_index.ray_workers import RayCluster, connected
-from build_index.staging import Staging, final_place
+from build_index.ray_workers import RayCluster, RayWorkers, connected
+from build_index.shard_tokens import ShardTokens
+from build_index.slices import Setup
+from build_index.stages import Stages
+from build_index.staging import Staging, final_place, kept_shards
 from build_index.tokenization import TargetTokenizer, load_tokenizer
-from build_index.worker_choice import started_workers, useful_workers
-from build_index.workers import Workers
+from build_index.workers import OwnProcess, Processes, Workers, useful_processes
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest, ShardRecord
-from rest_store.datastore.shard import Shard, TokensFile
-from rest_store.errors import (
-    BuildError,
-    CorpusError,
-    DatastoreError,
-    MemoryBudgetError,
-    MixedBuildError,
-    OutputError,
-    ResumeError,
-    describe,
-)
+from rest_store.datastore.shard import Shard
+from rest_store.errors import BuildError, CorpusError, DatastoreError, MemoryBudgetError, ResumeError, describe
 
 __all__ = ["BuildOptions", "BuildSummary", "build"]
 
@@ -66,7 +64,7 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
         DatastoreError: new shards cannot be opened, for instance because too many files are open.
         ResumeError: there is nothing to resume, or it has other inputs, options or another tokenizer; or an unfinished
             build is there and `options.resume` is not set.
-        WorkerError: a worker process ends again and again.
+        WorkerError: a worker process ends.
         MissingExtraError: `options.ray` is set, and Ray is not installed.
         ClusterError: its cluster cannot do the build.
 
@@ -90,12 +88,10 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
         for corpus in corpora:
             _import_reader(corpus)
         with Staging(options.out) as staging:
-            unfinished = None
-            if options.resume:
-                unfinished = staging.unfinished()
-            else:
+            unfinished = staging.unfinished_plan() if options.resume else None
+            if unfinished is None:
                 staging.require_nothing_unfinished()
-            if unfinished is None or not unfinished.gave_up_fastokens:
+            if unfinished is None or not str(unfinished.get("encoder")).startswith("tokenizers "):
                 tokenizer.accelerate()
             worker_bytes = WORKER_BYTES + max(0, resident_bytes() - before)
             try:
@@ -104,7 +100,7 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
                 load_seconds = time.perf_counter() - start
                 summary = _build(options, corpora, tokenizer, worker_bytes, cluster, staging, unfinished, progress)
             except BaseException:
-                _keep_resumable(staging)
+                staging.abandon()
                 raise
             finally:
                 tokenizer.decelerate()  # frees its tables now: the build may be in a cycle that is collected late
@@ -120,24 +116,24 @@ def _build(
     worker_bytes: int,
     cluster: RayCluster | None,
     staging: Staging,
-    unfinished: BuildState | None,
+    unfinished: dict[str, Any] | None,
     progress: ProgressListener | None,
 ) -> BuildSummary:
-    """Build; if `fastokens` is wrong, or workers lack memory, again from the last complete shard without them."""
+    """Build; anew without `fastokens` if it is wrong, and go on in one process if several lack memory."""
     while True:
-        build = Build(options, corpora, tokenizer, worker_bytes, cluster, staging, unfinished)
+        build = Build(options, corpora, tokenizer, worker_bytes, cluster, staging)
         try:
-            return build.run(progress)
+            return build.run(unfinished, progress)
         except EncoderError as error:
-            message = f"{tokenizer.encoder}: {error}; tokenized by tokenizers"
+            warnings.warn(f"{staging.out}: {tokenizer.encoder}: {error}; tokenized by tokenizers", stacklevel=2)
             tokenizer.decelerate()
+            unfinished = None
         except MemoryBudgetError as error:
             if not build.has_worker_processes:
                 raise
+            warnings.warn(f"{staging.out}: {error}; read by one process", stacklevel=2)
             options = replace(options, workers=1)
-            message = f"{error}; read by one process"
-        warnings.warn(f"{staging.out}: {message} from the last complete shard on", UserWarning, stacklevel=2)
-        unfinished = staging.unfinished()
+            unfinished = staging.unfinished_plan()
 
 
 def _load_tokenizer(options: BuildOptions, progress: ProgressListener | None) -> TargetTokenizer:
@@ -183,16 +179,6 @@ def _import_reader(corpus: Corpus) -> None:
             import pyarrow.parquet  # noqa: F401
 
 
-def _keep_resumable(staging: Staging) -> None:
-    """After a failure, keep what can be resumed and nothing else."""
-    state = read_journal(staging.journal_path)
-    if state is None or not state.tokens:
-        staging.discard()
-    elif state.completion is None:
-        with suppress(OutputError):
-            staging.keep_only({f"{record.name}.{kind}" for record in state.tokens for kind in ("tokens", "suffixes")})
-
-
 class Build:
     """One build in its staging directory.
 
@@ -206,10 +192,6 @@ class Build:
         worker_bytes: memory of a worker process.
         cluster: does the work; None: this machine.
         staging: the staging directory.
-        unfinished: the state to resume; None: build from the beginning.
-
-    Raises:
-        ResumeError: the unfinished build has other inputs, options or another tokenizer.
     """
 
     def __init__(
@@ -220,110 +202,137 @@ class Build:
         worker_bytes: int,
         cluster: RayCluster | None,
         staging: Staging,
-        unfinished: BuildState | None,
     ) -> None:
+        self.has_worker_processes = False
         self._options = options
         self._corpora = corpora
         self._tokenizer = tokenizer
         self._worker_bytes = worker_bytes
         self._cluster = cluster
-        self.has_worker_processes = False
         self._staging = staging
-        plan = build_plan(options, tokenizer)
-        self._state = BuildState(plan) if unfinished is None else unfinished
-        self._resumed_shards = len(self._state.tokens)
-        self._is_resumed = unfinished is not None
-        if unfinished is not None:
-            require_same_plan(staging.out, unfinished.plan, plan)
+        self._vocabulary_size = tokenizer.identity.vocabulary_size
 
-    def run(self, progress: ProgressListener | None) -> BuildSummary:
-        """Build, or resume."""
-        if self._state.completion is not None:
-            return self.put_in_place(self._state.completion)
-        memory = self._memory()
+    def run(self, unfinished: dict[str, Any] | None, progress: ProgressListener | None) -> BuildSummary:
+        """Build.
+
+        Args:
+            unfinished: the plan of the build to resume; None: build from the beginning.
+            progress: called with the progress.
+
+        Raises:
+            ResumeError: the unfinished build has other inputs, options or another tokenizer, or is damaged.
+        """
+        plan = build_plan(self._options, self._corpora, self._tokenizer)
+        if unfinished is not None:
+            require_same_plan(self._staging.out, unfinished, plan)
+        memory = self._memory(None if unfinished is None else unfinished["shard_positions"])
         self.has_worker_processes = memory.workers > 0
         if self._cluster is not None:
             self._cluster.require_room(memory.shard, memory.shard_positions)
-        if self._is_resumed:
-            self._require_intact()
-        else:
-            self._staging.start()
+        if unfinished is None:
+            self._staging.start({**plan, "shard_positions": memory.shard_positions})
+        resumed_shards = kept_shards(self._staging.out)
         for corpus in self._corpora:
-            corpus.decoder_bytes = memory.decoder_bytes
+            corpus.row_group_bytes = memory.decoder_bytes
+        shard_tokens = ShardTokens(
+            self._staging.datastore, self._vocabulary_size, memory.shard_positions, len(self._corpora)
+        )
         with ExitStack() as stack:
-            journal = stack.enter_context(closing(self._staging.open_journal()))
-            if not self._is_resumed:
-                journal.append("plan", {**self._state.plan, "shard_positions": memory.shard_positions})
-            if self._state.encoders[-1:] != [self._tokenizer.encoder]:
-                journal.append("encoder", {"program": self._tokenizer.encoder})
-                self._state.encoders.append(self._tokenizer.encoder)
             seen = None
             if not self._options.keep_duplicates:
                 seen = stack.enter_context(closing(SeenDocuments(memory.digests, self._staging.path)))
-            workers, known = stack.enter_context(
-                started_workers(
-                    memory,
-                    self._corpora,
-                    self._tokenizer,
-                    self._staging,
-                    most=self._options.workers,
-                    keep_duplicates=self._options.keep_duplicates,
-                    cluster=self._cluster,
-                )
-            )
-            pipeline = Pipeline(
-                self._corpora, self._tokenizer, self._staging, journal, self._state, memory, seen, workers, known
-            )
-            pipeline.run(progress)
-            completion = self.complete(pipeline, memory, workers)
-            journal.append("complete", completion)
-        return self.put_in_place(completion)
+            workers = stack.enter_context(closing(self._workers(memory)))
+            stages = Stages(self._corpora, self._staging, shard_tokens, self._vocabulary_size, seen, workers, progress)
+            try:
+                records = self._records(stages.run())
+            except DatastoreError as error:
+                if unfinished is None:
+                    raise
+                problem, expected = f"damaged ({error})", "intact; remove it to begin anew"
+                raise ResumeError(describe(self._staging.path, "unfinished build", problem, expected)) from error
+        summary = self.complete(records, stages, shard_tokens, memory, workers.count)
+        self._staging.put_in_place()
+        return replace(summary, resumed_shards=resumed_shards)
 
-    def _memory(self) -> MemoryPlan:
-        positions = self._state.plan["shard_positions"] if self._is_resumed else self._options.shard_tokens
-        size = self._tokenizer.identity.vocabulary_size
+    def _memory(self, shard_positions: int | None) -> MemoryPlan:
+        """Divide the memory; `shard_positions` are those of the build that is resumed."""
         most = self._options.workers or len(os.sched_getaffinity(0))
-        workers = 0 if self._cluster is not None else useful_workers(most, self._corpora, self._tokenizer)
+        workers = 0
+        if self._cluster is None:
+            workers = useful_processes(most, self._corpora, self._tokenizer.is_accelerated)
+        positions = shard_positions or self._options.shard_tokens
         budget = _budget(self._options)
-        return plan_memory(budget, resident_bytes(), size, positions, most, workers, self._worker_bytes)
+        return plan_memory(
+            budget, resident_bytes(), self._vocabulary_size, positions, most, workers, self._worker_bytes
+        )
 
-    def _require_intact(self) -> None:
-        """Check the headers of the files in the journal, and remove all other files."""
+    def _workers(self, memory: MemoryPlan) -> Workers:
+        setup = Setup(
+            corpora=self._corpora,
+            tokenizer=self._tokenizer,
+            is_accelerated=self._tokenizer.is_accelerated,
+            directory=self._staging.slices,
+            keeps_duplicates=self._options.keep_duplicates,
+        )
+        if self._cluster is not None:
+            cpus = self._cluster.cpus
+            return RayWorkers(setup, min(self._options.workers or cpus, cpus), memory.shard)
+        if memory.workers:
+            return Processes(setup, memory.workers, memory.sorts)
+        return OwnProcess(setup, memory.sorts)
+
+    def _records(self, names: Sequence[str]) -> tuple[ShardRecord, ...]:
+        """Check the headers of all shards, and return what the manifest says of them."""
         directory = self._staging.datastore
-        names = {f"{record.name}.tokens" for record in self._state.tokens}
-        self._staging.keep_only(names | {f"{name}.suffixes" for name in self._state.suffixes})
-        try:
-            for record in self._state.tokens:
-                shard = self._state.suffixes.get(record.name)
-                if shard is not None:
-                    shard.require_same(ShardRecord.of(record.name, Shard.open(directory, record.name)), directory)
-                    continue
-                sha256 = TokensFile.open(directory / f"{record.name}.tokens").header.sha256.hex()
-                if sha256 != record.sha256:
-                    raise MixedBuildError(describe(directory / record.name, "checksum", sha256, record.sha256))
-        except DatastoreError as error:
-            problem, expected = f"damaged ({error})", "intact; remove it to begin anew"
-            raise ResumeError(describe(self._staging.path, "unfinished build", problem, expected)) from error
+        with output_errors(directory):
+            return tuple(ShardRecord.of(name, Shard.open(directory, name)) for name in names)
 
-    def complete(self, pipeline: Pipeline, memory: MemoryPlan, workers: Workers | None) -> Completion:
-        """Write the tokenizer and the manifest, the manifest last, and sum up."""
-        manifest = self._manifest(pipeline)
+    def complete(
+        self,
+        shards: tuple[ShardRecord, ...],
+        stages: Stages,
+        shard_tokens: ShardTokens,
+        memory: MemoryPlan,
+        workers: int,
+    ) -> BuildSummary:
+        """Write the tokenizer and the manifest, the manifest last, and sum up.
+
+        Raises:
+            EmptyCorpusError: there are no shards.
+        """
+        if not shards:
+            raise empty_corpora(self._corpora, sum(counts.without_tokens for counts in shard_tokens.counts))
+        manifest = self._manifest(shards, tuple(stages.provenance()))
         self._staging.write(TOKENIZER_FILE_NAME, self._tokenizer.to_json())
         self._staging.write(MANIFEST_NAME, manifest.to_json())
-        self._staging.sync()
-        summary = self._summary(manifest, pipeline, memory, workers)
-        return Completion(text_sha256(manifest.to_json()), asdict(summary))
+        skipped: Counter[str] = Counter()
+        for corpus in manifest.corpora:
+            skipped.update(corpus["skipped"])
+            skipped["without tokens"] += corpus["without_tokens"]
+        size = sum(shard.tokens_size + shard.suffixes_size for shard in shards)
+        return BuildSummary(
+            out=str(self._staging.out),
+            documents=shard_tokens.stored_documents,
+            tokens=manifest.token_count,
+            duplicates=sum(corpus["duplicates"] for corpus in manifest.corpora),
+            skipped={reason: number for reason, number in sorted(skipped.items()) if number},
+            split_documents=sum(corpus["split_documents"] for corpus in manifest.corpora),
+            shards=len(shards),
+            resumed_shards=0,
+            shard_positions=memory.shard_positions,
+            size=size,
+            bytes_per_token=size / manifest.token_count,
+            encoder=self._tokenizer.encoder,
+            workers=workers,
+            stage_seconds=stages.seconds,
+            memory=memory.budget,
+            peak_memory=stages.peak_memory(os.getpid()) if self._cluster is None else 0,
+        )
 
-    def _manifest(self, pipeline: Pipeline) -> Manifest:
-        """Return the manifest of the shards that were built; raise EmptyCorpusError if there are none."""
-        shards = tuple(self._state.suffixes[record.name] for record in self._state.tokens)
-        if not shards:
-            without_tokens = sum(counts.without_tokens for counts in pipeline.shard_tokens.end.counts)
-            raise empty_corpora(self._corpora, without_tokens)
-        corpora = tuple(pipeline.provenance())
+    def _manifest(self, shards: tuple[ShardRecord, ...], corpora: tuple[dict[str, Any], ...]) -> Manifest:
         options: dict[str, Any] = {
             "keep_duplicates": self._options.keep_duplicates,
-            "encoders": self._state.encoders,
+            "encoders": [self._tokenizer.encoder],
         }
         if self._options.shard_tokens is not None:
             options["shard_tokens"] = self._options.shard_tokens
@@ -331,42 +340,3 @@ class Build:
             options["chat_template"] = template_digest(self._tokenizer)
         digest = text_sha256(self._tokenizer.to_json())
         return Manifest(program(), self._tokenizer.identity, shards, corpora, options, digest)
-
-    def _summary(
-        self, manifest: Manifest, pipeline: Pipeline, memory: MemoryPlan, workers: Workers | None
-    ) -> BuildSummary:
-        skipped: Counter[str] = Counter()
-        for corpus in manifest.corpora:
-            skipped.update(corpus["skipped"])
-            skipped["without tokens"] += corpus["without_tokens"]
-        size = sum(shard.tokens_size + shard.suffixes_size for shard in manifest.shards)
-        return BuildSummary(
-            out=str(self._staging.out),
-            documents=pipeline.shard_tokens.end.stored_documents,
-            tokens=manifest.token_count,
-            duplicates=sum(corpus["duplicates"] for corpus in manifest.corpora),
-            skipped={reason: number for reason, number in sorted(skipped.items()) if number},
-            split_documents=sum(corpus["split_documents"] for corpus in manifest.corpora),
-            shards=len(manifest.shards),
-            resumed_shards=self._resumed_shards,
-            shard_positions=memory.shard_positions,
-            size=size,
-            bytes_per_token=size / manifest.token_count,
-            encoders=self._state.encoders,
-            workers=1 if workers is None else workers.count,
-            stage_seconds=pipeline.stage_seconds(),
-            memory=memory.budget,
-            peak_memory=0 if workers is None else workers.peak_memory(),
-        )
-
-    def put_in_place(self, completion: Completion) -> BuildSummary:
-        """Put the complete datastore in place, unless it is there already."""
-        digest = completion.manifest_sha256
-        if self._staging.is_in_place(digest):
-            self._staging.discard()
-        elif self._staging.is_complete(digest):
-            self._staging.put_in_place()
-        else:
-            expected = "complete, as in its journal; remove it to begin anew"
-            raise ResumeError(describe(self._staging.path, "unfinished build", "incomplete", expected))
-        return BuildSummary(**completion.summary)

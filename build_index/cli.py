@@ -102,7 +102,7 @@ def memory_size(text: str) -> int:
     help="Let the Ray cluster at ADDRESS (HOST:PORT of its head node) do the work, or else that of this machine. "
     "All nodes must see corpora and DIR.",
 )
-@click.option("--resume", is_flag=True, help="Resume an interrupted build after its last complete shard.")
+@click.option("--resume", is_flag=True, help="Resume an interrupted build.")
 @reading_options
 @click.option("--keep-duplicates", is_flag=True, help="Store exact duplicates, too.")
 @json_option
@@ -235,7 +235,7 @@ def summary_text(summary: BuildSummary) -> str:
     rows = {
         "datastore": well_formed(summary.out),
         "documents": f"{summary.documents:,} ({', '.join(notes)})",
-        "tokens": f"{summary.tokens:,} (by {', then '.join(summary.encoders)}{processes})",
+        "tokens": f"{summary.tokens:,} (by {summary.encoder}{processes})",
         "shards": f"{summary.shards:,}" + (f" ({summary.resumed_shards:,} resumed)" if summary.resumed_shards else ""),
         "size": f"{size_text(summary.size)}, {summary.bytes_per_token:.2f} bytes a token",
         "time": f"{clock(summary.seconds)} ({stages}; sorting overlaps)",

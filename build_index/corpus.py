@@ -22,25 +22,24 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from functools import cached_property
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from build_index.corpus_spec import READERS, CorpusSpec
 from build_index.documents import CorpusCounts, CorpusFile, Document, well_formed
 from build_index.errors import read_error
 from build_index.path import is_data_set, local_path, scheme_of
-from build_index.readers.compression import LARGEST_ZSTD_WINDOW, compression_of, is_decodable, open_file, open_stream
-from build_index.readers.detection import Detection, detect, is_named_jsonl
-from build_index.readers.hub import HubAddress, read_hub
-from build_index.readers.json_values import read_json_lines, read_json_values
+from build_index.readers.detection import Detection, detect, is_compressed, is_named_jsonl
+from build_index.readers.files import compression_of, content_of, open_file, public_address, read_errors
+from build_index.readers.hub import hub_arguments, read_hub
+from build_index.readers.json_records import read_json_lines, read_json_records
 from build_index.readers.parquet import read_parquet
 from build_index.readers.records import KNOWN_FIELDS, RecordReader
 from build_index.readers.remote_corpus import RemoteCorpus, look_at
-from build_index.readers.remote_file import FilePath, RemotePath, public_address
 from build_index.readers.source_tree import walk
 from build_index.readers.text import read_text
 from build_index.staging import is_datastore, is_live
@@ -64,15 +63,15 @@ def open_corpus(spec: CorpusSpec) -> Corpus:
     if spec.max_documents is not None and spec.max_documents < 1:
         raise CorpusError(describe(where, "max_documents", spec.max_documents, "at least 1"))
     if is_data_set(where):
-        HubAddress.parse(where)
+        hub_arguments(where)
         if spec.reader not in (None, "chat"):
             raise CorpusError(describe(where, "reader", f"'{spec.reader}'", "'chat' or no reader for a data set"))
         return Corpus(spec, "hub")
     if scheme_of(where) is not None:
         remote = look_at(spec.path)
-        if remote.is_directory:
+        if remote.pattern is not None:
             return Corpus(spec, spec.reader or "tree", remote)
-        return _corpus_of_file(spec, RemotePath(remote.url), remote)
+        return _corpus_of_file(spec, remote.url, remote)
     path = local_path(where)
     if "\0" in where:
         raise CorpusError(describe(where, "path", "invalid (a NUL)", "one of a file or a directory"))
@@ -89,10 +88,10 @@ def open_corpus(spec: CorpusSpec) -> Corpus:
         return Corpus(spec, spec.reader or "tree")
     if not stat.S_ISREG(mode):
         raise CorpusError(describe(where, "corpus", "a pipe, socket or device", "a regular file or a directory"))
-    return _corpus_of_file(spec, path)
+    return _corpus_of_file(spec, os.fspath(path))
 
 
-def _corpus_of_file(spec: CorpusSpec, path: FilePath, remote: RemoteCorpus | None = None) -> Corpus:
+def _corpus_of_file(spec: CorpusSpec, path: str, remote: RemoteCorpus | None = None) -> Corpus:
     """Return the corpus of one file that the user named."""
     where = public_address(spec.path)
     if spec.reader == "tree":
@@ -130,26 +129,26 @@ class Corpus:
     Attributes:
         spec: what to read.
         reader: the reader in use: one of `READERS`, or `"hub"`.
-        decoder_bytes: most bytes that the decoder of a compressed or parquet file may keep.
+        row_group_bytes: most bytes of a row group of a parquet file; None: no bound.
         counts: of the current iteration.
 
     Iterating yields the documents in a fixed order, each time from the beginning and with new counts. One iteration at
     a time; other threads may read `bytes_read` meanwhile. Can be pickled.
 
     Iterating raises CorpusFormatError for malformed content (the message names file and line or row),
-    DocumentSizeError for a record that is too large and MemoryBudgetError for a file that needs more than
-    `decoder_bytes`, CorpusNotFoundError and CorpusError for what has become unreadable or cannot be reached.
+    DocumentSizeError for a record that is too large, MemoryBudgetError for a row group above `row_group_bytes`,
+    CorpusNotFoundError and CorpusError for what has become unreadable or cannot be reached.
     """
 
     def __init__(self, spec: CorpusSpec, reader: str, remote: RemoteCorpus | None = None) -> None:
         self.spec = spec
         self.reader = reader
-        self.decoder_bytes = LARGEST_ZSTD_WINDOW
+        self.row_group_bytes: int | None = None
         self.counts = CorpusCounts()
         self._where = public_address(spec.path)
         self._remote = remote
         self._path = local_path(spec.path)
-        self._is_directory = remote.is_directory if remote is not None else self._path.is_dir()
+        self._is_directory = remote.pattern is not None if remote is not None else self._path.is_dir()
         self._top = (self._where if remote is None else remote.url).rstrip("/")  # without the glob
 
     def __iter__(self) -> Iterator[Document]:
@@ -181,9 +180,10 @@ class Corpus:
             yield from walk(self._path, self.spec.include, self.spec.exclude, self.spec.path, counts)
             return
         try:
-            yield CorpusFile(os.fspath(self._path), self._path.name, self._path.stat().st_size)
+            status = self._path.stat()
         except OSError as error:
             raise read_error(self.spec.path, error) from error
+        yield CorpusFile(os.fspath(self._path), self._path.name, status.st_size, str(status.st_mtime_ns))
 
     def documents(self, file: CorpusFile, counts: CorpusCounts) -> Generator[Document, None, None]:
         """Yield the documents of one file; `max_documents` of the spec is for all files together, not for this one.
@@ -270,34 +270,44 @@ class Corpus:
 
     def _file_documents(self, file: CorpusFile, where: str, records: RecordReader) -> Iterator[Document]:
         """Yield the documents of one file, which are not counted yet."""
-        reader: str | None = self.reader
         counts = records.counts
-        path = Path(file.path) if self._remote is None else RemotePath(file.path)
-        if reader == "hub":
+        if self.reader == "hub":
             counts.files += 1
             yield from read_hub(file.path, records)
             return
+        before = counts.bytes_read
+        with read_errors(where), open_file(file.path) as opened:
+            for document in self._opened_documents(opened, where, records):
+                counts.bytes_read = before + min(opened.tell(), file.size or sys.maxsize)
+                yield document
+
+    def _opened_documents(self, file: BinaryIO, where: str, records: RecordReader) -> Iterator[Document]:
+        reader: str | None = self.reader
+        counts = records.counts
         if reader == "tree":
-            reader = self._reader_in_tree(path, where, counts)
+            reader = self._reader_in_tree(file, where, counts)
         elif reader == "chat":
-            reader = "json" if detect(path, where, self.spec.field).in_list else "jsonl"
+            reader = "json" if detect(file, where, self.spec.field).in_list else "jsonl"
         if reader is None:
             return
+        counts.files += 1
         if reader == "parquet":
-            counts.files += 1
-            yield from read_parquet(path, where, records, counts.advance, self.decoder_bytes)
+            yield from read_parquet(file, where, records, self.row_group_bytes or sys.maxsize)
             return
-        with open_stream(path, where, counts.advance, self.decoder_bytes) as stream:
-            counts.files += 1
+        with content_of(file, where) as stream:
             if reader == "text":
                 yield from read_text(stream, where, counts, strict=records.strict)
             else:
-                read_json = read_json_lines if reader == "jsonl" else read_json_values
+                read_json = read_json_lines if reader == "jsonl" else read_json_records
                 yield from read_json(stream, where, records)
 
-    def _reader_in_tree(self, path: FilePath, where: str, counts: CorpusCounts) -> str | None:
+    def _reader_in_tree(self, file: BinaryIO, where: str, counts: CorpusCounts) -> str | None:
         """Choose the reader of a file in a directory; None: the file is skipped, and counted."""
-        detection = _detect_in_tree(path, where, self.spec.field)
+        head = file.read(_HEAD_BYTES)
+        if compression_of(head) is not None and not is_compressed(head):
+            detection = Detection("binary")
+        else:
+            detection = detect(file, where, self.spec.field)
         has_records = detection.reader != "text" and detection.has_documents
         if detection.reader == "binary":
             counts.skip("binary")
@@ -307,25 +317,17 @@ class Corpus:
             return detection.reader
         elif self.spec.field is not None or self.spec.langs:
             counts.skip("no records")
-        elif detection.reader == "jsonl" and is_named_jsonl(path):
+        elif detection.reader == "jsonl" and is_named_jsonl(where):
             counts.skip("JSONL without a known field")
         else:
             return "text"  # also JSON, which in a source tree is mostly configuration and test data
         return None
 
 
-def _detect_in_tree(path: FilePath, where: str, field: str | None) -> Detection:
-    """Detect; a file that only begins like a compressed file is binary, a truncated one is an error."""
-    with open_file(path, where) as file:
-        head = file.read(_HEAD_BYTES)
-    if compression_of(head) is not None and not is_decodable(head, where):
-        return Detection("binary")
-    return detect(path, where, field)
-
-
-def _reader_of_file(path: FilePath, spec: CorpusSpec, where: str) -> str:
+def _reader_of_file(path: str, spec: CorpusSpec, where: str) -> str:
     """Choose the reader of a file that the user named."""
-    detection = detect(path, where, spec.field)
+    with read_errors(where), open_file(path) as file:
+        detection = detect(file, where, spec.field)
     if detection.reader == "binary":
         raise CorpusFormatError(describe(where, "content", "binary", "UTF-8 text, JSON, JSONL or parquet"))
     if detection.reader == "text" and (spec.field is not None or spec.langs):

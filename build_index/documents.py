@@ -9,6 +9,8 @@ from typing import TypeAlias
 
 LARGEST_DOCUMENT_BYTES = 16 << 20
 """Larger records and documents are not read. It does not depend on the memory, since it decides what is stored."""
+BATCH_CHARACTERS = 1 << 19  # enough for the tokenizing threads; more would only take memory
+BATCH_DOCUMENTS = 1 << 13
 
 _KINDS = 1_000  # that are counted: a language may be any text
 
@@ -54,11 +56,13 @@ class CorpusFile:
         path: where to open it; for a data set of the Hugging Face Hub, its address.
         relative: its path from the top of the corpus, with forward slashes; bytes that are not UTF-8 as U+FFFD.
         size: bytes, compressed if it is; None: not known.
+        version: what changes when the file is written again: its time, or the ETag of a remote file.
     """
 
     path: str
     relative: str
     size: int | None
+    version: str = ""
 
 
 @dataclass
@@ -125,7 +129,9 @@ def well_formed(text: str) -> str:
     return text
 
 
-def batches(documents: Iterable[Document], characters: int, number: int) -> Iterator[list[Document]]:
+def batches(
+    documents: Iterable[Document], characters: int = BATCH_CHARACTERS, number: int = BATCH_DOCUMENTS
+) -> Iterator[list[Document]]:
     """Yield documents in lists, each as long as it takes to hold so many characters or documents."""
     batch: list[Document] = []
     held = 0

@@ -10,6 +10,8 @@ and parquet files that need more than a share of the budget are refused.
 
 from __future__ import annotations
 
+import ctypes
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -26,6 +28,8 @@ WORKER_BYTES = 320 * MIB
 _DECODER_BYTES = 128 * MIB  # of these, for a compressed file (the default limit of zstd) or the pages of a parquet file
 _PROCESS_STEP = 64 * MIB  # the process is rounded up to such steps, so that a few pages do not change the shards
 _DIGESTS_SHARE = 32
+_M_ARENA_MAX = -8  # malloc.h
+_ARENAS = 8
 
 
 @dataclass(frozen=True)
@@ -142,3 +146,14 @@ def available_budget(root: Path = Path("/")) -> int:
     if available is None:
         raise MemoryBudgetError("build: the available memory is unknown (no /proc/meminfo); set --memory SIZE")
     return available
+
+
+def limit_arenas() -> None:
+    """Limit the allocator of glibc to eight arenas, unless MALLOC_ARENA_MAX is set.
+
+    By default each thread has its own arena, up to eight a core, and keeps freed memory there: 250 MB more with 16
+    tokenizing threads.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None and "MALLOC_ARENA_MAX" not in os.environ:
+        mallopt(_M_ARENA_MAX, _ARENAS)

@@ -65,10 +65,9 @@ def merge(datastores: Sequence[Path], out: Path, *, copy: bool = False) -> Manif
             options = {"merged": [build for manifest in manifests for build in _merged_options(manifest)]}
             merged = Manifest(program, manifests[0].tokenizer, tuple(records), corpora, options, digest)
             staging.write(MANIFEST_NAME, merged.to_json())
-            staging.sync()
             staging.put_in_place()
         except BaseException:
-            staging.discard()
+            staging.abandon()
             raise
     return merged
 

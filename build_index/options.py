@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ class BuildOptions:
             core. 1: this process alone. Small corpora are read by this process, and tokenized by as many threads, if
             nothing has been tokenized in it before. The result does not depend on it.
         ray: address of a Ray cluster whose CPUs are the workers, or "auto"; None: this machine alone.
-        resume: resume an interrupted build after its last complete shard.
+        resume: resume an interrupted build.
         keep_duplicates: store exact duplicates, too.
         chat_template: Jinja text, or a file with it, instead of the tokenizer's own.
 
@@ -81,7 +81,7 @@ class BuildSummary:
         size: bytes of all shard files.
         bytes_per_token: bytes for each token.
         workers: processes that read and tokenized; 1: the build's own.
-        encoders: names and versions of the packages that tokenized, one after another.
+        encoder: name and version of the package that tokenized.
         seconds: from start to end.
         stage_seconds: time by stage: `load` (packages and tokenizer), `read`, `tokenize`, `sort` and `write`. Their sum
             may exceed `seconds`: sorting and writing suffix arrays overlap the other stages, and workers each other.
@@ -100,7 +100,7 @@ class BuildSummary:
     shard_positions: int
     size: int
     bytes_per_token: float
-    encoders: Sequence[str]
+    encoder: str
     workers: int = 1
     seconds: float = 0.0
     stage_seconds: Mapping[str, float] = field(default_factory=dict)

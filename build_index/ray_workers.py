@@ -14,17 +14,16 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-from build_index.allocator import limit_arenas
+from build_index.encoder import EncoderError
 from build_index.errors import build_packages, first_line, output_errors
 from build_index.path import local_path, scheme_of
 from build_index.shard_sorter import SortSeconds, sort_shard
 from build_index.size import size_text
-from build_index.tasks import Setup, Task, TaskResult, TaskRunner
-from build_index.workers import ONE_THREAD
+from build_index.slices import Setup, Slice, SliceReport
+from build_index.workers import prepare, tokenize_elsewhere
 from rest_store.errors import ClusterError, MemoryBudgetError, MissingExtraError, RestStoreError, WorkerError, describe
 
 _ANSWER_SECONDS = 120  # for a node to start Python and import the packages
@@ -136,40 +135,32 @@ def _require_open(address: str) -> None:
 
 
 class RayWorkers:
-    """The CPUs of a cluster.
+    """The CPUs of a cluster; see `workers.Workers`.
 
     Args:
         setup: of the build.
         count: tasks that are done at once.
         shard_bytes: memory that sorting a shard takes.
-
-    Thread-safe.
     """
 
     def __init__(self, setup: Setup, count: int, shard_bytes: int) -> None:
         import ray
 
-        self.count = count
-        self.sort: Callable[[Path, str, int], SortSeconds] | None = self._sort
-        self._run_task = ray.remote(num_cpus=1, max_retries=_RETRIES)(_run_task)
-        self._sort_shard = ray.remote(num_cpus=1, max_retries=_RETRIES, memory=shard_bytes)(_sort_shard)
+        self.count = self.sorts = count
+        self._tokenize = ray.remote(num_cpus=1, max_retries=_RETRIES)(_tokenize)
+        self._sort = ray.remote(num_cpus=1, max_retries=_RETRIES, memory=shard_bytes)(sort_shard)
         self._build = uuid.uuid4().hex
         self._setup = ray.put(setup)
         self._running: set[Any] = set()
 
-    def submit(self, task: Task) -> Future[TaskResult]:
+    def submit(self, part: Slice) -> Future[SliceReport]:
         """See `Workers.submit`."""
         # In a list, a reference is passed on as it is: the setup is fetched once in each process.
-        running = self._run_task.remote(self._build, [self._setup], task)
-        self._running.add(running)
-        future: Future[TaskResult] = Future()
-        future.set_running_or_notify_cancel()
-        running.future().add_done_callback(partial(self._pass_on, running, task.where, future))
-        return future
+        return self._future(self._tokenize.remote(self._build, [self._setup], part), part.where)
 
-    def peak_memory(self) -> int:
-        """Return 0: the memory of other machines is not that of the build."""
-        return 0
+    def sort(self, directory: Path, name: str, vocabulary_size: int) -> Future[SortSeconds]:
+        """See `Workers.sort`."""
+        return self._future(self._sort.remote(directory, name, vocabulary_size), os.fspath(directory / name))
 
     def close(self) -> None:
         """See `Workers.close`."""
@@ -180,51 +171,40 @@ class RayWorkers:
                 ray.cancel(running, force=True)
         self._running.clear()
 
-    def _pass_on(self, running: Any, where: str, future: Future[TaskResult], done: Future[TaskResult]) -> None:
-        self._running.discard(running)
-        error = done.exception()
-        if error is None:
-            future.set_result(done.result())
-        else:
-            future.set_exception(WorkerError(f"{where}: Ray did not read it ({first_line(error)})"))
+    def _future(self, running: Any, where: str) -> Future[Any]:
+        """Return the result to come of a task, whose error is one of ours."""
+        future: Future[Any] = Future()
+        future.set_running_or_notify_cancel()
 
-    def _sort(self, directory: Path, name: str, vocabulary_size: int) -> SortSeconds:
-        import ray
-
-        running = self._sort_shard.remote(directory, name, vocabulary_size)
-        self._running.add(running)
-        try:
-            seconds: SortSeconds | Exception = ray.get(running)
-        except Exception as error:  # its errors have no common base
-            raise WorkerError(f"{directory / name}: Ray did not sort it ({first_line(error)})") from error
-        finally:
+        def pass_on(done: Future[Any]) -> None:
             self._running.discard(running)
-        if isinstance(seconds, Exception):
-            raise seconds
-        return seconds
+            error = done.exception()
+            if error is None:
+                future.set_result(done.result())
+                return
+            cause = getattr(error, "cause", None)  # of what Ray wraps
+            if not isinstance(cause, RestStoreError | EncoderError):
+                cause = WorkerError(f"{where}: Ray did not do it ({first_line(error)})")
+            future.set_exception(cause)
+
+        self._running.add(running)
+        running.future().add_done_callback(pass_on)
+        return future
 
 
 # --- In the processes of the cluster ----------------------------------------------------------------------------------
 
-_runners: dict[str, TaskRunner] = {}  # of the build that this process works for
+_setups: dict[str, Setup] = {}  # of the build that this process works for
 
 
-def _run_task(build: str, setup: list[Any], task: Task) -> TaskResult:
+def _tokenize(build: str, setup: list[Any], part: Slice) -> SliceReport:
     import ray
 
-    if build not in _runners:
-        os.environ.update(ONE_THREAD)
-        limit_arenas()
-        _runners.clear()
-        _runners[build] = TaskRunner(ray.get(setup[0]))
-    return _runners[build].run(task)
-
-
-def _sort_shard(directory: Path, name: str, vocabulary_size: int) -> SortSeconds | Exception:
-    try:
-        return sort_shard(directory, name, vocabulary_size)
-    except (RestStoreError, MemoryError) as error:
-        return error
+    if build not in _setups:
+        _setups.clear()
+        _setups[build] = ray.get(setup[0])
+        prepare(_setups[build])
+    return tokenize_elsewhere(_setups[build], part)
 
 
 def _examination() -> Callable[[str, list[str], tuple[str, ...]], dict[str, Any]]:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 
-from build_index.document_stream import StreamedDocument
 from build_index.encoder import Tokens
 from build_index.errors import output_errors
-from build_index.journal import CHAIN_START, Cursor, TokenizedCounts, TokensRecord
-from build_index.staging import sync_directory
-from rest_store.datastore.shard import TokensWriter
+from build_index.staging import part_of, put
+from rest_store.datastore.shard import TokensFile, TokensWriter
+from rest_store.errors import ResumeError, describe
 
 
 def shard_name(number: int) -> str:
@@ -20,13 +19,21 @@ def shard_name(number: int) -> str:
     return f"shard-{number:05}"
 
 
-def first_cursor(corpus_count: int) -> Cursor:
-    """Return the cursor before the first document."""
-    return Cursor(0, CHAIN_START.hex(), 0, 0, tuple(TokenizedCounts() for _ in range(corpus_count)))
+@dataclass
+class TokenizedCounts:
+    """Counts of one corpus's documents that are known only after tokenization.
+
+    Attributes:
+        without_tokens: documents that have no tokens.
+        split_documents: documents longer than a shard.
+    """
+
+    without_tokens: int = 0
+    split_documents: int = 0
 
 
 class ShardTokens:
-    """Writes tokens files of a given size.
+    """Writes tokens files of a given size; those that are there already are passed over.
 
     A document that does not fit into the rest of a shard begins the next one. A document longer than a shard is split:
     each piece fills a shard, except the last, which other documents follow.
@@ -35,92 +42,82 @@ class ShardTokens:
         directory: where to write.
         vocabulary_size: `V`.
         shard_positions: most tokens and separators of a shard, at least 2.
-        start: the end of the existing shards.
-        shard_count: number of existing shards.
+        corpus_count: number of corpora.
 
     Attributes:
-        position_count: tokens and separators written, of complete and unfinished shards.
-        end: the place after the last document appended.
+        position_count: tokens and separators so far.
+        stored_documents: documents so far that have tokens.
+        counts: one for each corpus.
 
-    Not thread-safe. Raises OutputError if files cannot be written.
+    Not thread-safe. Raises OutputError if files cannot be written, and ResumeError if one that is there is another.
     """
 
-    def __init__(
-        self, directory: Path, vocabulary_size: int, shard_positions: int, start: Cursor, shard_count: int
-    ) -> None:
+    def __init__(self, directory: Path, vocabulary_size: int, shard_positions: int, corpus_count: int) -> None:
         self.position_count = 0
-        self.end = start
+        self.stored_documents = 0
+        self.counts = [TokenizedCounts() for _ in range(corpus_count)]
         self._directory = directory
         self._vocabulary_size = vocabulary_size
         self._shard_positions = shard_positions
-        self._start = start
-        self._shard_count = shard_count
-        self._stored_documents = start.stored_documents
-        self._counts = deepcopy(start.counts)
-        self._writer: TokensWriter | None = None
+        self._number = 0  # of the current shard
+        self._positions = 0  # in it
+        self._writer: TokensWriter | None = None  # None: it is empty, or there already
 
     @property
     def path(self) -> Path:
         """The tokens file of the current shard."""
-        return self._directory / f"{shard_name(self._shard_count)}.tokens"
+        return self._directory / f"{shard_name(self._number)}.tokens"
 
-    def is_done(self, item: StreamedDocument) -> bool:
-        """Whether a document is in the existing shards, to its last token."""
-        partial = self._start.tokens_stored > 0 and item.number == self._start.documents
-        return item.number <= self._start.documents and not partial
-
-    def append(self, item: StreamedDocument, ids: Tokens) -> Iterator[TokensRecord]:
-        """Append a document that is not done, with the token ids `ids`; yield each shard that becomes complete."""
-        done = self._start.tokens_stored if item.number == self._start.documents else 0
+    def append(self, corpus: int, ids: Tokens) -> Iterator[str]:
+        """Append a document with the token ids `ids`; yield the name of each shard that becomes complete."""
         if not len(ids):
-            self._counts[item.corpus].without_tokens += 1
-            self._move(item)
+            self.counts[corpus].without_tokens += 1
             return
-        written = 0 if self._writer is None else self._writer.position_count
-        if written and written + len(ids) - done + 1 > self._shard_positions:
-            yield self.complete_shard()
-        if done == 0:
-            self._stored_documents += 1
-            self._counts[item.corpus].split_documents += len(ids) + 1 > self._shard_positions
-        while len(ids) - done + 1 > self._shard_positions:
-            piece = ids[done : done + self._shard_positions - 1]
-            self.write(piece)
-            done += len(piece)
-            self._move(item, done)
-            yield self.complete_shard()
-        self.write(ids[done:])
-        self._move(item)
+        if self._positions and self._positions + len(ids) + 1 > self._shard_positions:
+            yield self._complete()
+        self.stored_documents += 1
+        self.counts[corpus].split_documents += len(ids) + 1 > self._shard_positions
+        while len(ids) + 1 > self._shard_positions:
+            self._write(ids[: self._shard_positions - 1])
+            ids = ids[self._shard_positions - 1 :]
+            yield self._complete()
+        self._write(ids)
 
-    def finish(self) -> Iterator[TokensRecord]:
-        """Complete the last shard, and yield its record if there is one."""
-        if self._writer is not None:
-            yield self.complete_shard()
+    def finish(self) -> Iterator[str]:
+        """Complete the last shard, and yield its name if there is one."""
+        if self._positions:
+            yield self._complete()
 
     def abandon(self) -> None:
-        """Close the unfinished file, which is not a shard."""
+        """Remove the unfinished file, which is not a shard."""
         if self._writer is not None:
             with suppress(OSError):
                 self._writer.abandon()
+                self._writer.path.unlink(missing_ok=True)
             self._writer = None
 
-    def _move(self, item: StreamedDocument, tokens_stored: int = 0) -> None:
-        self.end = Cursor(item.number, item.chain.hex(), tokens_stored, self._stored_documents, deepcopy(self._counts))
-
-    def write(self, ids: Tokens) -> None:
+    def _write(self, ids: Tokens) -> None:
         """Write a document or piece to the current shard."""
         with output_errors(self.path):
-            if self._writer is None:
-                self._writer = TokensWriter(self.path, self._vocabulary_size)
-            self._writer.append(ids)
+            if not self._positions and not self.path.exists():
+                self._writer = TokensWriter(part_of(self.path), self._vocabulary_size)
+            if self._writer is not None:
+                self._writer.append(ids)
+        self._positions += len(ids) + 1
         self.position_count += len(ids) + 1
 
-    def complete_shard(self) -> TokensRecord:
-        """Close the current tokens file and sync it to disk."""
-        assert self._writer is not None
+    def _complete(self) -> str:
+        """End the current tokens file, and rename it when it is on the disk."""
         with output_errors(self.path):
-            header = self._writer.close()
-            sync_directory(self._directory)
-        name = shard_name(self._shard_count)
+            if self._writer is not None:
+                self._writer.close()
+                put(self._writer.path, self.path)
+            count = TokensFile.open(self.path).header.position_count
+        if count != self._positions:
+            expected = f"{self._positions}; remove {self._directory.parent} to begin anew"
+            raise ResumeError(describe(self.path, "the number of positions", count, expected))
+        name = shard_name(self._number)
         self._writer = None
-        self._shard_count += 1
-        return TokensRecord(name, header.position_count, header.sha256.hex(), self.end)
+        self._number += 1
+        self._positions = 0
+        return name

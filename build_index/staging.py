@@ -2,12 +2,14 @@
 
     ds/                     the old datastore, if there is one; untouched until the very end
     .ds.building/
-        journal.jsonl       state of the build (build_index/journal.py)
+        plan.json           what is built; written first (build_index/build_plan.py)
+        slices/             tokens of parts of the corpora (build_index/slices.py)
         datastore/          the files of the new datastore
-        batches/            what workers have tokenized and is not stored yet (build_index/token_batches.py)
+        complete            the checksum of its manifest, as soon as it is complete
         replaced/           for a moment, where directories cannot be exchanged: the old datastore
 
-A build holds a lock (flock) on `.ds.building` as long as it runs.
+Every file in slices/ and datastore/ is complete: it is written under another name and renamed. A build that was killed
+is resumed by making what is not there. A build holds a lock (flock) on `.ds.building` as long as it runs.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ import json
 import os
 import re
 import shutil
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from build_index.errors import output_errors
-from build_index.journal import FILE_NAME as JOURNAL_NAME
-from build_index.journal import BuildState, Journal, read_journal
 from build_index.path import local_path
 from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME, TOKENIZER_FILE_NAME
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
@@ -36,14 +38,14 @@ from rest_store.datastore.regular_file import open_regular
 from rest_store.datastore.render import counted
 from rest_store.errors import OutputError, ResumeError, describe
 
-_OLD_FILE_NAME = "prepared.drafts"  # in datastores of older builds
+PLAN_NAME = "plan.json"
 _OUR_FILES = re.compile(
-    "|".join(map(re.escape, (MANIFEST_NAME, TOKENIZER_FILE_NAME, _OLD_FILE_NAME))) + r"|shard-\d+\.(tokens|suffixes)"
+    "|".join(map(re.escape, (MANIFEST_NAME, TOKENIZER_FILE_NAME))) + r"|shard-\d+\.(tokens|suffixes)"
 )
 _LIVE_FILES = (DOCUMENTS_FILE_NAME, "writer.lock")
 _BUILDING_NAME = re.compile(r"\..*\.building", re.DOTALL)
 _AT_FDCWD = -100
-RENAME_EXCHANGE = 2
+_RENAME_EXCHANGE = 2
 
 
 class Staging:
@@ -56,8 +58,7 @@ class Staging:
         out: the same, with links resolved.
         path: the staging directory.
         datastore: the directory of the new datastore's files.
-        batches: the directory of what workers write.
-        journal_path: the journal's file.
+        slices: the directory of what is tokenized.
 
     Raises:
         OutputError: `out` must not be replaced (a file, a directory with other content, a mount point), the directory
@@ -71,12 +72,16 @@ class Staging:
         self.out = final_place(out)
         self.path = building_place(self.out)
         self.datastore = self.path / "datastore"
-        self.batches = self.path / "batches"
-        self.journal_path = self.path / JOURNAL_NAME
+        self.slices = self.path / "slices"
+        self._plan = self.path / PLAN_NAME
+        self._complete = self.path / "complete"
         self._replaced = self.path / "replaced"
         with output_errors(self.path):
             self._lock = self._locked()
-            self._restore_replaced()
+            if self._complete.exists():  # a build that was killed when it had only to rename
+                self._replace()
+                os.close(self._lock)
+                self._lock = self._locked()
 
     def __enter__(self) -> Staging:
         return self
@@ -87,141 +92,131 @@ class Staging:
         os.close(self._lock)
 
     def _locked(self) -> int:
-        while True:
-            self.path.mkdir(parents=True, exist_ok=True)
-            try:
-                lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            except FileNotFoundError:
-                continue  # another build finished just now
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                os.close(lock)
-                raise OutputError(f"{self.path}: another process is building this datastore") from None
-            except OSError:
-                return lock  # a file system without locks
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(lock), self.path.stat()):
-                    return lock
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
             os.close(lock)
+            raise OutputError(f"{self.path}: another process is building this datastore") from None
+        except OSError:
+            pass  # a file system without locks
+        return lock
 
     def require_nothing_unfinished(self) -> None:
         """Raise ResumeError if an unfinished build has shards that `start` would remove: they may have taken hours."""
-        with output_errors(self.path):
-            state = read_journal(self.journal_path)
-        if state is not None and state.tokens:
-            found = f"present, with {counted(len(state.tokens), 'finished shard')}"
+        if count := kept_shards(self.out):
+            found = f"present, with {counted(count, 'finished shard')}"
             expected = f"none: continue it with --resume, or remove {self.path}"
             raise ResumeError(describe(self.out, "unfinished build", found, expected))
 
-    def start(self) -> None:
-        """Remove the files of an earlier build, and make the directory of a new datastore."""
+    def start(self, plan: dict[str, Any] | None = None) -> None:
+        """Remove the files of an earlier build, make the directories of a new one, and write its plan."""
         with output_errors(self.path):
-            # The journal first: a build that is killed meanwhile leaves nothing that claims to be resumable.
-            for entry in sorted(self.path.iterdir(), key=lambda entry: entry != self.journal_path):
+            # The plan first: a build that is killed meanwhile leaves nothing that claims to be resumable.
+            for entry in sorted(self.path.iterdir(), key=lambda entry: entry != self._plan):
                 _remove(entry)
             self.datastore.mkdir()
-            sync_directory(self.path)
+            self.slices.mkdir()
+            if plan is not None:
+                with whole_file(self._plan) as path:
+                    path.write_text(json.dumps(plan, sort_keys=True), encoding="utf-8")
 
-    @contextmanager
-    def open_batches(self) -> Iterator[Path]:
-        """Make the directory of what workers write, empty; it is removed in the end."""
-        with output_errors(self.batches):
-            if self.batches.exists():
-                _remove(self.batches)  # of a build that was killed
-            self.batches.mkdir()
-        try:
-            yield self.batches
-        finally:
-            shutil.rmtree(self.batches, ignore_errors=True)
-
-    def open_journal(self) -> Journal:
-        """Open the journal for appending."""
-        with output_errors(self.journal_path):
-            journal = Journal(self.journal_path)
-            sync_directory(self.path)
-            return journal
-
-    def unfinished(self) -> BuildState:
-        """Return the state of an earlier build.
+    def unfinished_plan(self) -> dict[str, Any]:
+        """Return the plan of the build to resume.
 
         Raises:
             ResumeError: there is nothing to resume.
         """
         with output_errors(self.path):
-            state = read_journal(self.journal_path)
-        if state is None:
-            self.discard()
-            expected = "one that was interrupted; build without --resume"
-            raise ResumeError(describe(self.out, "unfinished build", "absent", expected))
-        return state
-
-    def keep_only(self, names: set[str]) -> None:
-        """Remove from the new datastore's directory every file but those of `names`."""
-        with output_errors(self.path):
-            self.datastore.mkdir(exist_ok=True)
-            for entry in self.datastore.iterdir():
-                if entry.name not in names:
-                    _remove(entry)
+            try:
+                plan: dict[str, Any] = json.loads(self._plan.read_bytes())
+                return plan
+            except FileNotFoundError:
+                self.discard()
+        expected = "one that was interrupted; build without --resume"
+        raise ResumeError(describe(self.out, "unfinished build", "absent", expected))
 
     def write(self, name: str, text: str) -> None:
         """Write a file of the new datastore and sync it to disk."""
-        with output_errors(self.datastore / name), (self.datastore / name).open("wb") as file:
-            file.write(text.encode("utf-8"))
-            file.flush()
-            os.fsync(file.fileno())
-
-    def sync(self) -> None:
-        """Sync the names of the new datastore's files to disk."""
-        with output_errors(self.datastore):
-            sync_directory(self.datastore)
+        with whole_file(self.datastore / name) as path:
+            path.write_text(text, encoding="utf-8", newline="")
 
     def put_in_place(self) -> None:
-        """Put the new datastore at `out` in one step, and remove the old one.
+        """Put the new datastore, whose manifest is written, at `out` in one step, and remove the old one.
 
         Raises:
             OutputError: that is not possible, or `out` must not be replaced any more.
         """
         with output_errors(self.out):
             require_replaceable(self.out)
+            with whole_file(self._complete) as path:
+                path.write_text(_sha256(self.datastore / MANIFEST_NAME))
+            self._replace()
+
+    def _replace(self) -> None:
+        """Put the complete datastore in place, unless it is there, and discard the rest."""
+        digest = self._complete.read_text()
+        if _sha256(self.out / MANIFEST_NAME) != digest:
             if not (self.out / MANIFEST_NAME).exists():
                 self.datastore.rename(self.out)  # over an empty directory, if there is one
-            elif not exchange_directories(self.datastore, self.out):
+            elif not _exchanged(self.datastore, self.out):
                 self.out.rename(self._replaced)
                 self.datastore.rename(self.out)
-            sync_directory(self.out.parent)
+            _sync(self.out.parent)
         self.discard()
 
-    def is_in_place(self, manifest_sha256: str) -> bool:
-        """Whether the datastore with this manifest is at `out`."""
-        return _file_sha256(self.out / MANIFEST_NAME) == manifest_sha256
-
-    def is_complete(self, manifest_sha256: str) -> bool:
-        """Whether the datastore with this manifest is in the staging directory."""
-        return _file_sha256(self.datastore / MANIFEST_NAME) == manifest_sha256
+    def abandon(self) -> None:
+        """After a failure, remove the directory, unless it has what can be resumed or must be put in place."""
+        if not self._complete.exists() and not kept_shards(self.out):
+            self.discard()
 
     def discard(self) -> None:
         """Remove the directory as far as possible: the build is done, or there is nothing to resume."""
         with suppress(OSError):
-            # The journal last: until then the build can be resumed, to find that it was complete.
-            for entry in sorted(self.path.iterdir(), key=lambda entry: entry == self.journal_path):
+            # Last what says that the datastore is in place: until then, the directory may hold the old one.
+            for entry in sorted(self.path.iterdir(), key=lambda entry: entry == self._complete):
                 _remove(entry)
             self.path.rmdir()
 
-    def _restore_replaced(self) -> None:
-        """Restore the old datastore if a build was killed between two renames."""
-        if self._replaced.exists() and not self.out.exists():
-            self._replaced.rename(self.out)
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[Path]:
+    """Give another path to write a file at; it is synced and renamed when the block is left without an error.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    part = part_of(path)
+    try:
+        with output_errors(path):
+            yield part
+            put(part, path)
+    except BaseException:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise
+
+
+def part_of(path: Path) -> Path:
+    """Return where to write a file of the staging directory until it is complete: outside the datastore."""
+    top = next((parent for parent in path.parents if _BUILDING_NAME.fullmatch(parent.name)), path.parent)
+    return top / f"{path.name}.{uuid.uuid4().hex}.part"
+
+
+def put(part: Path, path: Path) -> None:
+    """Sync a complete file to disk, and rename it."""
+    _sync(part)
+    part.rename(path)
+    _sync(path.parent)
 
 
 def kept_shards(out: Path) -> int:
-    """Return the number of tokenized shards of an unfinished build of this datastore.
-
-    Raises:
-        OSError: its journal cannot be read.
-    """
-    state = read_journal(building_place(_resolved(out)) / JOURNAL_NAME)
-    return 0 if state is None else len(state.tokens)
+    """Return the number of tokenized shards of an unfinished build of this datastore."""
+    place = building_place(_resolved(out))
+    if not (place / PLAN_NAME).is_file() or (place / "complete").exists():
+        return 0
+    return sum(1 for _ in (place / "datastore").glob("shard-*.tokens"))
 
 
 def final_place(out: Path) -> Path:
@@ -272,7 +267,12 @@ def is_live(directory: Path) -> bool:
 
 def is_staging(directory: Path) -> bool:
     """Whether a directory is that of an unfinished build."""
-    return _BUILDING_NAME.fullmatch(directory.name) is not None and (directory / JOURNAL_NAME).is_file()
+    return _BUILDING_NAME.fullmatch(directory.name) is not None and (directory / "slices").is_dir()
+
+
+def building_place(place: Path) -> Path:
+    """Return the staging directory of the datastore at `place`, a path without links."""
+    return place.parent / f".{place.name}.building"
 
 
 def _resolved(out: Path) -> Path:
@@ -282,17 +282,12 @@ def _resolved(out: Path) -> Path:
         raise OutputError(describe(out, "path", f"invalid ({error})", "one of a directory")) from None
 
 
-def building_place(place: Path) -> Path:
-    """Return the staging directory of the datastore at `place`, a path without links."""
-    return place.parent / f".{place.name}.building"
-
-
-def exchange_directories(first: Path, second: Path) -> bool:
+def _exchanged(first: Path, second: Path) -> bool:
     """Exchange two directories in one step (renameat2(2)); return False where that is not supported."""
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if renameat2 is None:
         return False
-    if renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), RENAME_EXCHANGE) == 0:
+    if renameat2(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0:
         return True
     number = ctypes.get_errno()
     if number in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
@@ -300,9 +295,8 @@ def exchange_directories(first: Path, second: Path) -> bool:
     raise OSError(number, os.strerror(number), str(second))
 
 
-def sync_directory(path: Path) -> None:
-    """Sync the names of a directory's files to disk."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -316,8 +310,9 @@ def _remove(entry: Path) -> None:
         entry.unlink()
 
 
-def _file_sha256(path: Path) -> str | None:
+def _sha256(path: Path) -> str:
+    """Return the checksum of a file; empty if there is none."""
     try:
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except (FileNotFoundError, NotADirectoryError):
-        return None
+        return ""

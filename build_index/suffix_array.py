@@ -6,7 +6,7 @@ the ids (`SymbolCode`). After sorting, the place of a codeword's first byte is t
 in the memory of the text (`_write_locator`), and other places are dropped.
 
 Measured on Python source with the tokenizers of SmolLM2 and Mistral (Tekken), AMD EPYC, one thread, peak of resident
-memory without the symbols (benchmarks/bench_suffix_sort.py, results/suffix_sort.json):
+memory without the symbols (commit 94f8868):
 
     packing                         97.9M symbols, V = 49,152      90.5M symbols, V = 131,072
                                     seconds    bytes a symbol      seconds    bytes a symbol

@@ -1,190 +1,192 @@
-"""Who does the tasks of a build: processes on this machine, or whatever else can run Python."""
+"""Who works for a build: this process, processes beside it, or (ray_workers.py) a Ray cluster.
+
+with closing(workers):
+future = workers.submit(part)          # tokenize a slice
+future = workers.sort(directory, name, vocabulary_size)
+"""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import pickle
 import signal
-import subprocess
-import sys
 import threading
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Protocol
 
-from build_index.allocator import mimalloc_variables
-from build_index.shard_sorter import SortSeconds
-from build_index.tasks import Setup, Task, TaskResult
-from rest_store.errors import WorkerError
+from build_index.corpus import Corpus
+from build_index.encoder import EncoderError
+from build_index.errors import first_line
+from build_index.memory import limit_arenas
+from build_index.shard_sorter import SortSeconds, sort_shard
+from build_index.slices import Setup, Slice, SliceReport, tokenize
+from rest_store.errors import BuildError, RestStoreError, WorkerError
 
 # A pool of one thread encodes by half as fast again as the main thread, which is what `TOKENIZERS_PARALLELISM=false`
 # asks for: the allocator gives the pool's thread an arena that Python's objects are not in.
-ONE_THREAD = {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "true"}
-"""Variables of a process that is one worker of several; packages read them when they are loaded."""
+ONE_THREAD = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "true"}
+"""Variables of a process that is one worker of several; packages read them when they first encode."""
 
-_ATTEMPTS = 2  # at a task, each in a new process if the one before has ended
+# Bytes of corpora for each worker process, of which two at least are started: it takes a second to start, in which the
+# build reads and tokenizes about as much, by `fastokens` or by `tokenizers`.
+_ACCELERATED_SHARE = 32 << 20
+_SHARE = 4 << 20
 
 
 class Workers(Protocol):
-    """What does tasks, several at once.
+    """What does the work of a build, several pieces at once.
 
     Attributes:
-        count: tasks that are done at once.
-        sort: sorts a shard elsewhere, given the directory, its name and the size of the vocabulary; None: this process
-            does. Called in a thread for each shard.
+        count: slices that are tokenized at once.
+        sorts: shards that are sorted at once.
     """
 
     count: int
-    sort: Callable[[Path, str, int], SortSeconds] | None
+    sorts: int
 
-    def submit(self, task: Task) -> Future[TaskResult]:
-        """Begin a task as soon as there is a worker for it; a worker that ends costs its tasks only.
+    def submit(self, part: Slice) -> Future[SliceReport]:
+        """Tokenize a slice; the future raises what `tokenize` does, and WorkerError if a worker ends."""
 
-        Returns:
-            A future, whose result tells the errors of the task itself. It raises WorkerError if workers end again and
-            again.
-        """
-
-    def peak_memory(self) -> int:
-        """Return the sum over all workers so far of the peak of their resident memory in bytes."""
+    def sort(self, directory: Path, name: str, vocabulary_size: int) -> Future[SortSeconds]:
+        """Sort a shard (`sort_shard`)."""
 
     def close(self) -> None:
-        """End all workers at once, whatever they do. May be called again."""
+        """End all work."""
 
 
-class ProcessWorkers:
-    """Processes on this machine.
-
-    They end with this process, even when it is killed: then their standard input ends. They leave SIGINT and SIGTERM,
-    which may be sent to all processes of a terminal or container, to this process.
+class OwnProcess:
+    """This process: it tokenizes at once, and sorts in threads.
 
     Args:
         setup: of the build.
-        count: how many; they are started at once.
-
-    Thread-safe.
+        sorts: shards sorted at once.
     """
 
-    sort: Callable[[Path, str, int], SortSeconds] | None = None
+    count = 1
 
-    def __init__(self, setup: Setup, count: int) -> None:
-        self.count = count
-        self._setup = pickle.dumps(setup)
-        self._environment = {**os.environ, **ONE_THREAD}
-        if setup.checked_characters is None:  # `fastokens` allocates little
-            self._environment |= mimalloc_variables(os.environ)
-        self._lock = threading.Lock()  # for:
-        self._closed = False
-        self._processes: set[_Process] = set()
-        self._peaks: dict[int, int] = {}
-        self._idle: SimpleQueue[_Process] = SimpleQueue()
-        self._threads = ThreadPoolExecutor(count, "worker")
+    def __init__(self, setup: Setup, sorts: int) -> None:
+        self._setup = setup
+        self.sorts = sorts
+        self._is_open = True
+
+    def submit(self, part: Slice) -> Future[SliceReport]:
+        """See `Workers.submit`; the slice is tokenized before this returns."""
+        future: Future[SliceReport] = Future()
         try:
-            for _ in range(count):
-                self._idle.put(self._started())
-        except BaseException:
-            self.close()
-            raise
+            future.set_result(tokenize(self._setup, part))
+        except Exception as error:
+            future.set_exception(error)
+        return future
 
-    def submit(self, task: Task) -> Future[TaskResult]:
+    def sort(self, directory: Path, name: str, vocabulary_size: int) -> Future[SortSeconds]:
+        """See `Workers.sort`; sorting releases the GIL."""
+        future: Future[SortSeconds] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(sort_shard(directory, name, vocabulary_size, lambda: self._is_open))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=run, name=f"sort {name}", daemon=True).start()  # a daemon: an interrupt does not wait
+        return future
+
+    def close(self) -> None:
+        """See `Workers.close`; what is being sorted is not written."""
+        self._is_open = False
+
+
+class Processes(OwnProcess):
+    """Processes on this machine that tokenize; they end with this process, even when it is killed.
+
+    Args:
+        setup: of the build.
+        count: how many.
+        sorts: shards sorted at once, in threads of this process.
+    """
+
+    def __init__(self, setup: Setup, count: int, sorts: int) -> None:
+        super().__init__(setup, sorts)
+        self.count = count
+        self._pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), _begin, (setup,))
+
+    def submit(self, part: Slice) -> Future[SliceReport]:
         """See `Workers.submit`."""
-        return self._threads.submit(self._run, task)
-
-    def peak_memory(self) -> int:
-        """See `Workers.peak_memory`."""
-        with self._lock:
-            return sum(self._peaks.values())
+        try:
+            return self._pool.submit(_tokenize, part)
+        except BrokenProcessPool as error:
+            raise worker_error(part) from error
 
     def close(self) -> None:
         """See `Workers.close`."""
-        with self._lock:
-            self._closed = True
-            processes, self._processes = self._processes, set()
-        for process in processes:
-            process.end()
-        self._threads.shutdown(cancel_futures=True)
-        for process in processes:
-            process.close()
-
-    def _started(self) -> _Process:
-        with self._lock:
-            if self._closed:
-                raise WorkerError("build: its workers have been ended")
-            try:
-                process = _Process(self._setup, self._environment)
-            except OSError as error:
-                raise WorkerError(f"build: a worker cannot be started ({error.strerror or error})") from error
-            self._processes.add(process)
-            return process
-
-    def _run(self, task: Task) -> TaskResult:
-        process = self._idle.get()
-        try:
-            for attempt in range(1, _ATTEMPTS + 1):
-                try:
-                    result = process.run(task)
-                except (OSError, EOFError, pickle.UnpicklingError) as error:
-                    status = process.end()
-                    with self._lock:
-                        self._processes.discard(process)
-                    process.close()
-                    if attempt == _ATTEMPTS or self._closed:
-                        message = f"{task.where}: the process that reads it ended {_ATTEMPTS} times, {_reason(status)}"
-                        raise WorkerError(message) from error
-                    process = self._started()
-                else:
-                    with self._lock:
-                        self._peaks[result.process] = result.peak_memory
-                    return result
-            raise AssertionError("unreachable")
-        finally:
-            self._idle.put(process)
+        super().close()
+        for process in list((self._pool._processes or {}).values()):
+            process.kill()
+        self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-class _Process:
-    """A worker process, which does one task at a time."""
+def useful_processes(most: int, corpora: Sequence[Corpus], is_accelerated: bool) -> int:
+    """Return how many worker processes are worth their start; 0: none.
 
-    def __init__(self, setup: bytes, environment: dict[str, str]) -> None:
-        # The path of modules may have been changed since this process began. Imports read its texts alone.
-        path = [entry for entry in sys.path if isinstance(entry, str)]
-        program = f"import sys; sys.path[:] = {path!r}; from build_index.worker_process import main; main()"
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", program],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-        )
-        self._setup: bytes | None = setup
-
-    def run(self, task: Task) -> TaskResult:
-        """Do a task; raise EOFError or OSError if the process has ended."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        if self._setup is not None:
-            self._process.stdin.write(self._setup)
-            self._setup = None
-        pickle.dump(task, self._process.stdin)
-        self._process.stdin.flush()
-        result: Any = pickle.load(self._process.stdout)
-        assert isinstance(result, TaskResult)
-        return result
-
-    def end(self) -> int:
-        """Kill the process if it still runs; return its status, negative for a signal."""
-        self._process.kill()
-        return self._process.wait()
-
-    def close(self) -> None:
-        """Close the pipes of a process that has ended; nothing waits for it any more."""
-        for pipe in (self._process.stdin, self._process.stdout):
-            with suppress(OSError):  # what is left in a buffer cannot be written
-                pipe.close()  # type: ignore[union-attr]
+    Args:
+        most: how many the user wants.
+        corpora: what there is to read; what is read in part does not count.
+        is_accelerated: whether `fastokens` encodes.
+    """
+    known = sum(corpus.size_hint or 0 for corpus in corpora if corpus.spec.max_documents is None)
+    return min(most, known // (_ACCELERATED_SHARE if is_accelerated else _SHARE)) if most > 1 else 0
 
 
-def _reason(status: int) -> str:
-    if status == -signal.SIGKILL:
-        return "by SIGKILL, perhaps for want of memory (--memory, --workers)"
-    return f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+def worker_error(part: Slice) -> WorkerError:
+    """Return the error for a process that has ended while a slice was waited for."""
+    return WorkerError(
+        f"{part.where}: a process that reads and tokenizes has ended, perhaps for want of memory (--memory, "
+        "--workers); a program that builds needs `if __name__ == '__main__':`"
+    )
+
+
+# --- In the processes -------------------------------------------------------------------------------------------------
+
+_setup: Setup | None = None
+
+
+def _begin(setup: Setup) -> None:
+    global _setup
+    for number in (signal.SIGINT, signal.SIGTERM):  # which are for the build, and may be sent to all its processes
+        signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    prepare(setup)
+    _setup = setup
+
+
+def prepare(setup: Setup) -> None:
+    """Prepare a process that is one worker of several."""
+    os.environ.update(ONE_THREAD)
+    limit_arenas()
+    if setup.is_accelerated:
+        setup.tokenizer.accelerate()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _tokenize(part: Slice) -> SliceReport:
+    assert _setup is not None
+    return tokenize_elsewhere(_setup, part)
+
+
+def tokenize_elsewhere(setup: Setup, part: Slice) -> SliceReport:
+    """Tokenize a slice for another process, to which all errors can be sent."""
+    try:
+        return tokenize(setup, part)
+    except (RestStoreError, EncoderError):
+        raise
+    except Exception as error:
+        raise BuildError(f"{part.where}: {type(error).__name__}: {first_line(error)}") from None

@@ -6,7 +6,7 @@ says what is wrong with an argument. Calls that take long release the GIL.
 """
 
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ PackedDraft = tuple[bytes, bytes, bytes]  # packed tree of `TokenTree`, scores f
 FEATURES: int  # columns of a calibration's features
 SHARED_FEATURES: list[int]  # those with the same value for all candidates of a place
 INSTRUCTIONS: list[int]  # instruction sets of this machine that trees can be evaluated with
-MAX_STORES: int  # sources with counts of one session
+MAX_STORES: int  # datastores of one session
 EVIDENCE_MEMORY: int  # bytes of a session for each node and store
 NODE_MEMORY: int  # bytes of a session for each node
 TOKEN_MEMORY: int  # bytes of a session for each token of the text
@@ -96,8 +96,7 @@ class NativeRecycledLogits:
 class NativeSession:
     """One generation's text, sources and draft tree (`session/tree_builder.hpp`). Not thread-safe.
 
-    `place` is the index of a source among the session's sources, 0..7, which is its bit in origins. `index` is that of
-    a store, a source with counts, as `add_store` returned it.
+    `place` is the index of a source among the session's sources, 0..7, which is its bit in origins.
     """
 
     def __init__(self, calibration: NativeCalibration, /) -> None: ...
@@ -105,12 +104,18 @@ class NativeSession:
     # Before the text.
     def use_prompt_lookup(self, place: int, /) -> None: ...
     def use_recycled_logits(self, place: int, recycled: NativeRecycledLogits, /) -> None: ...
-    def add_store(self, place: int, reader: NativeEvidenceReader | None) -> int:
-        """Add a datastore, or without a reader an external source; return its index.
+    def add_store(self, place: int, reader: NativeEvidenceReader, /) -> None:
+        """Add a datastore.
 
         Raises:
             ValueError: there are `MAX_STORES` already.
         """
+
+    def set_reader(self, place: int, reader: NativeEvidenceReader, /) -> None:
+        """Read other shards of a datastore from now on; possible at any time."""
+
+    def remove_store(self, place: int, /) -> None:
+        """Draft without a datastore from now on; possible at any time. The latest tree is discarded."""
 
     def limit_suffix(self, tokens: int, /) -> None:
         """Set the longest suffix of the context that stores are asked for."""
@@ -127,25 +132,6 @@ class NativeSession:
         """
 
     # For each step.
-    def set_reader(self, index: int, reader: NativeEvidenceReader, /) -> None:
-        """Read other shards of a datastore from now on."""
-
-    def set_evidence(
-        self, index: int, parts: Sequence[bytes], vocabulary_size: int, max_rows: int, is_live: bool, /
-    ) -> None:
-        """Set what an external source knows in this step: the rows of each part of a datastore, added up.
-
-        Raises:
-            ValueError: they are not evidence; the store then takes no part in the step.
-        """
-
-    def set_trees(self, index: int, trees: Sequence[tuple[Any, ...]] | None) -> None:
-        """Set what an external source knows in this step; None: it takes no part in it.
-
-        Each tree is (path before it int32[n], match length, match count, counts int64[N], tokens int32[N], parents
-        int32[N]).
-        """
-
     def draft(
         self, max_nodes: int, costs: npt.NDArray[np.float64], is_chain: bool = False, min_score: float = 0.0
     ) -> PackedDraft:
@@ -153,29 +139,6 @@ class NativeSession:
 
     def draft_nodes(self, max_nodes: int, costs: npt.NDArray[np.float64], is_chain: bool, min_score: float, /) -> bytes:
         """Return the next draft in the layout of the nodes of the message DraftSessionResponse."""
-
-    def adopt(
-        self,
-        packed: bytes,
-        max_nodes: int,
-        vocabulary: int,
-        chain_nodes: int | None,
-        costs: npt.NDArray[np.float64],
-        min_score: float,
-    ) -> PackedDraft:
-        """Take a tree that `draft_nodes` of a service returned as the latest one, and return it.
-
-        Args:
-            packed: the nodes.
-            max_nodes: most of them.
-            vocabulary: above all their tokens.
-            chain_nodes: most nodes of a chain; only the most probable path is taken then. None: the whole tree.
-            costs: those of `draft`, for a chain.
-            min_score: of the nodes that are taken, at least.
-
-        Raises:
-            ValueError: what is wrong with the nodes.
-        """
 
     def accept(self, tokens: Tokens, top_k: TopK | None, node_top_k: TopK | None) -> int:
         """Append what the target model produced, as `DraftSession.accept`; return how many are in the latest tree.
@@ -193,15 +156,10 @@ class NativeSession:
     def tail(self, count: int, /) -> bytes:
         """Return the last `count` tokens of the text or all, int32."""
 
-    recent: list[float]  # what recent steps have taught; another session can go on from it
-
     # For measurements.
     def record(self, on: bool, /) -> None: ...
     def recorded(self) -> tuple[bytes, bytes, bytes]:
         """Return features float32[rows, FEATURES], labels uint8[rows] and ends uint32[places] since the last call."""
-
-    def time_stages(self, on: bool, /) -> None: ...
-    def stage_seconds(self) -> dict[str, float]: ...
 
 def draft_all(
     sessions: Sequence[NativeSession], max_nodes: Sequence[int], is_chain: bool, min_score: float, /
@@ -222,22 +180,16 @@ def accept_all(
 ) -> list[int]:
     """Do what `NativeSession.accept` does for each of different sessions; raises before anything is appended."""
 
-def collect_evidence(
-    readers: Sequence[NativeEvidenceReader],
-    calibration: NativeCalibration,
-    tail: Tokens,
-    tokens: Tokens,
-    parents: npt.NDArray[np.int32],
-    scores: npt.NDArray[np.float32],
-    *,
-    max_nodes: int,
-    max_rows: int,
-    max_suffix: int,
-) -> list[bytes]:
-    """Return the rows of `Evidence` of each reader; `rest_store.drafting.evidence` describes the arguments."""
+def merge_trees(
+    trees: Sequence[PackedDraft], max_nodes: int, costs: npt.NDArray[np.float64], is_chain: bool, min_score: float, /
+) -> tuple[PackedDraft, list[bytes]]:
+    """Return the draft that trees make together, and for each tree its nodes there, int32[N], -1: cut.
 
-def evidence_fault(rows: bytes, vocabulary_size: int, max_rows: int, /) -> str | None:
-    """Return what is wrong with rows of `Evidence`; None: nothing."""
+    `rest_store.drafting.merge` describes the rule.
+
+    Raises:
+        ValueError: they are no trees, or a score is not between 0 and its parent's.
+    """
 
 def tree_fault(packed: bytes, vocabulary_size: int, max_depth: int, /) -> int:
     """Return what is wrong with a packed tree: 1 a token, 2 a parent, 3 a depth, 4 a count; 0: nothing."""

@@ -35,7 +35,6 @@ class _Group(click.Group):
         "build": "build_index.cli:build",
         "merge": "build_index.cli:merge",
         "serve": "rest_store.service.server.command:serve",
-        "reload": "rest_store.service.client.reload_command:reload",
         "bench": "rest_store.bench.command:bench",
         "calibrate": "rest_store.bench.command:calibrate",
         "generate": "rest_store.generation.command:generate",
@@ -98,8 +97,8 @@ def build_main() -> None:
 def info(place: str, access: Access, timeout: float, as_json: bool) -> None:
     """Show size, tokenizer, sources and build options of the datastore at PLACE; of a live one, what `live info` shows.
 
-    Of a service, HOST:PORT or unix:/path, it shows the datastores; with a parts file, also which parts answer. The exit
-    status is 1 if one does not.
+    Of a service, HOST:PORT or unix:/path, it shows the datastores. The parts of a datastore are shown together:
+    HOST:PORT,HOST:PORT;HOST:PORT, with commas between services of the same part.
     """
     from rest_store.datastore.datastore import Datastore
     from rest_store.live.opening import is_live

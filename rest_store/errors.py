@@ -43,7 +43,6 @@
     |   |-- ServeError                  the service cannot start                         (OSError)
     |   |-- TargetError                 a client's address, token or certificate is invalid (ValueError)
     |   |-- ServiceUnavailableError     unreachable, or shutting down                    (ConnectionError)
-    |   |   |-- CircuitOpenError        not called after repeated failures
     |   |   `-- DatastoreUnavailableError a page of a datastore can no longer be read
     |   |-- DeadlineError               no answer before the deadline                    (TimeoutError)
     |   |-- OverloadedError             the service has too much work
@@ -58,7 +57,6 @@
     |   |-- ModelNotSupportedError      the model cannot verify draft trees              (ValueError)
     |   |-- ModeNotSupportedError       neither greedy search nor sampling               (ValueError)
     |   |-- CacheNotSupportedError      the key-value cache cannot hold trees            (ValueError)
-    |   |-- CacheFullError              a static cache has no slot for the next token    (IndexError)
     |   |-- DrafterError                neither a list of sources nor a callable         (TypeError)
     |   |-- RememberError               outputs cannot be added to this object           (TypeError)
     |   |-- PromptError                 a prompt is neither text nor token ids           (ValueError)
@@ -220,10 +218,6 @@ class ServiceUnavailableError(ServiceError, ConnectionError):
     """The service cannot be reached, disconnected during the call, or is shutting down."""
 
 
-class CircuitOpenError(ServiceUnavailableError):
-    """The service was not called, because it has just failed repeatedly."""
-
-
 class DatastoreUnavailableError(ServiceUnavailableError):
     """The files of an open datastore can no longer be read, in this process or in the service that answers."""
 
@@ -318,10 +312,6 @@ class ModeNotSupportedError(GenerationError, ValueError):
 
 class CacheNotSupportedError(GenerationError, ValueError):
     """The key-value cache cannot hold a draft tree (quantized, offloaded, recurrent...)."""
-
-
-class CacheFullError(GenerationError, IndexError):
-    """The caller's static cache has no slot for the next token."""
 
 
 class DrafterError(GenerationError, TypeError):

@@ -10,12 +10,11 @@ from rest_store.errors import MissingExtraError, describe
 
 EXTRAS = {  # the extra that installs each optional package
     **dict.fromkeys(
-        ("grpc", "grpc_status", "grpc_health", "grpc_reflection", "google", "prometheus_client", "h11"), "server"
+        ("grpc", "grpc_status", "grpc_health", "grpc_reflection", "google", "prometheus_client"), "server"
     ),
     **dict.fromkeys(("torch", "transformers"), "hf"),
     **dict.fromkeys(("tokenizers", "pydivsufsort", "pyarrow", "zstandard", "datasets", "jinja2", "gguf"), "build"),
     **dict.fromkeys(("fsspec", "s3fs", "gcsfs", "aiohttp"), "remote"),
-    "matplotlib": "plots",
     "ray": "ray",
 }
 _NEEDS = {  # package of rest-store: what importing it takes, and the extra

@@ -17,7 +17,18 @@ from rest_store.options import MAX_NODES as MOST_NODES
 
 ROOT = Path(__file__).resolve().parents[1]
 METAVARS = {
-    *("FACTOR", "FILE", "DIR", "PATH", "PLACE", "[NAME=]DIR", "ADDRESS", "[ADDRESS]", "HOST:PORT"),  # where
+    *(
+        "FACTOR",
+        "FILE",
+        "DIR",
+        "PATH",
+        "PLACE",
+        "[NAME=]DIR",
+        "ADDRESS",
+        "[ADDRESS]",
+        "HOST:PORT",
+        "DIR[:I/N][,...]",
+    ),  # where
     *("N", "I/N", "SECONDS", "TIME", "SIZE", "MODE", "T", "P", "GIB"),  # how much
     *(
         "NAME",
@@ -71,7 +82,7 @@ def option(context: click.Context, name: str) -> click.Option | None:
 
 def test_all_commands_are_walked() -> None:
     assert {"build", "generate", "live add", "bench quality", "reload"} <= set(COMMANDS)
-    assert {"bench_query.py", "bench_replay.py limits"} <= set(SCRIPTS)
+    assert {"bench_query.py", "bench_service.py"} <= set(SCRIPTS)
 
 
 @pytest.mark.parametrize("name", ALL)

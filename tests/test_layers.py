@@ -64,7 +64,7 @@ COMMANDS = {
 HEAVY = {  # package: where it may be imported
     "torch": {
         *("rest_store.generation", "rest_store.engines.vllm"),
-        *("rest_store.bench.methods", "rest_store.bench.record", "rest_store.bench.speed"),
+        *("rest_store.bench.record", "rest_store.bench.speed"),
     },
     "transformers": {"rest_store.generation", "build_index"},
     "grpc": {"rest_store.service", "rest_store.v1"},

@@ -151,7 +151,7 @@ run([], _REST_STORE_COMPLETE="bash_source")
 run([], _REST_STORE_COMPLETE="bash_complete", COMP_WORDS="rest-store be", COMP_CWORD="1")
 """)
     assert "plain,--version" in shown
-    assert "plain,--top-p" in shown
+    assert "plain,--seed" in shown
     assert "complete -o nosort -F _rest_store_completion rest-store" in shown
     assert shown.endswith("plain,bench\n")
 

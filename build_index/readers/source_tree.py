@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
 from build_index.documents import CorpusCounts, CorpusFile
-from build_index.errors import read_error
+from build_index.errors import build_packages, read_error
 from build_index.staging import is_datastore, is_live, is_staging
 from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
@@ -24,8 +24,40 @@ DEFAULT_EXCLUDES = (
     *(".venv", "venv", ".tox", ".nox", ".eggs", ".ipynb_checkpoints"),
     *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis"),
 )
-_GLOB_PARTS = re.compile(r"\*\*/|\*\*|\*|\?|\[!?\]?[^\]]*\]|[^*?\[]+|\[")
-_WILDCARDS = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+
+
+class Globs:
+    """Which files of a directory are read.
+
+    Args:
+        include: globs; a file that matches none is left out, unless there are no globs.
+        exclude: globs of files and directories to leave out, besides `DEFAULT_EXCLUDES`.
+
+    Raises:
+        CorpusError: a glob is malformed.
+    """
+
+    def __init__(self, include: Sequence[str], exclude: Sequence[str]) -> None:
+        self._included = compile_globs(include) if include else None
+        self._excluded = compile_globs((*DEFAULT_EXCLUDES, *exclude))
+
+    def excludes(self, relative: str) -> bool:
+        """Whether a file or directory, by its path from the top, is left out."""
+        return self._excluded.fullmatch(relative) is not None
+
+    def includes(self, relative: str, counts: CorpusCounts) -> bool:
+        """Whether a file is to be read; count the ending of one that is not."""
+        if self._included is None or self._included.fullmatch(relative):
+            return True
+        counts.leave_out(PurePosixPath(relative).suffix or "no ending")
+        return False
+
+    def choose(self, relative: str, counts: CorpusCounts) -> bool:
+        """Whether a file is to be read, none of whose directories was looked at."""
+        names = relative.split("/")
+        if any(self.excludes("/".join(names[:depth])) for depth in range(1, len(names) + 1)):
+            return False
+        return self.includes(relative, counts)
 
 
 def walk(
@@ -39,16 +71,15 @@ def walk(
 
     Args:
         root: the directory.
-        include: globs; a file that matches none is left out, unless there are no globs.
-        exclude: globs of files and directories to leave out, besides `DEFAULT_EXCLUDES`.
+        include: see `Globs`.
+        exclude: see `Globs`.
         where: name of the directory in messages.
         counts: counts what is skipped, and by its ending what `include` leaves out.
 
     Raises:
         CorpusError: a directory or the metadata of a file cannot be read.
     """
-    included = compile_globs(include)
-    excluded = compile_globs((*DEFAULT_EXCLUDES, *exclude))
+    globs = Globs(include, exclude)
 
     def listing(directory: str, prefix: str) -> Iterator[tuple[os.DirEntry[str], str]]:
         """Return the entries of a directory, each with its path from the top."""
@@ -74,16 +105,17 @@ def walk(
         if entry is None:
             levels.pop()
             continue
-        if excluded.fullmatch(relative):
+        if globs.excludes(relative):
             continue
         try:
             if entry.is_dir(follow_symlinks=False):
                 if not is_staging(Path(entry.path)):
                     levels.append(listing(entry.path, f"{relative}/"))
-            elif include and not included.fullmatch(relative):
-                counts.leave_out(PurePosixPath(relative).suffix or "no ending")
+            elif not globs.includes(relative, counts):
+                continue
             elif entry.is_file():
-                yield CorpusFile(entry.path, relative, entry.stat().st_size)
+                stat = entry.stat()
+                yield CorpusFile(entry.path, relative, stat.st_size, str(stat.st_mtime_ns))
             else:
                 counts.skip("linked directory" if entry.is_dir() else "not a regular file")
         except FileNotFoundError:
@@ -97,31 +129,19 @@ def walk(
 def compile_globs(globs: Iterable[str]) -> re.Pattern[str]:
     """Return a pattern whose `fullmatch` tells whether any of the globs matches a path.
 
-    Paths are relative, with forward slashes and without a slash at the end. No globs match nothing.
+    Paths are relative, with forward slashes and without a slash at the end.
 
     Raises:
-        CorpusError: a range of characters ends before it begins, as `[z-a]`.
+        CorpusError: `**` stands beside other characters of a name.
     """
+    with build_packages("corpus", CorpusError):
+        from fsspec.utils import glob_translate  # comes with `datasets`
     patterns = []
     for glob in globs:
-        patterns.append(f"(?:{_translate(glob)})")
+        parts = glob.removeprefix("./").rstrip("/")
         try:
-            re.compile(patterns[-1])
-        except re.error as error:
-            problem, expected = f"'{glob}' ({error.msg})", "one with ascending ranges, such as [a-z]"
-            raise CorpusError(describe("corpus", "a glob", problem, expected)) from None
-    return re.compile("|".join(patterns) or r"(?!)", re.DOTALL)
-
-
-def _translate(glob: str) -> str:
-    glob = glob.removeprefix("./").rstrip("/")
-    translated = "" if "/" in glob else "(?:.*/)?"
-    for part in _GLOB_PARTS.findall(glob.lstrip("/")):
-        if part in _WILDCARDS:
-            translated += _WILDCARDS[part]
-        elif part.startswith("[") and part not in ("[", "[]", "[!]"):
-            inside = re.sub(r"[\\\[&|~]", r"\\\g<0>", part[1:-1]).replace("--", r"-\-")
-            translated += f"[^{inside[1:]}]" if inside.startswith("!") else f"[{inside}]"
-        else:
-            translated += re.escape(part)
-    return translated
+            patterns.append(glob_translate(parts.lstrip("/") if "/" in parts else f"**/{parts}"))
+        except (ValueError, re.error) as error:
+            problem = f"'{glob}' ({error})"
+            raise CorpusError(describe("corpus", "a glob", problem, "one with ** for whole names")) from None
+    return re.compile("|".join(f"(?:{pattern})" for pattern in patterns))

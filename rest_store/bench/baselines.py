@@ -1,104 +1,79 @@
-"""Other people's rules for drafting, as sessions of the same contract, to compare with in the same loop.
+"""Other people's rules for drafting, and sessions merged as those of services are, to compare draft sessions with.
 
-model.generate(..., custom_generate=rest_store.generate, drafter=PromptLookupRule.of(tokens=10))
+Each has the methods of a `DraftSession` that generation and replays call:
+model.generate(..., custom_generate=rest_store.generate, drafter=PromptLookupRule)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from rest_store.datastore.store import Store
 from rest_store.datastore.tree import TokenTree
-from rest_store.generation.draft_sessions import Session
-from rest_store.generation.drafts import EMPTY
+
+_MAX_SUFFIX, _MAX_DEPTH = 16, 10  # of REST's rule, as in the paper
+_NGRAM, _CHAIN = 3, 10  # tokens that prompt lookup looks up at most, and drafts
+_EMPTY = TokenTree([], [], [])
 
 
 def tree_of(paths: Sequence[Sequence[int]]) -> TokenTree:
     """Return the tree of several continuations, which share their common beginnings; the first one comes first."""
     tokens: list[int] = []
     parents: list[int] = []
-    places: dict[tuple[int, int], int] = {}
+    nodes: dict[tuple[int, int], int] = {}  # by parent and token
     for path in paths:
         parent = -1
         for token in path:
-            place = places.get((parent, token))
-            if place is None:
-                place = places[parent, token] = len(tokens)
+            node = nodes.get((parent, token))
+            if node is None:
+                node = nodes[parent, token] = len(tokens)
                 tokens.append(int(token))
                 parents.append(parent)
-            parent = place
+            parent = node
     return TokenTree(tokens, parents, [1] * len(tokens))
 
 
-class Store(Protocol):
-    """What answers drafts: a `Datastore` or what stands in for one."""
-
-    def draft(self, context: list[int], *, max_nodes: int, max_suffix: int, max_depth: int) -> TokenTree:
-        """Return the most frequent continuations of the longest suffix match of `context`."""
-
-
 class RestRule:
-    """REST's rule: the most frequent continuations of the longest match in one datastore (REST, section 3.2).
+    """REST's rule: the most frequent continuations of the longest match (arXiv 2311.08252, section 3.2).
 
-    Args:
-        store: the datastore.
-        prompt: the tokens so far.
-        max_suffix: longest suffix tried.
-        max_depth: longest continuation.
-    """
-
-    def __init__(self, store: Store, prompt: Sequence[int], *, max_suffix: int = 16, max_depth: int = 10) -> None:
-        self._store = store
-        self._context = list(prompt[-max_suffix:])
-        self._max_suffix, self._max_depth = max_suffix, max_depth
-
-    @classmethod
-    def of(cls, store: Store) -> Callable[[list[int]], Session]:
-        """Return what makes the session of a prompt."""
-        return lambda prompt: cls(store, prompt)
-
-    def draft(self, *, max_nodes: int, costs: npt.NDArray[np.float64] | None) -> TokenTree:
-        """Return the datastore's tree."""
-        return self._store.draft(
-            self._context, max_nodes=max_nodes, max_suffix=self._max_suffix, max_depth=self._max_depth
-        )
-
-    def accept(self, tokens: Sequence[int]) -> None:
-        """Take over `tokens`."""
-        self._context = [*self._context, *map(int, tokens)][-self._max_suffix :]
-
-    def close(self) -> None:
-        """Do nothing."""
-
-
-class LongestMatch:
-    """Several datastores as one: the one with the longest suffix match drafts; of equal ones, the first.
+    Of several datastores the one with the longest match drafts, of equal ones the first. The context begins after its
+    last token outside their vocabulary.
 
     Args:
         stores: datastores of one tokenizer, at least one.
+        prompt: the tokens so far.
+        max_suffix: longest suffix tried.
     """
 
-    def __init__(self, stores: Sequence[Any]) -> None:
+    def __init__(
+        self, stores: Sequence[Store], prompt: Sequence[int] | npt.NDArray[np.int32], *, max_suffix: int = _MAX_SUFFIX
+    ) -> None:
         self._stores = list(stores)
-        self._vocabulary = min(store.vocabulary_size for store in self._stores)
+        self._vocabulary_size = min(store.vocabulary_size for store in self._stores)
+        self._max_suffix = max_suffix
+        self._context: list[int] = []
+        self.accept(prompt)
 
-    def draft(
-        self, context: Sequence[int] | npt.NDArray[np.int32], *, max_nodes: int, max_suffix: int, max_depth: int
-    ) -> TokenTree:
-        """Return its continuations of `context`, which begins after its last token outside their vocabulary."""
-        context = np.asarray(context, np.int64)
-        outside = np.flatnonzero(context >= self._vocabulary)
-        context = context[outside[-1] + 1 :] if outside.size else context
-        if context.size == 0:
-            return EMPTY
-        best = max(
-            self._stores, key=lambda store: int(store.longest_suffix_match(context, max_suffix=max_suffix).length)
-        )
-        tree: TokenTree = best.draft(context, max_nodes=max_nodes, max_suffix=max_suffix, max_depth=max_depth)
-        return tree
+    def draft(self, max_nodes: int, costs: npt.NDArray[np.float64] | None = None) -> TokenTree:
+        """Return the datastore's tree, whatever it costs."""
+        if not self._context:
+            return _EMPTY
+        lengths = [
+            store.longest_suffix_match(self._context, max_suffix=self._max_suffix).length for store in self._stores
+        ]
+        longest = self._stores[lengths.index(max(lengths))]
+        return longest.draft(self._context, max_nodes=max_nodes, max_suffix=self._max_suffix, max_depth=_MAX_DEPTH)
+
+    def accept(self, tokens: Sequence[int] | npt.NDArray[np.int32], *likely: object) -> None:
+        """Take over `tokens`; what the model found likely is not used."""
+        for token in map(int, tokens[-self._max_suffix :]):
+            self._context = [] if token >= self._vocabulary_size else [*self._context, token][-self._max_suffix :]
+
+    def close(self) -> None:
+        """Do nothing."""
 
 
 class PromptLookupRule:
@@ -106,36 +81,28 @@ class PromptLookupRule:
 
     Args:
         prompt: the tokens so far.
-        max_ngram: tokens of the longest n-gram looked for.
-        tokens: draft tokens at most.
     """
 
-    def __init__(self, prompt: Sequence[int], *, max_ngram: int = 3, tokens: int = 10) -> None:
-        self._max_ngram, self._tokens = max_ngram, tokens
-        self._context: list[int] = []
+    def __init__(self, prompt: Sequence[int] | npt.NDArray[np.int32]) -> None:
+        self._text: list[int] = []
         self._first: dict[tuple[int, ...], int] = {}  # where what follows an n-gram begins
         self.accept(prompt)
 
-    @classmethod
-    def of(cls, *, tokens: int = 10) -> Callable[[list[int]], Session]:
-        """Return what makes the session of a prompt."""
-        return lambda prompt: cls(prompt, tokens=tokens)
+    def draft(self, max_nodes: int, costs: npt.NDArray[np.float64] | None = None) -> TokenTree:
+        """Return the chain that followed the n-gram which ends the text; empty if none occurred before."""
+        for size in range(min(_NGRAM, len(self._text)), 0, -1):
+            begin = self._first[tuple(self._text[-size:])]
+            if begin < len(self._text):
+                return tree_of([self._text[begin : begin + min(_CHAIN, max_nodes)]])
+        return _EMPTY
 
-    def draft(self, *, max_nodes: int, costs: npt.NDArray[np.float64] | None) -> TokenTree:
-        """Return the chain that followed the n-gram which ends the context; empty if none occurred before."""
-        for size in range(min(self._max_ngram, len(self._context)), 0, -1):
-            place = self._first.get(tuple(self._context[-size:]))
-            if place is not None and place < len(self._context):
-                return tree_of([self._context[place : place + min(self._tokens, max_nodes)]])
-        return EMPTY
-
-    def accept(self, tokens: Sequence[int]) -> None:
-        """Take over `tokens`."""
-        for token in tokens:
-            self._context.append(int(token))
-            end = len(self._context)
-            for size in range(1, min(self._max_ngram, end) + 1):
-                self._first.setdefault(tuple(self._context[end - size : end]), end)
+    def accept(self, tokens: Sequence[int] | npt.NDArray[np.int32], *likely: object) -> None:
+        """Take over `tokens`; what the model found likely is not used."""
+        for token in map(int, tokens):
+            self._text.append(token)
+            end = len(self._text)
+            for size in range(1, min(_NGRAM, end) + 1):
+                self._first.setdefault(tuple(self._text[end - size : end]), end)
 
     def close(self) -> None:
         """Do nothing."""

@@ -8,14 +8,16 @@ from pathlib import Path
 import click
 
 from rest_store.bench.datastores import open_datastores
-from rest_store.bench.environment import file_hash
 from rest_store.bench.options import datastores_option, recordings_option, tokenizer_option
 from rest_store.bench.recordings import FIT_PARTS, LEAST_TO_FIT, read_all, split
 from rest_store.bench.replay import fit_calibration, replay
+from rest_store.bench.results import file_hash
 from rest_store.datastore.render import counted
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
 from rest_store.options import FILE, json_option, to_be_written
+
+_BUDGETS = ((24, 0), (24, 2), (64, 1))  # nodes, and tokens of the output that count as prompt, of each replay
 
 
 @click.command(
@@ -54,7 +56,10 @@ def calibrate(
         "trees": trees,
     }
     default = Calibration.default()
-    fitted = fit_calibration([(fitting, sources)], start=default, trees=trees, provenance=provenance)
+    record: list[tuple[bytes, bytes, bytes]] = []
+    for nodes, skip in _BUDGETS:
+        replay(fitting, sources, default, max_nodes=nodes, skip=skip, record=record)
+    fitted = fit_calibration(record, trees=trees, provenance=provenance)
     fitted.save(out)
     rows = [
         {"calibration": name, "nodes": nodes, **replay(held_out, sources, calibration, max_nodes=nodes).as_json()}

@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 import click
 
+from rest_store.drafting.calibration import Calibration
 from rest_store.errors import RecordingError, describe
 from rest_store.options import FILE, PATH, SEED, Decorator, json_option, to_be_written
 
@@ -43,9 +44,6 @@ tokenizer_option = click.option(
 every_option = click.option(
     "--every", metavar="N", default=1, type=click.IntRange(1), help="Take every n-th recording or prompt only."
 )
-families_option = click.option(
-    "--family", "families", metavar="NAME", multiple=True, help="Only prompts of this family. Repeatable."
-)
 chat_option = click.option("--chat", is_flag=True, help="Render texts with the tokenizer's chat template.")
 calibration_option = click.option(
     "--calibration",
@@ -57,9 +55,6 @@ calibration_option = click.option(
 seed_option = click.option("--seed", metavar="N", default=0, type=SEED, help="Seed of random choices.")
 prepacked_option = click.option(
     "--prepacked-weights", is_flag=True, help="Prepack the weights for all methods, plain generation too."
-)
-plots_option = click.option(
-    "--plots", metavar="DIR", type=PATH, help="Folder for charts as PNG and SVG; needs the extra [plots]."
 )
 _out_option = click.option(
     "--out", metavar="FILE", type=FILE, callback=to_be_written, help="Write all figures to this file, as JSON."
@@ -106,6 +101,11 @@ def prompts_option(*, required: bool = True) -> Decorator[Any]:
         help="Plain text, one prompt a line; or JSON lines or a JSON list of texts, token ids, or objects with prompt "
         "or turns (texts, of which the first is used). May end in .gz.",
     )
+
+
+def calibration_of(path: Path | None) -> Calibration:
+    """Return the calibration that `--calibration` names."""
+    return Calibration.default() if path is None else Calibration.load(path)
 
 
 def require_datastores(datastores: Sequence[Path], where: str = "--through-service") -> None:

@@ -1,26 +1,18 @@
-"""Prompts for a model: of one's own files, of recordings, and both turns of MT-Bench's questions.
-
-A key of a question is made of family and number as for recordings, so a question is held out in every file or in none.
-"""
+"""Prompts for a model: of one's own files, or of recordings."""
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rest_store.bench.json_text import parsed_json
-from rest_store.bench.recordings import FIT_PARTS, Recording, integers, lines_of, part_of
+from rest_store.bench.recordings import Recording, integers, lines_of
 from rest_store.errors import RecordingError, describe
 
-FIRST, SECOND = "mt_bench, first turn", "mt_bench, second turn"
-_TWO_TURNS = "mt_bench"  # the family of questions with two turns, as recordings name it
-
 _EXPECTED = "text, token ids, or an object with prompt (text or token ids) or turns (texts)"
-
-Answer = Callable[[list[int]], str]  # a prompt's tokens to the model's answer
 
 
 @dataclass(frozen=True)
@@ -36,21 +28,6 @@ class Prompt:
     family: str
     key: str
     tokens: list[int]
-
-
-@dataclass(frozen=True)
-class Question:
-    """A question of one turn or two.
-
-    Attributes:
-        family: its category; `mt_bench` with two turns.
-        key: family and number.
-        turns: the user's messages in order, two at most.
-    """
-
-    family: str
-    key: str
-    turns: tuple[str, ...]
 
 
 def read_prompts(path: Path, encode: Callable[[str], Sequence[int]]) -> list[Prompt]:
@@ -104,8 +81,8 @@ def _entries(path: Path) -> list[tuple[int, str, Any]]:
 def _parsed(text: str) -> Any:
     """Return what JSON says; None if it is none."""
     try:
-        return parsed_json(text)
-    except ValueError:
+        return json.loads(text)
+    except (ValueError, RecursionError):
         return None
 
 
@@ -116,78 +93,16 @@ def _listed(value: Any) -> list[Any]:
     return value
 
 
-def read_questions(path: Path) -> list[Question]:
-    """Read questions in the layout of MT-Bench and Spec-Bench: those that the package's calibration was not fitted to.
-
-    Args:
-        path: JSON lines with question_id, category and turns; may end in .gz.
-
-    Raises:
-        RecordingError: the file cannot be read, or a line is not a valid question.
-    """
-    questions = []
-    for number, line in lines_of(path):
-        where, expected = f"{path}, line {number}", "JSON with question_id, category and turns (texts)"
-        try:
-            fields = parsed_json(line)
-            turns = tuple(_listed(fields["turns"])[:2])
-            category, identifier = str(fields["category"]), str(fields["question_id"])
-        except (ValueError, KeyError, TypeError) as error:
-            raise RecordingError(describe(where, "question", "malformed", expected)) from error
-        if not turns or not all(isinstance(turn, str) and turn for turn in turns):
-            raise RecordingError(describe(where, "turns", "malformed", expected))
-        family = _TWO_TURNS if len(turns) > 1 else category
-        key = family + identifier
-        if part_of(key) >= FIT_PARTS:
-            questions.append(Question(family, key, turns))
-    return questions
-
-
-def question_prompts(
-    questions: Iterable[Question], tokenizer: Any, answer: Answer, *, count: float, families: Sequence[str] = ()
-) -> list[Prompt]:
-    """Return prompts made of questions with the tokenizer's chat template.
-
-    The second turn's prompt holds the first question, the model's answer to it, and the second question.
-
-    Args:
-        questions: the questions.
-        tokenizer: of the model, of `transformers`.
-        answer: called for the first turn of each question whose second is wanted.
-        count: most prompts of each family.
-        families: `FIRST`, `SECOND` or categories; empty: all.
-
-    Raises:
-        RecordingError: the tokenizer has no chat template.
-    """
-    prompts: list[Prompt] = []
-    taken: dict[str, int] = defaultdict(int)
-
-    def take(family: str, key: str, tokens: list[int]) -> None:
-        taken[family] += 1
-        prompts.append(Prompt(family, key, tokens))
-
-    for question in questions:
-        names = (FIRST, SECOND) if len(question.turns) > 1 else (question.family,)
-        wanted = [name for name in names if taken[name] < count and (not families or name in families)]
-        if not wanted:
-            continue
-        first = chat_tokens(tokenizer, question.turns[:1])
-        if names[0] in wanted:
-            take(names[0], question.key, first)
-        if SECOND in wanted:
-            conversation = [question.turns[0], answer(first), question.turns[1]]
-            take(SECOND, question.key, chat_tokens(tokenizer, conversation))
-    return prompts
-
-
 def encoding(tokenizer: Any, *, chat: bool) -> Callable[[str], list[int]]:
-    """Return what turns a text into token ids; with `chat` as a user's turn (RecordingError without a template)."""
-    return lambda text: chat_tokens(tokenizer, [text]) if chat else list(tokenizer(text)["input_ids"])
+    """Return what turns a text into token ids; with `chat` as a user's turn.
+
+    What is returned raises RecordingError if the tokenizer has no chat template.
+    """
+    return lambda text: chat_tokens(tokenizer, text) if chat else list(tokenizer(text)["input_ids"])
 
 
-def chat_tokens(tokenizer: Any, turns: Sequence[str]) -> list[int]:
-    """Return the tokens of a conversation, user first, up to the assistant's next answer.
+def chat_tokens(tokenizer: Any, text: str) -> list[int]:
+    """Return the tokens of a chat in which a user says `text`, up to the answer.
 
     Raises:
         RecordingError: the tokenizer has no chat template.
@@ -195,8 +110,7 @@ def chat_tokens(tokenizer: Any, turns: Sequence[str]) -> list[int]:
     if not tokenizer.chat_template:
         where = tokenizer.name_or_path or type(tokenizer).__name__
         raise RecordingError(describe(where, "chat template", "absent", "one: the prompts are turns of a chat"))
-    roles = ("user", "assistant")
-    messages = [{"role": roles[place % 2], "content": turn} for place, turn in enumerate(turns)]
+    messages = [{"role": "user", "content": text}]
     rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
 
@@ -218,21 +132,12 @@ def require_known_tokens(prompts: Iterable[Prompt], vocabulary_size: int) -> Non
             raise RecordingError(describe(f"prompt {prompt.key}", "a token id", greatest, expected))
 
 
-def limited(prompts: Iterable[Prompt], count: float, families: Sequence[str] = ()) -> list[Prompt]:
-    """Return the first `count` prompts of each family, or of those in `families`."""
-    taken: dict[str, int] = defaultdict(int)
-    chosen = []
-    for prompt in prompts:
-        if taken[prompt.family] < count and (not families or prompt.family in families):
-            taken[prompt.family] += 1
-            chosen.append(prompt)
-    return chosen
-
-
-def interleaved(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Return the prompts with their families taking turns."""
+def interleaved(prompts: Sequence[Prompt], per_family: int | None = None) -> list[Prompt]:
+    """Return the prompts with their families taking turns; of each at most the first `per_family`."""
     families: dict[str, list[Prompt]] = defaultdict(list)
     for prompt in prompts:
         families[prompt.family].append(prompt)
     most = max((len(rows) for rows in families.values()), default=0)
+    if per_family is not None:
+        most = min(most, per_family)
     return [rows[place] for place in range(most) for rows in families.values() if place < len(rows)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gzip
 import hashlib
+import json
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,8 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.bench.environment import file_hash
-from rest_store.bench.json_text import parsed_json
+from rest_store.bench.results import file_hash
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.render import counted
 from rest_store.datastore.store import Store
@@ -77,9 +77,9 @@ def read_recordings(path: str | Path, encode: Encode | None = None) -> list[Reco
     for number, line in lines_of(path):
         where = f"{path}, line {number}"
         try:
-            fields = parsed_json(line)
+            fields = json.loads(line)
             prompt, output = fields["prompt"], fields["output"] if "output" in fields else fields["answer"]
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise RecordingError(describe(where, "recording", "malformed", "JSON with prompt and output")) from error
         key = str(fields.get("id", prompt))
         if "id" in fields and "/" not in key:
@@ -195,13 +195,12 @@ def lines_of(path: str | Path) -> Iterator[tuple[int, str]]:
         raise RecordingError(describe(path, "file", f"unreadable ({error})", "lines of UTF-8")) from error
 
 
-def encoder(store: Store | None, name: str | None, *, at_once: bool = True) -> Encode | None:
+def encoder(store: Store | None, name: str | None) -> Encode | None:
     """Return a function that turns a prompt and its answer into tokens as in a chat, or None without a tokenizer.
 
     Args:
         store: a datastore that may keep a tokenizer; None: there is no datastore.
         name: name or path of a tokenizer to use instead.
-        at_once: whether a tokenizer that is named is loaded now, and not when the first text comes.
 
     Raises:
         TokenizerMismatchError: that tokenizer is not the one of the datastore.
@@ -220,9 +219,6 @@ def encoder(store: Store | None, name: str | None, *, at_once: bool = True) -> E
         if store is not None:
             store.tokenizer.require_same(loaded.identity, store.path)
         return loaded
-
-    if name is not None and at_once:
-        tokenizer()
 
     def encode(prompt: str, answer: str) -> tuple[list[int], list[int]]:
         from build_index.documents import Document

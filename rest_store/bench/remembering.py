@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 
 # A recording to replay, and those that are known meanwhile.
 Known = Iterator[tuple[Recording, Sequence[Recording]]]
+Chosen = Callable[[Recording], bool]
+# In which order those recordings are replayed that are chosen, and which others a live datastore holds meanwhile.
+Order = Callable[[Sequence[Recording], "LiveDatastore", Chosen], Known]
+
+
+def every_one(recording: Recording) -> bool:
+    """Choose all recordings."""
+    return True
 
 
 @contextmanager
@@ -46,57 +54,32 @@ def logits_of(recordings: Iterable[Recording]) -> RecycledLogits:
     return logits
 
 
-def without_one(recordings: Sequence[Recording], absent: Recording) -> list[Recording]:
-    """Return all recordings but `absent`."""
-    return [recording for recording in recordings if recording is not absent]
-
-
-def in_turn(
-    recordings: Sequence[Recording], live: LiveDatastore, chosen: Callable[[Recording], bool] | None = None
-) -> Known:
+def in_turn(recordings: Sequence[Recording], live: LiveDatastore, chosen: Chosen = every_one) -> Known:
     """Yield each recording that is `chosen`, in order, while `live` holds all before it; and those before it."""
     for number, recording in enumerate(recordings):
-        if chosen is None or chosen(recording):
+        if chosen(recording):
             yield recording, recordings[:number]
         add_outputs(live, [number], recordings)
 
 
-def among_others(
-    recordings: Sequence[Recording],
-    live: LiveDatastore,
-    chosen: Callable[[Recording], bool] | None = None,
-    *,
-    same_task: bool = False,
-) -> Known:
-    """Yield each recording that is `chosen` while `live` holds all others, and these others.
-
-    Args:
-        recordings: all; `live` holds them in the end.
-        live: empty.
-        chosen: says which to yield; None: all.
-        same_task: whether it also holds the recordings of other prompts of the same task.
-    """
+def among_others(recordings: Sequence[Recording], live: LiveDatastore, chosen: Chosen = every_one) -> Known:
+    """Yield each recording that is `chosen` while `live` holds all of other tasks, and these."""
     tasks: dict[object, list[int]] = defaultdict(list)
     for number, recording in enumerate(recordings):
         tasks[recording.key or recording.prompt.tobytes()].append(number)
     add_outputs(live, range(len(recordings)), recordings)
-    for number, recording in enumerate(recordings):
-        if chosen is not None and not chosen(recording):
-            continue
-        absent = [number] if same_task else tasks[recording.key or recording.prompt.tobytes()]
+    for recording in filter(chosen, recordings):
+        absent = tasks[recording.key or recording.prompt.tobytes()]
         live.delete([str(number) for number in absent])
         yield recording, [other for number, other in enumerate(recordings) if number not in absent]
         add_outputs(live, absent, recordings)
 
 
-def with_all(
-    recordings: Sequence[Recording], live: LiveDatastore, chosen: Callable[[Recording], bool] | None = None
-) -> Known:
+def with_all(recordings: Sequence[Recording], live: LiveDatastore, chosen: Chosen = every_one) -> Known:
     """Yield each recording that is `chosen` while `live` holds all recordings, and all recordings."""
     add_outputs(live, range(len(recordings)), recordings)
-    for recording in recordings:
-        if chosen is None or chosen(recording):
-            yield recording, recordings
+    for recording in filter(chosen, recordings):
+        yield recording, recordings
 
 
 def add_outputs(live: LiveDatastore, numbers: Iterable[int], recordings: Sequence[Recording]) -> None:

@@ -7,9 +7,10 @@ token. It sees no later token: a session gets the recorded top-k only up to the 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +22,8 @@ from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import RecycledLogits
 from rest_store.errors import RecordingError, describe
 
-BINS = 20  # of reliability
+_BINS = 20  # of scores, in which they are compared with what was accepted
+Tokens = npt.NDArray[np.int32]
 
 
 @dataclass
@@ -31,6 +33,7 @@ class Outcome:
     Attributes:
         tokens: tokens of the outputs.
         steps: target forward passes.
+        drafted: draft tokens.
         expected: tokens that the scores promise, over all steps.
         reliability: float[3, 20]: nodes, sum of their scores and accepted nodes, in 20 bins of the score.
         families: tokens and steps of each family.
@@ -38,8 +41,9 @@ class Outcome:
 
     tokens: int = 0
     steps: int = 0
+    drafted: int = 0
     expected: float = 0.0
-    reliability: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((3, BINS)))
+    reliability: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((3, _BINS)))
     families: dict[str, list[int]] = field(default_factory=dict)
 
     @property
@@ -61,6 +65,16 @@ class Outcome:
         of_family[0] += tokens
         of_family[1] += steps
 
+    def add_step(self, tree: TokenTree, accepted: npt.NDArray[np.int64]) -> None:
+        """Count the nodes of a step, and how far its scores were right."""
+        self.drafted += len(tree)
+        if (scores := tree.scores) is not None:
+            bins = np.minimum((scores * _BINS).astype(np.int64), _BINS - 1)
+            self.reliability[0] += np.bincount(bins, minlength=_BINS)
+            self.reliability[1] += np.bincount(bins, scores, minlength=_BINS)
+            self.reliability[2] += np.bincount(bins[accepted], minlength=_BINS)
+            self.expected += 1 + float(scores.sum())
+
     @classmethod
     def sum_of(cls, outcomes: Iterable[Outcome]) -> Outcome:
         """Return the sums of several."""
@@ -68,6 +82,7 @@ class Outcome:
         for outcome in outcomes:
             for family, (tokens, steps) in outcome.families.items():
                 total.add(family, tokens, steps)
+            total.drafted += outcome.drafted
             total.expected += outcome.expected
             total.reliability += outcome.reliability
         return total
@@ -84,25 +99,60 @@ class Outcome:
         }
 
 
-Draft = Callable[[npt.NDArray[np.int32]], TokenTree]  # of a context
+class Drafter(Protocol):
+    """The drafting side of one generation: a `DraftSession`, or a rule of `baselines`."""
+
+    def draft(self, max_nodes: int) -> TokenTree:
+        """Return a tree of continuations of the text so far."""
+
+    def accept(self, tokens: Tokens, top_k: Tokens | None) -> None:
+        """Append what the model produced, with its likely tokens where they are known."""
+
+    def close(self) -> None:
+        """End it."""
 
 
-def walk(recordings: Iterable[Recording], draft: Draft) -> Outcome:
-    """Replay with a drafting rule that depends on the context alone; its trees need no scores.
+Opening = Callable[[Tokens], AbstractContextManager[Drafter]]  # begins with a prompt
 
-    Recordings without output are passed over, here and in `replay`.
+
+def walk(
+    recordings: Iterable[Recording],
+    opening: Opening,
+    *,
+    max_nodes: int,
+    skip: int = 0,
+    times: list[float] | None = None,
+) -> Outcome:
+    """Replay with a drafter for each recording; recordings without output are passed over.
+
+    Args:
+        recordings: to replay, in this order.
+        opening: begins a drafter, for example `lambda prompt: contextlib.closing(PromptLookupRule(prompt))`.
+        max_nodes: budget of a step.
+        skip: tokens of each output that count as prompt.
+        times: the seconds of each step, for drafting and accepting, are appended, if given.
     """
     outcome = Outcome()
     for recording in recordings:
-        if recording.output.size == 0:
+        if recording.output.size <= skip:
             continue
         text = np.concatenate([recording.prompt, recording.output])
-        place, steps = recording.prompt.size, 0
-        while place < text.size:
-            path = draft(text[:place]).longest_path(text[place:])
-            place = min(place + len(path) + 1, text.size)
-            steps += 1
-        outcome.add(recording.family, recording.output.size, steps)
+        begin = position = recording.prompt.size + skip
+        steps = known = 0
+        with opening(text[:begin]) as drafter:
+            while position < text.size:
+                began = time.perf_counter()
+                tree = drafter.draft(max_nodes)
+                drafted = time.perf_counter()
+                path = tree.longest_path(text[position:])
+                outcome.add_step(tree, path)
+                end = min(position + len(path) + 1, text.size)
+                accepting = time.perf_counter()
+                drafter.accept(text[position:end], known_rows(recording.top_k, known, end))
+                if times is not None:
+                    times.append(drafted - began + time.perf_counter() - accepting)
+                known, position, steps = end - 1, end, steps + 1
+        outcome.add(recording.family, text.size - begin, steps)
     return outcome
 
 
@@ -114,7 +164,6 @@ def replay(
     max_nodes: int = 16,
     learn: bool = False,
     skip: int = 0,
-    max_suffix: int = 16,
     share_logits: bool = False,
     record: list[tuple[bytes, bytes, bytes]] | None = None,
     times: list[float] | None = None,
@@ -122,101 +171,47 @@ def replay(
     """Replay with draft sessions.
 
     Args:
-        recordings: to replay, in this order.
+        recordings: as `walk`.
         sources: of each session; for a `RecycledLogits` among them each session gets a new one, unless `share_logits`.
         calibration: of all sessions.
-        max_nodes: budget of a step.
+        max_nodes: as `walk`.
         learn: whether the calibration learns online, across recordings.
-        skip: tokens of each output that count as prompt.
-        max_suffix: of the sessions.
+        skip: as `walk`.
         share_logits: whether all sessions share the `RecycledLogits` among the sources, as those of one program do.
         record: the data for `Calibration.fit` is appended, if given.
-        times: the seconds of each step, for drafting and accepting, are appended, if given.
+        times: as `walk`.
     """
-    outcome = Outcome()
-    for recording in recordings:
-        if recording.output.size <= skip:
-            continue
-        text = np.concatenate([recording.prompt, recording.output])
-        session_sources = [
-            RecycledLogits() if isinstance(source, RecycledLogits) and not share_logits else source
-            for source in sources
-        ]
-        place = start = recording.prompt.size + skip
-        with DraftSession(
-            session_sources, text[:place], calibration=calibration, learn=learn, max_suffix=max_suffix
-        ) as session:
+
+    @contextmanager
+    def opening(prompt: Tokens) -> Iterator[DraftSession]:
+        own = sources if share_logits else fresh(sources)
+        with DraftSession(own, prompt, calibration=calibration, learn=learn) as session:
             session.sources.native.record(record is not None)
-            steps = known = 0
-            while place < text.size:
-                began = time.perf_counter()
-                tree = session.draft(max_nodes)
-                drafted = time.perf_counter()
-                taken = tree.longest_path(text[place:])
-                _count(outcome, tree, taken)
-                end = min(place + len(taken) + 1, text.size)
-                accepting = time.perf_counter()
-                session.accept(text[place:end], known_rows(recording.top_k, known, end))
-                if times is not None:
-                    times.append(drafted - began + time.perf_counter() - accepting)
-                known, place, steps = end - 1, end, steps + 1
+            yield session
             if record is not None:
                 record.append(session.sources.native.recorded())
-        outcome.add(recording.family, text.size - start, steps)
-    return outcome
+
+    return walk(recordings, opening, max_nodes=max_nodes, skip=skip, times=times)
 
 
-def known_rows(top_k: npt.NDArray[np.int32], start: int, end: int) -> npt.NDArray[np.int32] | None:
-    """Return top-k rows from `start` to `end` for `DraftSession.accept`; None if there are none.
+def fresh(sources: Iterable[object]) -> list[object]:
+    """Return the sources with a new `RecycledLogits` in the place of one among them."""
+    return [RecycledLogits() if isinstance(source, RecycledLogits) else source for source in sources]
+
+
+def known_rows(top_k: Tokens, begin: int, end: int) -> Tokens | None:
+    """Return top-k rows from `begin` to `end` for `DraftSession.accept`; None if there are none.
 
     The last row is unknown: the forward pass has not read that token.
     """
     if not top_k.size:
         return None
-    rows = top_k[start:end].copy()
+    rows = top_k[begin:end].copy()
     rows[-1] = -1
     return rows
 
 
-def _count(outcome: Outcome, tree: TokenTree, taken: npt.NDArray[np.int64]) -> None:
-    scores = tree.scores
-    assert scores is not None
-    bins = np.minimum((scores * BINS).astype(np.int64), BINS - 1)
-    outcome.reliability[0] += np.bincount(bins, minlength=BINS)
-    outcome.reliability[1] += np.bincount(bins, scores, minlength=BINS)
-    outcome.reliability[2] += np.bincount(bins[taken], minlength=BINS)
-    outcome.expected += 1 + float(scores.sum())
-
-
 def fit_calibration(
-    jobs: Sequence[tuple[Sequence[Recording], Sequence[object]]],
-    *,
-    start: Calibration | None = None,
-    budgets: Sequence[tuple[int, int]] = ((24, 0), (24, 2), (64, 1)),
-    trees: int = 250,
-    provenance: dict[str, Any] | None = None,
-) -> Calibration:
-    """Fit a calibration to recordings.
-
-    Args:
-        jobs: recordings, and the sources that draft for them.
-        start: calibration of the sessions that record the data; None: an untrained rule.
-        budgets: of each replay of all recordings: nodes, and tokens of the output that count as prompt.
-        trees: of the calibration.
-        provenance: kept with it.
-
-    Raises:
-        RecordingError: no source proposes anything in any step.
-    """
-    guide = start or Calibration(bytes(4))
-    record: list[tuple[bytes, bytes, bytes]] = []
-    for nodes, skip in budgets:
-        for recordings, sources in jobs:
-            replay(recordings, sources, guide, max_nodes=nodes, skip=skip, record=record)
-    return fit_recorded(record, trees=trees, provenance=provenance)
-
-
-def fit_recorded(
     record: Sequence[tuple[bytes, bytes, bytes]],
     *,
     trees: int = 250,

@@ -68,8 +68,3 @@ def asking(directories: Sequence[Path]) -> Iterator[DatastoreClient]:
     with serving(directories) as target, DatastoreClient(target, timeout=TIMEOUT) as client:
         client.connect()
         yield client
-
-
-def unanswered(client: DatastoreClient) -> int:
-    """Return how many requests of `client` were not answered, or not in time."""
-    return client.statistics.calls - client.statistics.answers

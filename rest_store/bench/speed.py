@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections import defaultdict
@@ -14,14 +13,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import rest_store
-from rest_store.bench.environment import write_result
 from rest_store.bench.options import (
     Destination,
     calibration_option,
     chat_option,
     datastores_option,
-    families_option,
-    plots_option,
     prepacked_option,
     prompts_option,
     recordings_option,
@@ -33,21 +29,18 @@ from rest_store.bench.prompts import (
     Prompt,
     encoding,
     interleaved,
-    limited,
-    question_prompts,
     read_prompts,
-    read_questions,
     recorded_prompts,
     require_known_tokens,
 )
 from rest_store.bench.recordings import encoder, read_recordings, unfitted, without
-from rest_store.bench.serving import asking, unanswered
+from rest_store.bench.results import write_result
+from rest_store.bench.serving import asking
 from rest_store.datastore.render import counted
 from rest_store.drafting.calibration import Calibration
 from rest_store.errors import RecordingError, describe
 from rest_store.live.opening import open_store
 from rest_store.options import (
-    PATH,
     SEED,
     device_option,
     dtype_option,
@@ -75,15 +68,9 @@ _WARM_UP_TOKENS = 16
 @prompts_option(required=False)
 @chat_option
 @recordings_option(required=False)
-@click.option(
-    "--questions", metavar="FILE", type=PATH, help="JSON lines with question_id, category and turns, asked as a chat."
-)
-@families_option
 @datastores_option
 @through_service_option
-@click.option(
-    "--assistant", metavar="MODEL", help="A smaller model, to draft as in assisted generation, or early-exit:LAYERS."
-)
+@click.option("--assistant", metavar="MODEL", help="A smaller model, to draft as in assisted generation.")
 @click.option(
     "--method", "methods", metavar="NAME", multiple=True, help="Only this one and plain generation. Repeatable."
 )
@@ -101,14 +88,11 @@ _WARM_UP_TOKENS = 16
 @device_option
 @prepacked_option
 @result_options
-@plots_option
 def speed(
     model: str,
     prompts_file: Path | None,
     chat: bool,
     recordings: tuple[Path, ...],
-    questions: Path | None,
-    families: tuple[str, ...],
     datastores: tuple[Path, ...],
     through_service: bool,
     assistant: str | None,
@@ -123,12 +107,11 @@ def speed(
     device: str | None,
     prepacked_weights: bool,
     out: Destination,
-    plots: Path | None,
 ) -> None:
     """Measure how much faster text is written: drafting methods beside plain generation, on your model.
 
-    The prompts are those of --prompts, --recordings and --questions, all of them unless --per-family says otherwise.
-    Prompts that the calibration was fitted to are left out, with a message: none of yours, unless you fitted one.
+    The prompts are those of --prompts and --recordings, all of them unless --per-family says otherwise. Prompts that
+    the calibration was fitted to are left out, with a message: none of yours, unless you fitted one.
 
     Every method continues every prompt, after a warm-up. The methods take turns, and each prompt begins with another
     one, so that a machine that is slower for a while is slower for all. Reported for each family of prompts and over
@@ -138,60 +121,43 @@ def speed(
 
     --sampling nucleus uses the temperatures and top-p of REST's Table 1, with one seed for each prompt. The package's
     loop still writes the tokens of plain `generate`; the drafting methods of transformers draw other texts from the
-    same distribution.
-
-    --questions reads the questions of MT-Bench or Spec-Bench. The prompt of a second turn holds the first question,
-    the model's own greedy answer, and the second question. --assistant adds transformers' assisted generation with a
-    smaller model; early-exit:8 is the first eight layers of the model with its own head, not trained for it.
-    --through-service adds draft sessions that ask a service of the same datastores.
+    same distribution. --through-service adds draft sessions that ask a service of the same datastores.
     """
     import torch  # noqa: F401  a missing package is reported before anything is read
 
-    from rest_store.bench.methods import load_assistant, make_methods
+    from rest_store.bench.methods import make_methods
     from rest_store.generation.model import load_model
     from rest_store.generation.support import vocabulary_size
 
-    if prompts_file is None and not recordings and questions is None:
-        raise click.UsageError("prompts are needed: --prompts, --recordings or --questions")
+    if prompts_file is None and not recordings:
+        raise click.UsageError("prompts are needed: --prompts or --recordings")
     if through_service:
         require_datastores(datastores)
     own = None if calibration is None else Calibration.load(calibration)
-    encode = encoder(None, model, at_once=False)
+    encode = encoder(None, model)
     recorded = [recording for path in recordings for recording in read_recordings(path, encode)]
     reported = unfitted(recorded, own or Calibration.default(), "bench speed") if recorded else []
     target, tokenizer = load_model(model, dtype=dtype, device=device, announce=loading)
     stores = [open_store(path, tokenizer=tokenizer) for path in datastores]
-    smaller = load_assistant(target, assistant, dtype=dtype, device=device) if assistant else None
-
-    def answer(prompt: list[int]) -> str:
-        tokens = write(target, {}, prompt, max_new_tokens, {"do_sample": False}, 0)["written"]
-        return str(tokenizer.decode(tokens, skip_special_tokens=True))
-
+    smaller = load_model(assistant, dtype=dtype, device=device)[0] if assistant else None
+    prompts = [] if prompts_file is None else read_prompts(prompts_file, encoding(tokenizer, chat=chat))
+    prompts = interleaved([*prompts, *recorded_prompts(reported)], per_family)
+    if not prompts:
+        raise RecordingError(describe("bench speed", "number of prompts", 0, "at least one"))
+    require_known_tokens(prompts, vocabulary_size(target))
     with ExitStack() as stack:
         service = stack.enter_context(asking(datastores)) if through_service else None
-        chosen = make_methods(stores, smaller, service=service, max_nodes=max_nodes, only=methods, calibration=own)
+        chosen = make_methods(
+            stores, assistant=smaller, service=service, max_nodes=max_nodes, only=methods, calibration=own
+        )
         for network in (target, smaller) if prepacked_weights else ():
             if network is not None:
                 stack.enter_context(rest_store.prepacked_weights(network))
-        most = per_family if per_family is not None else math.inf
-        prompts = [] if prompts_file is None else read_prompts(prompts_file, encoding(tokenizer, chat=chat))
-        prompts = limited([*prompts, *recorded_prompts(reported)], most, families)
-        if questions is not None:
-            held_out = read_questions(questions)
-            prompts += question_prompts(held_out, tokenizer, answer, count=most, families=families)
-        if not prompts:
-            of = f" of {', '.join(families)}" if families else ""
-            raise RecordingError(describe("bench speed", f"number of prompts{of}", 0, "at least one"))
-        require_known_tokens(prompts, vocabulary_size(target))
-        prompts = interleaved(prompts)
         click.echo(f"{counted(len(prompts), 'prompt')}{without(recorded, reported)}")
         results = measure_speed(
             target, chosen, prompts, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, progress=click.echo
         )
-        missing = results["unanswered"] = None if service is None else unanswered(service)
     show(results["families"], list(chosen))
-    if missing:
-        click.echo(f"requests to the service that were not answered in time: {missing}")
     write_result(out, "speed", click.get_current_context().params, PACKAGES, results)
 
 

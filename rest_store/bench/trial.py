@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import re
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,19 +15,18 @@ from typing import Any
 import click
 
 import rest_store
-from rest_store.bench.environment import write_result
 from rest_store.bench.options import Destination, chat_option, prepacked_option, prompts_option
 from rest_store.bench.prompts import encoding, interleaved, read_prompts, require_known_tokens
 from rest_store.bench.quality import measure
 from rest_store.bench.record import write_recordings
 from rest_store.bench.recordings import read_recordings
 from rest_store.bench.replay import Outcome
-from rest_store.bench.report import page
-from rest_store.bench.results import read_results
+from rest_store.bench.report import in_order, page
+from rest_store.bench.results import read_results, write_result, write_text
 from rest_store.bench.speed import PACKAGES, measure_speed, show
+from rest_store.datastore.manifest import FILE_NAME, Manifest
 from rest_store.datastore.render import counted
 from rest_store.drafting.calibration import Calibration
-from rest_store.errors import ResultsError, describe
 from rest_store.options import (
     PATH,
     device_option,
@@ -45,7 +42,6 @@ THEIRS, OURS = "transformers prompt lookup", "DraftSession"
 _STORE = "datastore"  # its folder, and its name in the results
 _WILDCARD = re.compile(r"[*?[]")  # in brackets it stands for itself
 _SAME = 0.05  # speeds that differ by less are the same
-_STEADY = 1.5  # most by which a speed differs from the median over prompts, unless other work disturbed it
 
 say = functools.partial(click.echo, err=True)
 
@@ -61,8 +57,6 @@ class Trial:
         mean_tokens: M with all sources, by replay.
         without_datastore: M without the datastore, by replay.
         other_texts: prompts whose text was not that of plain generation.
-        median_speedup: the median over prompts of the speedup of each.
-        prompt_lookup_median_speedup: the same for prompt lookup.
     """
 
     prompts: int
@@ -71,8 +65,6 @@ class Trial:
     mean_tokens: float
     without_datastore: float
     other_texts: int
-    median_speedup: float
-    prompt_lookup_median_speedup: float
 
     @classmethod
     def of(cls, speed: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Trial:
@@ -87,8 +79,6 @@ class Trial:
             mean_tokens=of_rows["session"],
             without_datastore=of_rows[f"session without {_STORE}"],
             other_texts=round(prompts * (1 - identical)),
-            median_speedup=methods[OURS]["median_speedup"],
-            prompt_lookup_median_speedup=methods[THEIRS]["median_speedup"],
         )
 
     def verdict(self) -> str:
@@ -114,11 +104,6 @@ class Trial:
         parts = [speed, datastore, lookup]
         if self.other_texts:
             parts.append(f"{self.other_texts} of the texts differ from plain generation's")
-        ours = self.speedup / self.median_speedup
-        theirs = self.prompt_lookup_speedup / self.prompt_lookup_median_speedup
-        if not all(1 / _STEADY <= ratio <= _STEADY for ratio in (ours, theirs)):
-            medians = f"{self.median_speedup:.1f} and {self.prompt_lookup_median_speedup:.1f}"
-            parts.append(f"times varied much (medians over prompts {medians}), so try again on an idle machine")
         return "; ".join(parts) + "."
 
 
@@ -163,10 +148,9 @@ def try_(
 
     Builds a datastore of the corpus, records what the model writes, replays that with and without each source, times
     plain generation, prompt lookup of transformers and drafts of all sources in turns, and writes a page. The last line
-    is the verdict. Speeds are those of whole greedy generations. A datastore in the folder that was built from the same
-    files is used again.
+    is the verdict. Speeds are those of whole greedy generations. A datastore of the same corpora that is in the
+    folder already is used again: remove it after changes to them.
     """
-    from rest_store.bench import charts  # noqa: F401  a missing package is reported before anything is measured
     from rest_store.bench.methods import make_methods
     from rest_store.generation.model import load_model
     from rest_store.generation.support import vocabulary_size
@@ -174,8 +158,6 @@ def try_(
     began = time.perf_counter()
     read_prompts(prompts_file, lambda text: [0])  # a fault in the file is reported before anything is built
     results = out / "results"
-    with _writing(out):
-        results.mkdir(parents=True, exist_ok=True)
     place = datastore_of(corpora, model, out, without=[prompts_file])
     say(f"model: {model}")
     loaded, tokenizer = load_model(model, dtype=dtype, device=device, announce=loading)
@@ -188,24 +170,24 @@ def try_(
     recorded = out / "recordings.jsonl"
     write_recordings(loaded, prompts, recorded, max_new_tokens=max_new_tokens)
 
-    def show_row(drafting: str, outcome: Outcome) -> None:
+    def show_row(drafting: str, nodes: int, outcome: Outcome) -> None:
         say(f"{drafting:<52}M {outcome.mean_accepted:.2f}")
 
     say("replaying them: M, tokens of a forward pass")
     recordings = [recording for recording in read_recordings(recorded) if recording.output.size]
     rows = measure(recordings, {_STORE: store}, Calibration.default(), budgets=(max_nodes,), progress=show_row)
     stored = {_STORE: store.info().token_count}
-    quality = {"datastores": stored, "reported": len(recordings), "rows": rows, "curves": {}}
+    quality = {"datastores": stored, "reported": len(recordings), "rows": rows}
     say("timing plain generation, prompt lookup of transformers, and all sources")
-    methods = make_methods([store], None, max_nodes=max_nodes, only=[THEIRS, OURS])
+    methods = make_methods([store], max_nodes=max_nodes, only=[THEIRS, OURS])
     speed = measure_speed(loaded, methods, prompts, max_new_tokens=max_new_tokens, progress=say)
     arguments = {**click.get_current_context().params, "recordings": recorded, "datastore": place}
     write_result(Destination(results / "quality.json"), "quality", arguments, ("numpy", "rest-store"), quality)
     write_result(Destination(results / "speed.json"), "speed", arguments, PACKAGES, speed)
     trial = Trial.of(speed, rows)
     report = out / "report.html"
-    with _writing(report):
-        report.write_text(page(read_results(results), title=f"rest-store on {Path(model).name}"), encoding="utf-8")
+    title = f"rest-store on {Path(model).name}"
+    write_text(report, page(in_order(read_results(results)), title=title, verdict=trial.verdict()))
     seconds = time.perf_counter() - began
     if as_json:
         facts = {"datastore": str(place), "page": str(report), "seconds": round(seconds, 1)}
@@ -216,17 +198,8 @@ def try_(
     click.echo(trial.verdict())
 
 
-@contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Turn errors of the operating system into ResultsError, which names `path`."""
-    try:
-        yield
-    except OSError as error:
-        raise ResultsError(describe(path, "path", f"not writable ({error.strerror})", "a place to write to")) from error
-
-
 def datastore_of(corpora: Sequence[str], model: str, out: Path, *, without: Sequence[Path] = ()) -> Path:
-    """Return the datastore in the folder `out`, built of `corpora` unless it already is.
+    """Return the datastore in the folder `out`, built of `corpora` unless there is one of these already.
 
     Args:
         corpora: as `rest_store.build` takes them.
@@ -238,37 +211,18 @@ def datastore_of(corpora: Sequence[str], model: str, out: Path, *, without: Sequ
         BuildError, TokenizerLoadError: as `rest_store.build`.
     """
     from build_index.progress import TerminalBars
-    from build_index.staging import kept_shards
 
-    place, known = out / _STORE, out / f"{_STORE}.json"
-    exclude = [glob for corpus in corpora for path in (out, *without) for glob in _inside(path, corpus)]
-    inputs = {
-        "release": rest_store.__version__,
-        "corpora": [[corpus, _content(corpus, exclude)] for corpus in corpora],
-        "tokenizer": [model, _content(model, ())],
-    }
-    if (place / "manifest.json").exists() and _text_of(known) == json.dumps(inputs):
-        say(f"datastore: {place}, as built before of the same files")
+    place = out / _STORE
+    if (place / FILE_NAME).exists() and [one["corpus"] for one in Manifest.read(place).corpora] == list(corpora):
+        say(f"datastore: {place}, as built before")
         return place
     say(f"datastore: building {place} of {', '.join(corpora)}")
-    with _writing(known):
-        known.unlink(missing_ok=True)
-        resume = kept_shards(place) > 0  # of a trial that was interrupted
+    exclude = [glob for corpus in corpora for path in (out, *without) for glob in _inside(path, corpus)]
     bars = TerminalBars(sys.stderr) if TerminalBars.fits(sys.stderr) else None
-    with rest_store.build(corpora, model, place, exclude=exclude, resume=resume, progress=bars) as store:
+    with rest_store.build(corpora, model, place, exclude=exclude, progress=bars) as store:
         info = store.info()
-    with _writing(known):
-        known.write_text(json.dumps(inputs), encoding="utf-8")
     say(f"datastore: {counted(info.token_count, 'token')} in {counted(info.document_count, 'document')}")
     return place
-
-
-def _text_of(path: Path) -> str:
-    """Return the text of a file; empty if there is none."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ""
 
 
 def _inside(path: Path, corpus: str) -> list[str]:
@@ -277,20 +231,3 @@ def _inside(path: Path, corpus: str) -> list[str]:
     if top not in path.resolve().parents:
         return []
     return ["/" + _WILDCARD.sub(r"[\g<0>]", str(path.resolve().relative_to(top)))]
-
-
-def _content(path: str, exclude: Sequence[str]) -> str:
-    """Return a hash of the names, sizes and times of the files at `path`; empty for what is not on this machine."""
-    from build_index.documents import CorpusCounts
-    from build_index.path import is_directory, local_path, scheme_of
-    from build_index.readers.source_tree import walk
-
-    place = local_path(path)
-    if scheme_of(path) is None and is_directory(path):
-        files = [(file.relative, Path(file.path).stat()) for file in walk(place, (), exclude, path, CorpusCounts())]
-    elif place.is_file():
-        files = [("", place.stat())]
-    else:
-        return ""
-    entries = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
-    return hashlib.sha256(json.dumps(entries).encode()).hexdigest()

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from rest_store.datastore.kernel import MAX_NODES
 from rest_store.datastore.validation import IntSequence, limit, real
-from rest_store.drafting.kernel_session import NO_COSTS, TopK
+from rest_store.drafting.limits import NO_COSTS, TopK
 from rest_store.errors import ContextTypeError, LimitError, TokenRangeError, describe
 
 _LAST_TOKEN = 2**31 - 1

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy.typing as npt
 
@@ -15,10 +12,9 @@ from rest_store.datastore.store import Store
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.arguments import is_chain, lowest_score, node_limit, tokens_of, top_k_of
-from rest_store.drafting.external_sources import Drop
-from rest_store.drafting.kernel_session import Drafted, DraftLimits, TopK, append_all, follow_changes
-from rest_store.drafting.remote import RemoteDrafting
-from rest_store.drafting.session import DraftSession, count_accepted, finish_step
+from rest_store.drafting.kernel_session import append_all, follow_changes
+from rest_store.drafting.limits import DraftLimits, TopK
+from rest_store.drafting.session import DraftSession
 from rest_store.drafting.session_sources import SessionSources
 from rest_store.errors import (
     BatchError,
@@ -27,6 +23,9 @@ from rest_store.errors import (
     EmptyContextError,
     describe,
 )
+
+if TYPE_CHECKING:
+    from rest_store._kernel import PackedDraft
 
 
 def draft_all(
@@ -38,9 +37,8 @@ def draft_all(
 ) -> list[TokenTree]:
     """Return the next draft of each session: what its `draft` alone would return.
 
-    One call of the kernel, without the GIL, drafts for all sessions in this process: four to eight together, on as many
-    cores as that needs. The sessions that services run are asked all at once, in one message for those of a client. So
-    are external sources of sessions with a `source_timeout`; other external sources are asked one after the other.
+    Services are asked for all sessions first. One call of the kernel, without the GIL, drafts for the sessions in this
+    process meanwhile: four to eight together, on as many cores as that needs.
 
     Args:
         sessions: different ones. They may share sources and a calibration, which learns in `accept_all` only.
@@ -53,19 +51,20 @@ def draft_all(
         LimitError: `max_nodes` or `min_score` out of range, or an unknown `shape`.
         SessionClosedError: a session is closed.
 
-    If this raises, no session was asked. It waits at most the longest `source_timeout` of all sessions. Interrupts pass
-    through as in `DraftSession.draft`; all sessions are then as they were before.
+    If this raises, no session was asked. Interrupts pass through as in `DraftSession.draft`, for all sessions.
     """
     _require_sessions("draft_all", sessions)
     chain, score = is_chain(shape), lowest_score(min_score)
     limits = [DraftLimits(most, is_chain=chain, min_score=score) for most in _node_limits(max_nodes, len(sessions))]
     try:
-        drafts, drops = _draft_all([session.sources for session in sessions], limits)
+        trees = _draft_all([session.sources for session in sessions], limits)
     except BaseException:
         for session in sessions:
-            session.sources.native.forget()
+            session.sources.forget()
         raise
-    return [finish_step(session, drafts[i], drops.get(i, ())) for i, session in enumerate(sessions)]
+    for session, tree in zip(sessions, trees, strict=True):
+        session.statistics.add_step(len(tree), session.sources.drops)
+    return trees
 
 
 def accept_all(
@@ -99,9 +98,12 @@ def accept_all(
     if not all(array.size for array in arrays):
         raise EmptyContextError(describe("accept_all", "tokens of a session", "empty", "at least one token"))
     of_text, of_nodes = _rows("top_k", top_k, len(sessions)), _rows("node_top_k", node_top_k, len(sessions))
-    accepted = append_all([session.sources.native for session in sessions], arrays, of_text, of_nodes)
-    for session, array, count, rows, node_rows in zip(sessions, arrays, accepted, of_text, of_nodes, strict=True):
-        count_accepted(session, array, count, rows, node_rows)
+    natives = [session.sources.native for session in sessions]
+    of_kernel = [session.sources.rows_here(rows) for session, rows in zip(sessions, of_nodes, strict=True)]
+    counts = append_all(natives, arrays, of_text, of_kernel)
+    for session, array, rows, node_rows, count in zip(sessions, arrays, of_text, of_nodes, counts, strict=True):
+        session.statistics.accepted += session.sources.accept(array, rows, node_rows, count)
+        session.statistics.tokens += array.size
 
 
 def _rows(what: str, top_k: Sequence[npt.ArrayLike | None] | None, count: int) -> list[TopK | None]:
@@ -131,61 +133,19 @@ def _node_limits(max_nodes: int | Sequence[int], count: int) -> list[int]:
     return limits
 
 
-def _draft_all(
-    sessions: Sequence[SessionSources], limits: Sequence[DraftLimits]
-) -> tuple[dict[int, Drafted], dict[int, list[Drop]]]:
-    """Ask the sources outside this process first, draft the other sessions meanwhile, then wait for the answers."""
-    drops: dict[int, list[Drop]] = {}
-    drafts: dict[int, Drafted] = {}
-
-    def receive(i: int) -> None:
-        drafted, drops[i] = sessions[i].receive(limits[i])
-        if drafted is not None:
-            drafts[i] = drafted
-
-    here = set(range(len(sessions)))
-    elsewhere = [i for i, session in enumerate(sessions) if session.asks_elsewhere]
-    if not elsewhere:
-        drafts = _drafted_here(sessions, limits, here)
-    else:
-        remotes = [remote for i in elsewhere if (remote := sessions[i].remote) is not None]
-        _share(remotes)
-        unsent = [i for i in elsewhere if not sessions[i].send(limits[i])]
-        left = iter(unsent)
-        for remote in remotes:
-            remote.flush()
-
-        def receive_unsent() -> None:
-            for i in left:
-                receive(i)
-
-        # What could not be sent waits, for a connection perhaps: on threads, so that no session waits for another.
-        with ThreadPoolExecutor(max(1, len(unsent)), "rest-store-batch") as threads:
-            waiting: list[Future[None]] = []
-            with suppress(RuntimeError):  # no more threads: this one does what is left
-                waiting.extend(threads.submit(receive_unsent) for _ in unsent)
-            drafts |= _drafted_here(sessions, limits, here.difference(elsewhere))
-            for i in elsewhere:
-                if i not in unsent:
-                    receive(i)
-            receive_unsent()
-            for future in waiting:
-                future.result()
-        drafts |= _drafted_here(sessions, limits, [i for i in elsewhere if i not in drafts])
-    return drafts, drops
-
-
-def _share(remotes: Sequence[RemoteDrafting]) -> None:
-    """Have the steps of sessions that one source runs share its messages."""
-    numbers = Counter(id(remote.source) for remote in remotes)
-    for remote in remotes:
-        if numbers[id(remote.source)] > 1:
-            remote.share()
+def _draft_all(sessions: Sequence[SessionSources], limits: Sequence[DraftLimits]) -> list[TokenTree]:
+    """Ask the members of all sessions, draft here meanwhile, then wait for their answers."""
+    for session, one in zip(sessions, limits, strict=True):
+        session.send(one)
+    drafts = _drafted_here(sessions, limits, [i for i, session in enumerate(sessions) if session.drafts_here])
+    unanswered = [i for i, session in enumerate(sessions) if not session.receive(limits[i])]
+    drafts |= _drafted_here(sessions, limits, [i for i in unanswered if i not in drafts])
+    return [session.merge(drafts.get(i), limits[i]) for i, session in enumerate(sessions)]
 
 
 def _drafted_here(
     sessions: Sequence[SessionSources], limits: Sequence[DraftLimits], chosen: Collection[int]
-) -> dict[int, Drafted]:
+) -> dict[int, PackedDraft]:
     """Return what the kernel drafts for the `chosen` sessions."""
     stores: set[Store] = set()
     for i in chosen:
@@ -201,7 +161,7 @@ def _drafted_here(
 
 def _drafted_by_kernel(
     sessions: Sequence[SessionSources], limits: Sequence[DraftLimits], chosen: Collection[int]
-) -> dict[int, Drafted]:
+) -> dict[int, PackedDraft]:
     if not chosen:
         return {}
     natives, nodes = [sessions[i].native for i in chosen], [limits[i].max_nodes for i in chosen]

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.kernel import native_kernel
-from rest_store.drafting.whole_file import decompressed, read_whole, write_whole
+from rest_store.drafting.whole_file import decompressed, write_whole
 from rest_store.errors import CalibrationError, describe
 
 if TYPE_CHECKING:
@@ -74,7 +74,6 @@ class Calibration:
         calibration = cls.__new__(cls)
         calibration.native = type(default.native)(default.native)  # shares the trees
         calibration.provenance = copy.deepcopy(default.provenance)
-        calibration.fingerprint = default.fingerprint  # to hash the trees takes longer than a step
         return calibration
 
     @classmethod
@@ -85,7 +84,7 @@ class Calibration:
             CalibrationError: the file cannot be read, is damaged, or was written by another release.
         """
         try:
-            content = read_whole(Path(path))
+            content = Path(path).read_bytes()
         except OSError as error:
             raise CalibrationError(describe(path, "calibration", error.strerror, "a readable file")) from error
         return cls(*_parsed(content, path))
@@ -112,11 +111,6 @@ class Calibration:
             write_whole(target, _MAGIC + json.dumps(head, sort_keys=True).encode() + b"\n" + packed)
         except OSError as error:
             raise CalibrationError(describe(target, "calibration", error.strerror, "a writable place")) from error
-
-    @functools.cached_property
-    def fingerprint(self) -> str:
-        """Identifies the trees: "sha256:" and 64 hexadecimal digits."""
-        return "sha256:" + hashlib.sha256(self.native.gbdt + self.native.live_gbdt).hexdigest()
 
     @property
     def weights(self) -> list[float]:
@@ -188,8 +182,7 @@ def _parsed(content: bytes, where: object) -> tuple[bytes, list[float], dict[str
     try:
         fields = json.loads(head)
         version, weights, provenance = fields["version"], fields["weights"], fields["provenance"]
-        digest = fields["sha256"]
-        live_size = fields.get("live_size", 0)  # files from before live datastores have none
+        digest, live_size = fields["sha256"], fields["live_size"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise CalibrationError(describe(where, "header", "damaged", "one line of JSON")) from error
     if version != _VERSION:

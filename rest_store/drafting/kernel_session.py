@@ -2,77 +2,48 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.datastore.kernel import native_kernel
+from rest_store.datastore.kernel import Kernel, native_kernel
 from rest_store.datastore.store import Snapshot, Store
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.evidence import reader_of
+from rest_store.drafting.limits import TopK
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import ContextTypeError, DatastoreClosedError, DatastoreUnavailableError
 
 if TYPE_CHECKING:
-    from rest_store._kernel import NativeSession
-
-NO_COSTS = np.zeros(0)  # for a draft that is not cut to the size with the most tokens per second
-
-# Rows of most likely tokens, [n, k]; -1, or any other number that is no token, ends a row.
-TopK: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
-
-
-class DraftLimits(NamedTuple):
-    """What a session is asked for; the arguments of the kernel's `draft`.
-
-    Attributes:
-        max_nodes: most draft tokens, 0..1024.
-        costs: those of `DraftSession.draft`, float64[n + 1]; empty: the draft is not cut.
-        is_chain: whether it is to be a chain.
-        min_score: the draft ends before the first node with a lower score.
-    """
-
-    max_nodes: int
-    costs: npt.NDArray[np.float64] = NO_COSTS
-    is_chain: bool = False
-    min_score: float = 0.0
-
-
-class Drafted(NamedTuple):
-    """A draft as the kernel packs it; see `TokenTree.from_packed`."""
-
-    packed: bytes
-    scores: bytes
-    origins: bytes
+    from rest_store._kernel import NativeEvidenceReader, NativeSession, SuffixCache
 
 
 @dataclass
 class OpenStore:
-    """A datastore in this process as a session reads it: the index of its store in the kernel, its present shards."""
+    """A datastore in this process as a session reads it: its place among the sources, its present shards."""
 
-    index: int
+    place: int
     store: Store
     snapshot: Snapshot
 
 
 def kernel_session(
     calibration: Calibration, sources: Sequence[object], *, learn: bool, max_suffix: int
-) -> tuple[NativeSession, dict[int, OpenStore], dict[int, int]]:
+) -> tuple[NativeSession, dict[int, OpenStore]]:
     """Open the kernel's side of a session.
 
     Args:
         calibration: what evidence is weighed with.
-        sources: of the session; those that are not in this process are external stores.
+        sources: of the session; those that are not in this process are passed over.
         learn: whether the calibration learns.
         max_suffix: longest suffix of the context that datastores are asked for, in tokens.
 
     Returns:
-        The native session; the datastores in this process, by their places among `sources`; and for each external
-        store, by its place, its index in the kernel.
+        The native session, and the datastores by their places among `sources`.
 
     Raises:
         DatastoreClosedError, DatastoreUnavailableError: a datastore is closed, or a page of it could not be read.
@@ -82,18 +53,15 @@ def kernel_session(
     native.learn_online(learn)
     native.limit_suffix(max_suffix)
     datastores: dict[int, OpenStore] = {}
-    others: dict[int, int] = {}
     for place, source in enumerate(sources):
         if isinstance(source, PromptLookup):
             native.use_prompt_lookup(place)
         elif isinstance(source, RecycledLogits):
             native.use_recycled_logits(place, source.native)
         elif isinstance(source, Store):
-            snapshot = source.snapshot  # before its reader: what comes between is read again
-            datastores[place] = OpenStore(native.add_store(place, reader_of(source)), source, snapshot)
-        else:
-            others[place] = native.add_store(place, None)
-    return native, datastores, others
+            datastores[place] = OpenStore(place, source, source.snapshot)  # first: what comes between is read again
+            native.add_store(place, reader_of(source))
+    return native, datastores
 
 
 def follow_changes(native: NativeSession, datastores: Iterable[OpenStore]) -> None:
@@ -101,8 +69,34 @@ def follow_changes(native: NativeSession, datastores: Iterable[OpenStore]) -> No
     for opened in datastores:
         if opened.store.is_live and (snapshot := opened.store.snapshot) is not opened.snapshot:
             with suppress(DatastoreClosedError, DatastoreUnavailableError):  # whoever reads it is told after the step
-                native.set_reader(opened.index, reader_of(opened.store))
+                native.set_reader(opened.place, reader_of(opened.store))
                 opened.snapshot = snapshot
+
+
+# By kernel: a datastore that is closed drops its kernel, and so its reader. All readers of a datastore share a cache.
+_readers: weakref.WeakKeyDictionary[Kernel, NativeEvidenceReader] = weakref.WeakKeyDictionary()
+_caches: weakref.WeakKeyDictionary[Store, SuffixCache] = weakref.WeakKeyDictionary()
+
+
+def reader_of(store: Store) -> NativeEvidenceReader:
+    """Return the native reader of the shards of `store`, which caches the evidence of short suffixes.
+
+    All sessions share it; a live datastore whose shards change has another one.
+
+    Raises:
+        DatastoreClosedError: `store` is closed.
+
+    Thread-safe.
+    """
+    snapshot = store.snapshot
+    snapshot.kernel.require_readable()
+    if (reader := _readers.get(snapshot.kernel)) is None:
+        native = native_kernel()
+        if (cache := _caches.get(store)) is None:
+            cache = _caches.setdefault(store, native.SuffixCache(len(snapshot.views), store.is_live))
+        made = native.NativeEvidenceReader(snapshot.views, store.vocabulary_size, store.is_live, cache)
+        reader = _readers.setdefault(snapshot.kernel, made)
+    return reader
 
 
 def take_prompt(native: NativeSession, tokens: npt.NDArray[np.int32], top_k: TopK | None) -> None:

@@ -1,7 +1,7 @@
 """Members of a draft session: whole sessions over some of its sources, run in other processes.
 
-A session asks its members for their trees, drafts its own meanwhile, and merges those that arrive in time. A member that
-is late or fails is left out of the step.
+A session asks its members for their trees, drafts its own meanwhile, and merges those that arrive in time. A member
+that is late or fails is left out of the step.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
-from rest_store.drafting.kernel_session import DraftLimits, TopK
+from rest_store.drafting.limits import DraftLimits, TopK
 
 # Bits of the origins of a member's tree: its datastores together, and the sources that each member has.
 DATASTORES, PROMPT_LOOKUP, RECYCLED_LOGITS = 1, 2, 4
@@ -46,8 +46,8 @@ class MemberSettings:
 class Member(Protocol):
     """A session in another process, over datastores that it has. One thread at a time.
 
-    It may be lost at any time; a later `send` then opens it again with the text, at the earliest after a pause that grows
-    with each failure.
+    It may be lost at any time; a later `send` then opens it again with the text, at the earliest after a pause that
+    grows with each failure.
     """
 
     def send(self, limits: DraftLimits) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.tokenizer import TokenizerIdentity
-from rest_store.drafting.whole_file import decompressed, read_whole, write_whole
+from rest_store.drafting.whole_file import decompressed, write_whole
 from rest_store.errors import RecycledLogitsError, describe
 
 _MAGIC = b"rest-store recycled logits\n"
@@ -46,7 +46,7 @@ def read_rows(path: Path, tokenizer: TokenizerIdentity) -> npt.NDArray[np.int32]
         TokenizerMismatchError: its tokens are of another tokenizer.
     """
     try:
-        content = read_whole(path)
+        content = path.read_bytes()
     except OSError as error:
         raise RecycledLogitsError(describe(path, "recycled logits", error.strerror, "a readable file")) from error
     if not content.startswith(_MAGIC):

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple, NoReturn
 
-import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.kernel import MAX_SUFFIX
@@ -25,8 +24,9 @@ from rest_store.drafting.arguments import (
     top_k_of,
 )
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.external_sources import Drop
-from rest_store.drafting.kernel_session import Drafted, DraftLimits, TopK, append
+from rest_store.drafting.kernel_session import append
+from rest_store.drafting.limits import DraftLimits
+from rest_store.drafting.session_member import Drop
 from rest_store.drafting.session_sources import SessionSources
 from rest_store.drafting.sources import require_source_timeout, require_sources
 from rest_store.errors import CalibrationError, CopyError, EmptyContextError, describe
@@ -50,10 +50,8 @@ class SessionStatistics:
         drafted: draft tokens of all trees.
         accepted: draft tokens that the target model also produced.
         tokens: tokens given to `accept`.
-        dropped: steps that went on without a source, by its place among the sources and the reason: "error", "late" or
-            "tokenizer". An invalid answer, such as a token outside the vocabulary, is an "error". "full" counts steps
-            without some datastores of a service, because a session can hold only six; "part" those without a part of a
-            datastore that is served in parts.
+        dropped: steps that went on without a source, or without one of its parts, by its place among the sources and
+            the reason: "error", "late" or "tokenizer".
         errors: what went wrong, as text: the first few different errors of each source.
         absent: the sources that the latest step went on without, by place.
     """
@@ -76,7 +74,7 @@ class SessionStatistics:
         self.steps += 1
         self.drafted += drafted
         before, self.absent = self.absent, {}
-        for place, why, error in drops:
+        for place, why, error in {drop.place: drop for drop in drops}.values():  # parts of a source count once
             source = f"source {place}: "
             text = source + error[:_MAX_ERROR_LENGTH]
             self.dropped[place, why] = self.dropped.get((place, why), 0) + 1
@@ -89,8 +87,8 @@ class DraftSession:
     """One generation's drafting: holds its text, asks the sources, learns from what was accepted.
 
     Args:
-        sources: at most 8: `Datastore`, `DatastoreClient`, `PromptLookup`, `RecycledLogits`, or any other
-            `sources.Source`; at most one `PromptLookup`, one `RecycledLogits` and 6 others.
+        sources: at most 8: a `PromptLookup`, a `RecycledLogits`, and up to 6 of `Datastore`, `LiveDatastore` and
+            `DatastoreClient`.
         prompt: 1-D integers, the text so far, oldest token first; may be empty.
         prompt_top_k: int[n, k], the target model's k most likely tokens after each of the last n tokens of the prompt,
             -1: unknown; for `RecycledLogits`. Here and in `accept`, a token outside the vocabulary ends a row.
@@ -100,10 +98,8 @@ class DraftSession:
         max_suffix: longest suffix of the context that sources with counts are asked for, in tokens, 1..64; inside a
             tree, the path is added to it.
         tokenizer: the target model's tokenizer or its `TokenizerIdentity`; sources with another one are left out. None:
-            that of the first source that has one. A service that cannot report its tokenizer yet stays in use and is
-            checked once it does.
-        source_timeout: seconds that a step waits for external sources (all but `Datastore`, `PromptLookup` and
-            `RecycledLogits`), from 0 on; None: no limit.
+            that of the first datastore in this process.
+        source_timeout: seconds that a step waits for services, from 0 on; None: as long as their clients do.
 
     Raises:
         SourceError: an object is not a source, is given twice, or there are too many.
@@ -116,7 +112,9 @@ class DraftSession:
     Learning keeps scores accurate on new text: about as many tokens are accepted as the scores promise. With `costs`,
     the size of a tree depends on that. Trees of a fixed size do not get more tokens accepted.
 
-    A datastore that is closed, or whose files are truncated while it is open, is left out from then on.
+    A service runs a whole session over its datastores, with prompt lookup and recycled logits. The trees that arrive in
+    time are merged with that of the datastores in this process; where none arrives, what is in this process drafts
+    alone. A datastore that is closed, or whose files are truncated while it is open, is left out from then on.
 
     Not thread-safe: one thread at a time. A context manager; `close` ends it.
     """
@@ -185,8 +183,8 @@ class DraftSession:
                 of one, or an unknown `shape`.
             SessionClosedError: after `close`.
 
-        What an external source raises is counted in `statistics`, except an interrupt: KeyboardInterrupt, and without
-        `source_timeout` also SystemExit. That passes through, and the session is as it was before the call.
+        What a service's client raises is counted in `statistics`. An interrupt, such as KeyboardInterrupt, passes
+        through, and the session is as if nothing had been drafted since the last `accept`.
         """
         self.sources.require_open("draft")
         nodes, chain = node_limit(max_nodes), is_chain(shape)
@@ -194,15 +192,18 @@ class DraftSession:
         if times.size:
             nodes = min(nodes, times.size - 1)
         limits = DraftLimits(nodes, times, chain, lowest_score(min_score))
+        sources = self.sources
         try:
-            self.sources.send(limits)
-            drafted, drops = self.sources.receive(limits)
-            if drafted is None:
-                drafted = self.sources.draft_here(limits)
+            sources.send(limits)
+            here = sources.draft_here(limits) if sources.drafts_here else None
+            if not sources.receive(limits) and here is None:
+                here = sources.draft_here(limits)
+            tree = sources.merge(here, limits)
         except BaseException:
-            self.sources.native.forget()
+            sources.forget()
             raise
-        return finish_step(self, drafted, drops)
+        self.statistics.add_step(len(tree), sources.drops)
+        return tree
 
     def accept(
         self, tokens: IntSequence, top_k: npt.ArrayLike | None = None, *, node_top_k: npt.ArrayLike | None = None
@@ -226,7 +227,9 @@ class DraftSession:
             raise EmptyContextError(describe("accept", "tokens", "empty", "at least one token"))
         rows = None if top_k is None else top_k_of("top_k", top_k)
         node_rows = None if node_top_k is None else top_k_of("node_top_k", node_top_k)
-        count_accepted(self, new, append(self.sources.native, new, rows, node_rows), rows, node_rows)
+        accepted = append(self.sources.native, new, rows, self.sources.rows_here(node_rows))
+        self.statistics.accepted += self.sources.accept(new, rows, node_rows, accepted)
+        self.statistics.tokens += new.size
 
     def close(self) -> None:
         """End the session; sources stay open. May be called again."""
@@ -247,25 +250,3 @@ class DraftSession:
         done = self.statistics
         length, steps = counted(len(self), "token"), counted(done.steps, "step")
         return f"DraftSession({length}, {steps}, {done.accepted} of {done.drafted} accepted)"
-
-
-def finish_step(session: DraftSession, drafted: Drafted, drops: Iterable[Drop]) -> TokenTree:
-    """Count a step of `session`, which went on without `drops`; return its draft."""
-    packed, scores, origins = drafted
-    tree = TokenTree.from_packed(packed, (0, 0), scores, origins)
-    session.statistics.add_step(len(tree), [*drops, *session.sources.left_out])
-    return tree
-
-
-def count_accepted(
-    session: DraftSession,
-    tokens: npt.NDArray[np.int32],
-    accepted: int,
-    top_k: TopK | None,
-    node_top_k: TopK | None,
-) -> None:
-    """Count what the kernel has appended, and tell the session that a service runs, if there is one."""
-    session.statistics.accepted += accepted
-    session.statistics.tokens += tokens.size
-    if session.sources.remote is not None:
-        session.sources.remote.accept(tokens, top_k, node_top_k)

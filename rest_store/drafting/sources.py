@@ -1,22 +1,20 @@
-"""What a draft session draws continuations from, besides datastores: external sources, the text, the model's logits."""
+"""What a draft session draws continuations from, besides datastores and services: the text, and the model's logits."""
 
 from __future__ import annotations
 
-import inspect
 import os
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from threading import TIMEOUT_MAX
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
 from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.render import counted
 from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import identity_of
-from rest_store.datastore.tree import TokenTree
-from rest_store.datastore.validation import IntSequence, real
-from rest_store.drafting.evidence import Evidence
+from rest_store.datastore.validation import real
+from rest_store.drafting.members import MemberSource
 from rest_store.drafting.recycled_logits_file import read_rows, write_rows
 from rest_store.errors import CopyError, LimitError, RecycledLogitsError, SourceError, describe
 
@@ -24,66 +22,6 @@ if TYPE_CHECKING:
     from rest_store._kernel import NativeRecycledLogits
 
 _MAX_SOURCES = 8
-# How a session calls the methods of a source: the number of positional arguments, and the keywords.
-_DRAFT_BATCH = (1, ("max_nodes", "max_suffix", "max_depth"))
-_EVIDENCE = (2, ("max_nodes", "max_suffix", "max_rows"))
-
-
-@runtime_checkable
-class Source(Protocol):
-    """Anything that proposes continuations with counts: a `Datastore`, a `DatastoreClient`, or your own.
-
-    A session asks it once a step, for several suffixes of the same context. If it raises or is late, the step goes on
-    without it, as it does after an invalid answer: a tree with tokens outside the vocabulary, with more nodes than
-    asked for, or with nodes but no match inside its context.
-    """
-
-    def draft_batch(
-        self, contexts: Sequence[IntSequence], *, max_nodes: int, max_suffix: int, max_depth: int
-    ) -> list[TokenTree]:
-        """Return, for each of `contexts`, continuations of its longest suffix match as a tree with counts."""
-
-
-@runtime_checkable
-class EvidenceSource(Source, Protocol):
-    """A source that returns the evidence of its datastores, all that a session would read of them, in one answer."""
-
-    def evidence(
-        self, context: IntSequence, proposals: TokenTree, *, max_nodes: int, max_suffix: int, max_rows: int
-    ) -> list[Evidence] | None:
-        """Return the evidence of each datastore, as `collect_evidence` reads it.
-
-        Args:
-            context: the end of the text, at most `max_suffix` tokens, oldest first; may be empty.
-            proposals: the tree that the session's other sources would draft, with scores.
-            max_nodes: of the session's tree.
-            max_suffix: longest suffix of `context` to look for, in tokens.
-            max_rows: most paths, 1..1024.
-
-        Returns:
-            One for each datastore, or for each part of one; None if the source has no evidence: then the session asks
-            for `draft_batch`.
-        """
-
-
-class EvidenceStream(Protocol):
-    """What answers one session in place of `EvidenceSource.evidence`. Ends with `close`, which may be called again."""
-
-    def evidence_after(
-        self, context: IntSequence, proposals: TokenTree, *, max_nodes: int, max_suffix: int, max_rows: int
-    ) -> list[Evidence] | None:
-        """As `EvidenceSource.evidence`; each context continues the one before, as a rule."""
-
-    def close(self) -> None:
-        """End the stream."""
-
-
-@runtime_checkable
-class StreamedSource(EvidenceSource, Protocol):
-    """A source that each session asks over a stream of its own, which saves it to send the same text again."""
-
-    def stream(self) -> EvidenceStream:
-        """Return a stream for a session."""
 
 
 class PromptLookup:
@@ -159,6 +97,10 @@ class RecycledLogits:
         return f"RecycledLogits({counted(len(self), 'row')})"
 
 
+# What a session takes: the client of a service is a `MemberSource`. It comes last, since protocols are slow to check.
+Source: TypeAlias = Store | PromptLookup | RecycledLogits | MemberSource
+
+
 def require_sources(where: str, sources: object) -> None:
     """Check the sources of a session as they are handed over, without asking them anything.
 
@@ -175,61 +117,28 @@ def require_sources(where: str, sources: object) -> None:
         raise SourceError(describe(where, "sources", _kind(sources), "a list of sources"))
     if len(sources) > _MAX_SOURCES:
         raise SourceError(describe(where, "number of sources", len(sources), f"at most {_MAX_SOURCES}"))
-    stores = 0  # sources with counts
     for place, source in enumerate(sources):
+        if isinstance(source, type) or not isinstance(source, Source):
+            expected = "a datastore, a DatastoreClient, a PromptLookup or a RecycledLogits"
+            raise SourceError(describe(where, f"source {place}", _kind(source), expected))
         if any(source is other for other in sources[:place]):
             raise SourceError(describe(where, f"source {place}", "one of the others", "another one"))
-        if isinstance(source, PromptLookup | RecycledLogits):
-            kind = PromptLookup if isinstance(source, PromptLookup) else RecycledLogits
-            if any(isinstance(other, kind) for other in sources[:place]):
-                raise SourceError(describe(where, f"source {place}", f"a second {source}", "one of each"))
-            continue
-        stores += 1
-        if (fault := _source_fault(source)) is not None:
-            expected = "a source: an object with draft_batch(contexts, *, max_nodes, max_suffix, max_depth)"
-            raise SourceError(describe(where, f"source {place}", fault, expected))
+    for kind in (PromptLookup, RecycledLogits):
+        if len(alike := [place for place, source in enumerate(sources) if isinstance(source, kind)]) > 1:
+            raise SourceError(describe(where, f"source {alike[1]}", f"a second {kind.__name__}", "one of each"))
+    stores = sum(not isinstance(source, PromptLookup | RecycledLogits) for source in sources)
     if stores > most_stores:
         raise SourceError(describe(where, "number of sources with counts", stores, f"at most {most_stores}"))
 
 
 def require_source_timeout(where: str, timeout: object) -> None:
-    """Check the seconds that a step waits for external sources.
+    """Check the seconds that a step waits for services.
 
     Raises:
         LimitError: `timeout` is neither None nor a time that a thread can wait.
     """
     if timeout is not None and not 0 <= real(timeout) <= TIMEOUT_MAX:
         raise LimitError(describe(where, "source_timeout", repr(timeout), "None or seconds from 0 on"))
-
-
-def _source_fault(source: object) -> str | None:
-    """Return what is wrong with `source`; None if a session can ask it."""
-    if isinstance(source, Store):
-        return None
-    if isinstance(source, type) or not isinstance(source, Source):
-        return _kind(source)
-    methods = {"draft_batch": _DRAFT_BATCH} | ({"evidence": _EVIDENCE} if isinstance(source, EvidenceSource) else {})
-    for name, arguments in methods.items():
-        if (fault := _method_fault(getattr(source, name), *arguments)) is not None:
-            return f"{_kind(source)}, whose {name} {fault}"
-    return None
-
-
-def _method_fault(method: Any, positional: int, keywords: Sequence[str]) -> str | None:
-    """Return why a session cannot call `method`; None if it can, or if its signature is not known."""
-    if not callable(method):
-        return "is not a method"
-    if inspect.iscoroutinefunction(method):
-        return "is a coroutine"
-    try:
-        signature = inspect.signature(method)
-    except (TypeError, ValueError):  # some built-in functions
-        return None
-    try:
-        signature.bind(*range(positional), **dict.fromkeys(keywords))
-    except TypeError as error:
-        return f"does not take these arguments ({error})"
-    return None
 
 
 def _kind(value: object) -> str:

@@ -1,20 +1,12 @@
-"""Files that are read at once and written whole or not at all, and what compressed ones hold."""
+"""Files that are written whole or not at all, and what compressed ones hold."""
 
 from __future__ import annotations
 
 import errno
 import os
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
-
-
-def read_whole(path: Path) -> bytes:
-    """Return the content of the file at `path`; raises OSError if it cannot be read."""
-    with _invalid_paths_as_os_errors():
-        return path.read_bytes()
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -23,21 +15,11 @@ def write_whole(path: Path, content: bytes) -> None:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     # Unique, since threads may write at the same time; without the name of `path`, which may be as long as can be.
     temporary = path.with_name(f".{uuid4().hex}.tmp")
-    with _invalid_paths_as_os_errors():
-        try:
-            temporary.write_bytes(content)
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-@contextmanager
-def _invalid_paths_as_os_errors() -> Iterator[None]:
-    """Raise OSError in place of the ValueError that Python has for a path with a NUL or a surrogate."""
     try:
-        yield
-    except ValueError as error:
-        raise OSError(errno.EINVAL, str(error)) from error
+        temporary.write_bytes(content)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def decompressed(packed: bytes, most: int) -> bytes:

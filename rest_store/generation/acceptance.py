@@ -8,7 +8,7 @@ import torch
 
 from rest_store.generation.drafts import Draft
 from rest_store.generation.progress import Piece, Statistics
-from rest_store.generation.rows import Rows
+from rest_store.generation.rows import Row
 from rest_store.generation.sampling import Choice, Stops
 from rest_store.generation.top_k import TopTokens
 from rest_store.generation.typical import TypicalRule, TypicalStep
@@ -28,7 +28,7 @@ class Acceptance:
 
     def __init__(
         self,
-        rows: Rows,
+        rows: Sequence[Row],
         choice: Choice,
         stops: Stops,
         typical: TypicalRule | None,
@@ -55,14 +55,11 @@ class Acceptance:
         """
         best = top_tokens.best.tolist() if top_tokens.best is not None else [None] * len(drafts)
         piece, paths = Piece([], []), []
-        verified = [
-            self._rows.continues(row) for row in self._rows
-        ]  # before the loop ends rows, which may let others continue
-        for number, draft in enumerate(drafts):
-            tokens, path = self._walk(number, draft, logits[number], best[number]) if verified[number] else ([], [])
+        for number, (row, draft) in enumerate(zip(self._rows, drafts, strict=True)):
+            tokens, path = ([], []) if row.ended else self._walk(number, draft, logits[number], best[number])
             origins = [draft.origins[place - 1] for place in path[1:]]
             origins += [0] * (len(tokens) - len(origins))
-            self._rows[number].origins += origins
+            row.origins += origins
             piece.tokens.append(tokens)
             piece.origins.append(origins)
             paths.append(path[: len(tokens)])
@@ -79,8 +76,9 @@ class Acceptance:
         for node, edge in enumerate(zip(draft.tree.parents.tolist(), draft.tree.tokens.tolist(), strict=True)):
             children.setdefault((edge[0] + 1, edge[1]), node + 1)
         typical = None
-        if (rule := self._typical) is not None:
-            typical = TypicalStep(rule, children, self._choice, number, row.ids(), logits, self._stops.is_end)
+        if self._typical is not None:
+            ids, is_end = row.ids(), self._stops.is_end
+            typical = TypicalStep(self._typical, children, self._choice, number, ids, logits, is_end)
         tokens, path = [], [0]
         while True:
             place = path[-1]
@@ -97,9 +95,12 @@ class Acceptance:
             child = children.get((place, token))
             if child is not None:
                 path.append(child)
-            if self._rows.ends(row, token):
-                if self._stops.pads:
-                    self._choice.finish(number)
+            row.ended = self._ends(row)
+            if child is None or row.ended:
                 return tokens, path
-            if child is None:
-                return tokens, path
+
+    def _ends(self, row: Row) -> bool:
+        """Whether the last token of `row` meets a stopping criterion."""
+        if self._stops.are_simple:
+            return self._stops.after(row.tokens[-1], len(row.tokens))
+        return self._stops.judge(row.ids(), tuple(row.scores) or None)

@@ -1,64 +1,23 @@
-"""Attention of a model while a tree is verified: an implementation that takes the tree's mask, at little cost."""
+"""Attention of a model while trees are verified: an implementation that takes the mask of a tree.
+
+It is registered with transformers under a name of its own, and models use it from the prompt's pass to the end of a
+generation.
+"""
 
 from __future__ import annotations
 
-import functools
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch.nn.attention import SDPBackend
+from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.masking_utils import sdpa_mask
 
 from rest_store.errors import ModelNotSupportedError, describe
 
-_WITH_MASKS = ("sdpa", "eager")  # attention implementations that take a mask of any shape
+NAME = "rest_store_grouped_sdpa"
+_WITH_MASKS = ("sdpa", "eager", NAME)  # attention implementations that take a mask of any shape
 _OTHER_ATTENTION = ("position_bias", "softcap", "cache", "output_attentions")  # arguments that change the result
-
-
-class TreeAttention:
-    """Makes a model's attention take masks while a step runs.
-
-    Flash and flex attention take causal masks only; they are replaced by sdpa, or else by eager attention. On a CPU,
-    sdpa is replaced by `grouped_attention`. Not thread-safe for one model.
-
-    Args:
-        model: a model of transformers.
-        config: its text configuration.
-
-    Attributes:
-        implementation: what is used meanwhile.
-
-    Raises:
-        ModelNotSupportedError: the implementation cannot be replaced.
-    """
-
-    def __init__(self, model: Any, config: Any) -> None:
-        self._config = config
-        self.implementation = config._attn_implementation
-        if self.implementation not in _WITH_MASKS:
-            if not model._can_set_attn_implementation():
-                expected = "sdpa or eager, which take the mask of a tree"
-                name = repr(self.implementation)
-                raise ModelNotSupportedError(
-                    describe(type(model).__name__, "the attention implementation", name, expected)
-                )
-            self.implementation = "sdpa" if model._supports_sdpa else "eager"
-        self._grouped = self.implementation == "sdpa" and model.device.type == "cpu" and _has_grouped_kernel()
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        """Return the context in which masks are taken."""
-        original = self._config._attn_implementation
-        self._config._attn_implementation = self.implementation
-        try:
-            with _grouped_sdpa() if self._grouped else nullcontext():
-                yield
-        finally:
-            self._config._attn_implementation = original
 
 
 def grouped_attention(
@@ -89,7 +48,7 @@ def grouped_attention(
     Returns:
         [rows, width, query heads, size], and no weights.
     """
-    shared = key.shape[1] != query.shape[1] and key.shape[3] == value.shape[3] and query.device.type == "cpu"
+    shared = key.shape[1] != query.shape[1] and key.shape[3] == value.shape[3]
     if not shared or attention_mask is None or any(kwargs.get(name) is not None for name in _OTHER_ATTENTION):
         output: tuple[torch.Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, **kwargs
@@ -101,40 +60,58 @@ def grouped_attention(
     return attended.transpose(1, 2).contiguous(), None
 
 
-@functools.cache
-def _has_grouped_kernel() -> bool:
-    """Whether this torch has a CPU kernel that takes both shared heads and a mask."""
-    query, key, mask = torch.zeros(1, 2, 2, 8), torch.zeros(1, 1, 2, 8), torch.ones(1, 1, 2, 2)
-    try:
-        kernel = torch._fused_sdp_choice(query, key, key, mask, enable_gqa=True)
-    except (AttributeError, TypeError, RuntimeError):  # older releases have no shared heads
-        return False
-    return kernel != SDPBackend.MATH.value
+AttentionInterface.register(NAME, grouped_attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
-_lock = threading.Lock()
-_steps = 0  # running now, in any thread
+class TreeAttention:
+    """Makes a model's attention take masks of trees, until `restore`.
 
+    Flash and flex attention take causal masks only; they are replaced by sdpa, or else by eager attention. On a CPU,
+    sdpa is replaced by `grouped_attention`, whose results are the same. Not thread-safe for one model.
 
-@contextmanager
-def _grouped_sdpa() -> Iterator[None]:
-    """Return the context in which sdpa is `grouped_attention`, unless other code has replaced sdpa already.
+    Args:
+        model: a model of transformers.
 
-    Models of other threads use it too meanwhile; its results are the same.
+    Attributes:
+        name: the implementation in use.
+
+    Raises:
+        ModelNotSupportedError: the implementation cannot be replaced.
     """
-    global _steps
-    with _lock:
-        replaced = ALL_ATTENTION_FUNCTIONS["sdpa"] not in (sdpa_attention_forward, grouped_attention)
-        if not replaced:
-            _steps += 1
-            ALL_ATTENTION_FUNCTIONS["sdpa"] = grouped_attention
-    if replaced:
-        yield
-        return
-    try:
-        yield
-    finally:
-        with _lock:
-            _steps -= 1
-            if not _steps and ALL_ATTENTION_FUNCTIONS["sdpa"] is grouped_attention:  # not what came meanwhile
-                del ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._config = model.config.get_text_config(decoder=True)
+        name = self._config._attn_implementation
+        self._original = "sdpa" if name == NAME else name  # a generation of this model has not ended
+        if name not in _WITH_MASKS:
+            try:
+                self._set("sdpa")
+            except (ValueError, ImportError):  # not for this model
+                self._set("eager")
+            if self._config._attn_implementation not in _WITH_MASKS:
+                expected = "sdpa or eager, which take the mask of a tree"
+                raise ModelNotSupportedError(
+                    describe(type(model).__name__, "the attention implementation", repr(name), expected)
+                )
+        if self._config._attn_implementation == "sdpa" and model.device.type == "cpu" and _has_groups(self._config):
+            self._set(NAME)
+        self.name: str = self._config._attn_implementation
+
+    def restore(self) -> None:
+        """Give the model its own attention back; may be called again."""
+        if self._config._attn_implementation != self._original:
+            self._set(self._original)
+
+    def _set(self, name: str) -> None:
+        """Set the implementation of the part of the model that reads text."""
+        config = self._model.config
+        part = next((part for part in config.sub_configs if getattr(config, part) is self._config), None)
+        self._model.set_attn_implementation(name if part is None else {part: name})
+
+
+def _has_groups(config: Any) -> bool:
+    """Whether several query heads share keys and values."""
+    heads = getattr(config, "num_attention_heads", None)
+    return getattr(config, "num_key_value_heads", heads) != heads

@@ -7,7 +7,6 @@ the content of a cache of transformers and gives it back. Nothing here is thread
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,8 @@ from rest_store.errors import CacheNotSupportedError, describe
 
 _GROWTH = 256  # slots added when a cache that may grow is full
 
-FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+FULL, SLIDING = "full_attention", "sliding_attention"
+_DYNAMIC, _STATIC = (DynamicLayer, DynamicSlidingWindowLayer), (StaticLayer, StaticSlidingWindowLayer)
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Pattern:
     """What the attention layers of one kind see.
 
     Attributes:
-        name: "full_attention", "sliding_attention" or "chunked_attention", as in `config.layer_types`.
-        window: most positions seen, the own one included; for chunks their size; 0: all.
+        name: "full_attention" or "sliding_attention", as in `config.layer_types`.
+        window: most positions seen, the own one included; 0: all.
     """
 
     name: str
@@ -81,11 +81,11 @@ class Slots:
         self.keys[:, rows, :, targets] = self.keys[:, rows, :, sources]
         self.values[:, rows, :, targets] = self.values[:, rows, :, sources]
 
-    def fill(self, place: int, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
-        """Write keys and values of the layer at `place`, [rows, heads, n, size]: the last n of `length` tokens."""
+    def fill(self, layer: int, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
+        """Write keys and values of a layer of the block, [rows, heads, n, size]: the last n of `length` tokens."""
         slots = slice(length - keys.shape[2] - self.base, length - self.base)
-        self.keys[place, :, :, slots] = keys
-        self.values[place, :, :, slots] = values
+        self.keys[layer, :, :, slots] = keys
+        self.values[layer, :, :, slots] = values
 
 
 def _moved(block: torch.Tensor, kept: int, size: int) -> torch.Tensor:
@@ -96,15 +96,21 @@ def _moved(block: torch.Tensor, kept: int, size: int) -> torch.Tensor:
 
 
 class TreeLayer(CacheLayerMixin):
-    """One layer of a `TreeKVCache`, with the interface that models of transformers use."""
+    """One layer of a `TreeKVCache`, with the interface that models of transformers use.
+
+    Args:
+        cache: the cache.
+        slots: the block that holds the layer.
+        number: of the layer in that block.
+    """
 
     is_compileable = False
     is_croppable = False
 
-    def __init__(self, cache: TreeKVCache, slots: Slots, place: int) -> None:
+    def __init__(self, cache: TreeKVCache, slots: Slots, number: int) -> None:
         super().__init__()
         self._cache = weakref.ref(cache)  # a cycle would keep its memory until the garbage collector runs
-        self.slots, self.place = slots, place
+        self.slots, self.number = slots, number
         self.is_sliding = slots.pattern.window > 0
         self.is_initialized = True
 
@@ -122,7 +128,7 @@ class TreeLayer(CacheLayerMixin):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the keys and values of a step, [rows, heads, width, size]; return all that the step sees."""
-        cache, keys, values = self.cache, self.slots.keys[self.place], self.slots.values[self.place]
+        cache, keys, values = self.cache, self.slots.keys[self.number], self.slots.values[self.number]
         if cache.columns is not None:
             keys.index_copy_(2, cache.columns, key_states)
             values.index_copy_(2, cache.columns, value_states)
@@ -152,7 +158,8 @@ class TreeKVCache(Cache):
     """A KV cache whose rows have different lengths.
 
     Args:
-        cache: the cache of transformers to take over, filled by a forward pass over the prompt.
+        cache: the cache of transformers to take over, filled by a forward pass over the prompt. Dynamic layers are
+            emptied, so that keys and values are held once.
         patterns: what each layer sees.
         length: tokens in `cache`.
         fixed: slots of a cache whose shapes and addresses never change; None: grow as needed.
@@ -173,6 +180,7 @@ class TreeKVCache(Cache):
             kind = (patterns[number], keeps_all, keys.shape[1:], values.shape[1:], keys.dtype, keys.device)
             groups.setdefault(kind, []).append(number)
         self.columns: torch.Tensor | None = None
+        self._left: torch.Tensor | None = None  # what stands for keys in the last layer that was emptied
         self._fixed = fixed is not None
         self.groups: list[Slots] = []
         layers: list[Any] = list(cache.layers)
@@ -184,10 +192,10 @@ class TreeKVCache(Cache):
             blocks = (keys.new_zeros(next(shapes)), values.new_zeros(next(shapes)))
             slots = Slots(pattern, *blocks, base, keeps_all=keeps_all)
             self.groups.append(slots)
-            for place, number in enumerate(numbers):
-                layers[number] = TreeLayer(self, slots, place)
+            for layer, number in enumerate(numbers):
+                layers[number] = TreeLayer(self, slots, layer)
         super().__init__(layers=layers)
-        self._take(contents, length)
+        self._take(cache, contents, length)
 
     def refill(self, cache: Cache, length: int) -> None:
         """Take over another cache of the same layers, rows and types into the memory of this fixed cache.
@@ -196,14 +204,16 @@ class TreeKVCache(Cache):
             CacheNotSupportedError: as on construction.
         """
         assert self._fixed, "only fixed memory can be filled again"
-        self._take({number: _content(cache.layers[number], length) for number in _held(cache)}, length)
+        self._take(cache, {number: _content(cache.layers[number], length) for number in _held(cache)}, length)
 
-    def _take(self, contents: Mapping[int, tuple[torch.Tensor, torch.Tensor]], length: int) -> None:
+    def _take(self, cache: Cache, contents: Mapping[int, tuple[torch.Tensor, torch.Tensor]], length: int) -> None:
         for number, (keys, values) in contents.items():
             layer = self.layers[number]
-            layer.slots.fill(layer.place, keys, values, length)
+            layer.slots.fill(layer.number, keys, values, length)
+            if type(cache.layers[number]) in _DYNAMIC:
+                self._left = keys.new_empty(0)
+                _assign(cache.layers[number], self._left, values.new_empty(0), 0)
         self.lengths = [length] * self.groups[0].keys.shape[1]
-        self._done = [False] * len(self.lengths)
 
     @property
     def end(self) -> int:
@@ -215,20 +225,11 @@ class TreeKVCache(Cache):
         """Slots of memory of the largest group."""
         return max(group.keys.shape[3] for group in self.groups)
 
-    @property
-    def shortest(self) -> int:
-        """The length of the shortest unfinished row."""
-        return min(length for length, done in zip(self.lengths, self._done, strict=True) if not done or all(self._done))
-
     def first_seen(self, pattern: Pattern) -> int:
         """Return the first slot that some token of the next step sees under `pattern`."""
         if self._fixed or not pattern.window:
             return 0
-        return max(0, self.shortest - pattern.window + 1)
-
-    def finish(self, row: int) -> None:
-        """Note that `row` gets no more tokens, so nothing is kept for its window."""
-        self._done[row] = True
+        return max(0, min(self.lengths) - pattern.window + 1)
 
     def reserve(self, width: int) -> None:
         """Allocate memory for a step of `width` tokens."""
@@ -237,7 +238,7 @@ class TreeKVCache(Cache):
             if self._fixed:
                 assert end <= group.keys.shape[3], "a fixed cache is full"
             else:
-                group.reserve(end, self.shortest)
+                group.reserve(end, min(self.lengths))
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep the tokens at `paths` of the latest step, in that order; drop the others.
@@ -264,17 +265,27 @@ class TreeKVCache(Cache):
             self.lengths[row] += len(path)
 
     def give_back(self, cache: Cache) -> None:
-        """Fill `cache` of transformers as if the tokens held here had been decoded one by one.
+        """Fill the dynamic cache that was taken over as if the tokens held here had been decoded one by one.
 
-        Rows that are shorter than the longest get zeros behind their last token.
+        Rows that are shorter than the longest get zeros behind their last token. A cache that is in use again, or not
+        dynamic, stays as it is.
         """
+        if not is_dynamic(cache):
+            return
+        keys = cache.layers[_held(cache)[-1]].keys
+        if keys is not None and keys is not self._left:  # None: it was reset
+            return
         for number in _held(cache):
-            slots, place = self.layers[number].slots, self.layers[number].place
-            keys, values = (block[place][:, :, : self.end - slots.base].clone() for block in (slots.keys, slots.values))
+            slots, layer = self.layers[number].slots, cache.layers[number]
+            first = 0
+            if type(layer) is DynamicSlidingWindowLayer:
+                first = max(slots.base, self.end - layer.sliding_window + 1) - slots.base
+            parts = [block[self.layers[number].number] for block in (slots.keys, slots.values)]
             for row, length in enumerate(self.lengths):
-                keys[row, :, max(0, length - slots.base) :] = 0
-                values[row, :, max(0, length - slots.base) :] = 0
-            _fill(cache.layers[number], keys, values, self.end)
+                for part in parts:
+                    part[row, :, max(0, length - slots.base) :] = 0
+            keys, values = (part[:, :, first : self.end - slots.base] for part in parts)
+            _assign(layer, *((keys.clone(), values.clone()) if self._fixed else (keys, values)), self.end)
 
 
 def require_cache(cache: Cache) -> None:
@@ -289,21 +300,9 @@ def require_cache(cache: Cache) -> None:
         _require_layer(cache.layers[number])
 
 
-def _held(cache: Cache) -> list[int]:
-    """Return the layers with keys and values of their own; others share those of one of these."""
-    return [number for number, layer in enumerate(cache.layers) if type(layer).__name__ != "DummyLayer"]
-
-
-def _require_layer(layer: Any) -> None:
-    if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer):
-        expected = "attention with a dynamic or static cache, whole or with a sliding window"
-        raise CacheNotSupportedError(describe("verification", "a layer of the cache", type(layer).__name__, expected))
-
-
-def capacity_of(cache: Cache) -> float:
-    """Return the most tokens of a row that `cache` of transformers can hold; infinite where it grows or slides."""
-    sizes = [cache.layers[number].max_cache_len for number in _held(cache) if type(cache.layers[number]) is StaticLayer]
-    return min(sizes, default=math.inf)
+def is_dynamic(cache: Cache) -> bool:
+    """Whether all layers of `cache` grow with what they hold."""
+    return all(type(cache.layers[number]) in _DYNAMIC for number in _held(cache))
 
 
 def patterns_in(cache: Cache, patterns: Sequence[Pattern]) -> list[Pattern]:
@@ -316,63 +315,29 @@ def patterns_in(cache: Cache, patterns: Sequence[Pattern]) -> list[Pattern]:
     ]
 
 
-_latest: weakref.WeakKeyDictionary[Cache, object] = weakref.WeakKeyDictionary()  # the mark of the latest loan of each
+def _held(cache: Cache) -> list[int]:
+    """Return the layers with keys and values of their own; others share those of one of these."""
+    return [number for number, layer in enumerate(cache.layers) if type(layer).__name__ != "DummyLayer"]
 
 
-class Loan:
-    """A cache of transformers that is empty, and free to be used, while a `TreeKVCache` holds what was in it.
-
-    Args:
-        cache: whose keys and values a `TreeKVCache` has taken over. Static layers keep their memory, since others may
-            rely on its address.
-    """
-
-    def __init__(self, cache: Cache) -> None:
-        self.cache = cache
-        self._mark = _latest[cache] = object()
-        for number in _held(cache):
-            _empty(cache.layers[number])
-
-    def give_back(self, held: TreeKVCache) -> None:
-        """Fill the cache as `TreeKVCache.give_back` does, unless it has been lent or filled since."""
-        if _latest.get(self.cache) is self._mark and not int(self.cache.get_seq_length()):
-            held.give_back(self.cache)
-
-
-def _empty(layer: Any) -> None:
-    """Make a layer of transformers hold no tokens."""
-    if isinstance(layer, DynamicLayer):
-        layer.keys, layer.values = layer.keys.new_empty(0), layer.values.new_empty(0)
-    else:
-        layer.cumulative_length.zero_()
-    if type(layer) is DynamicSlidingWindowLayer:
-        layer.cumulative_length = 0
-    elif type(layer) is StaticSlidingWindowLayer:
-        layer.cumulative_length_int = 0
+def _require_layer(layer: Any) -> None:
+    if type(layer) not in (*_DYNAMIC, *_STATIC):
+        expected = "attention with a dynamic or static cache, whole or with a sliding window"
+        raise CacheNotSupportedError(describe("verification", "a layer of the cache", type(layer).__name__, expected))
 
 
 def _content(layer: Any, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the keys and values that a layer of transformers holds of `length` tokens, the last token last."""
     _require_layer(layer)
-    if type(layer) in (DynamicLayer, DynamicSlidingWindowLayer):
+    if type(layer) in _DYNAMIC:
         return layer.keys, layer.values
     held = min(length, layer.max_cache_len)
     return layer.keys[:, :, :held], layer.values[:, :, :held]
 
 
-def _fill(layer: Any, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
-    """Write keys and values, whose last slot is token number `length` - 1, to a layer of transformers."""
+def _assign(layer: Any, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
+    """Make a dynamic layer of transformers hold keys and values, the last ones of `length` tokens."""
     layer.is_initialized = True  # also where it was reset meanwhile
-    if type(layer) is DynamicLayer:
-        layer.keys, layer.values = keys, values
-    elif type(layer) is DynamicSlidingWindowLayer:
-        layer.keys = keys[:, :, -layer.sliding_window + 1 :]
-        layer.values = values[:, :, -layer.sliding_window + 1 :]
+    layer.keys, layer.values = keys, values
+    if type(layer) is DynamicSlidingWindowLayer:
         layer.cumulative_length = length
-    else:
-        held = min(length, layer.max_cache_len)
-        layer.keys[:, :, :held] = keys[:, :, keys.shape[2] - held :]
-        layer.values[:, :, :held] = values[:, :, values.shape[2] - held :]
-        if type(layer) is StaticSlidingWindowLayer:
-            layer.cumulative_length_int = length
-        layer.cumulative_length.fill_(held if type(layer) is StaticSlidingWindowLayer else length)

@@ -29,22 +29,17 @@ def rendered(tokenizer: Any, text: str, *, special: bool = True) -> Rendered:
         special: whether the tokenizer adds its special tokens; a chat template writes all of them itself.
 
     Raises:
-        PromptError: there is no token; or as `require_unicode`.
+        PromptError: there is no token, or half of a surrogate pair, as from bytes that are not UTF-8.
     """
-    require_unicode("generate", text)
-    inputs = tokenizer(text, add_special_tokens=special, return_token_type_ids=False, return_tensors="pt")
-    if not inputs["input_ids"].numel():
-        raise PromptError(describe("generate", "the prompt", "empty", "at least one token to continue"))
-    return Rendered(text, dict(inputs))
-
-
-def require_unicode(where: str, text: str) -> None:
-    """Raise PromptError if `text` has half of a surrogate pair, as from bytes that are not UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         found = f"not Unicode ({text[error.start]!a} at {error.start})"
-        raise PromptError(describe(where, "the prompt", found, "text that UTF-8 can hold")) from error
+        raise PromptError(describe("generate", "the prompt", found, "text that UTF-8 can hold")) from error
+    inputs = tokenizer(text, add_special_tokens=special, return_token_type_ids=False, return_tensors="pt")
+    if not inputs["input_ids"].numel():
+        raise PromptError(describe("generate", "the prompt", "empty", "at least one token to continue"))
+    return Rendered(text, dict(inputs))
 
 
 class Conversation:

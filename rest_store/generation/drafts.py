@@ -11,7 +11,7 @@ EMPTY = TokenTree([], [], [])
 
 def tree_fault(tree: object, max_nodes: int, vocabulary_size: int) -> str | None:
     """Return why `tree` cannot be verified; None if it can."""
-    if not isinstance(tree, TokenTree):
+    if type(tree) is not TokenTree:  # a subclass may answer anything
         return f"a {type(tree).__name__}, not a TokenTree"
     size = len(tree)
     if not size:
@@ -29,17 +29,6 @@ def tree_fault(tree: object, max_nodes: int, vocabulary_size: int) -> str | None
     if bool((depths != np.where(parents < 0, 0, depths[parents]) + 1).any()):
         return "depths that do not follow from parents"
     return None
-
-
-def own_tree(tree: TokenTree) -> TokenTree:
-    """Return `tree`, or if it is of a subclass of `TokenTree`, a plain copy that cannot change later.
-
-    Raises:
-        TreeError: its arrays do not form a tree.
-    """
-    if type(tree) is TokenTree or not isinstance(tree, TokenTree):
-        return tree
-    return TokenTree(tree.tokens, tree.parents, tree.counts, scores=tree.scores, origins=tree.origins)
 
 
 class Draft:
@@ -62,19 +51,17 @@ class Draft:
         self.whole = kept.size == len(tree)
         self.origins: list[int] = origins[kept].tolist()
         if not self.whole:
-            places = np.full(len(tree) + 1, -1, dtype=np.int64)  # the last one stands for parent -1
-            places[kept] = np.arange(kept.size)
+            indices = np.full(len(tree) + 1, -1, dtype=np.int64)  # the last one stands for parent -1
+            indices[kept] = np.arange(kept.size)
             scores = None if tree.scores is None else tree.scores[kept]
-            self.tree = TokenTree(tree.tokens[kept], places[tree.parents[kept]], tree.counts[kept], scores=scores)
+            self.tree = TokenTree(tree.tokens[kept], indices[tree.parents[kept]], tree.counts[kept], scores=scores)
 
     @property
-    def promised(self) -> float | None:
-        """How many draft tokens are accepted by their scores, as probabilities; None if nodes have no such scores."""
-        if not len(self.tree):
-            return 0.0
+    def promised(self) -> float:
+        """How many draft tokens are accepted by their scores, as probabilities; without such scores, all of them."""
         scores = self.tree.scores
         if scores is None or not bool((scores >= 0).all() and (scores <= 1).all()):
-            return None
+            return float(len(self.tree))
         return float(scores.sum())
 
 

@@ -3,14 +3,12 @@
     model.generate(**inputs, custom_generate=rest_store.generate, drafter=[store, rest_store.PromptLookup()])
 
 transformers prepares everything as for its own decoding (cache, mask, processors, criteria), then calls this. It
-forwards the arguments of this signature that it does not take itself. Of those that it takes, `streamer` is read by
-`rest_store.generation.caller`.
+forwards the arguments of this signature that it does not take itself. It takes `streamer`, so that is `stream_to` here.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,20 +16,12 @@ import torch
 
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
-from rest_store.drafting.sources import (
-    PromptLookup,
-    RecycledLogits,
-    Source,
-    require_source_timeout,
-    require_sources,
-)
-from rest_store.errors import CalibrationError, DrafterError, ModeNotSupportedError, describe
-from rest_store.generation.caller import withheld_arguments
+from rest_store.drafting.sources import require_sources
+from rest_store.errors import CalibrationError, DrafterError, describe
 from rest_store.generation.draft_sessions import SessionFactory
 from rest_store.generation.loop import Generation
 from rest_store.generation.options import Options
-from rest_store.generation.support import warn_ignored
-from rest_store.generation.typical import ACCEPTANCES, ALPHA, THRESHOLD
+from rest_store.generation.typical import ACCEPTANCES
 
 
 def generate(
@@ -49,11 +39,7 @@ def generate(
     remember: Any = None,
     calibration: Any = None,
     acceptance: str = ACCEPTANCES[0],
-    typical_threshold: float = THRESHOLD,
-    typical_alpha: float = ALPHA,
     stream_to: Any = None,
-    streamer: Any = None,
-    stop_strings: Any = None,
     **model_kwargs: Any,
 ) -> Any:
     """Generate as `model.generate` does, token for token, with fewer forward passes (REST, arXiv 2311.08252).
@@ -85,13 +71,7 @@ def generate(
         acceptance: "exact", or "typical" when sampling: draft tokens that the model finds plausible are kept without a
             draw (Medusa, arXiv 2401.10774, section 2.3.1). **Lossy**: fewer forward passes, but the text is no longer a
             sample of the model's distribution; it is more predictable, and leans towards what was drafted.
-        typical_threshold: of typical acceptance: a draft token is kept if its probability, after all logits processors,
-            exceeds min(typical_threshold, typical_alpha * exp(-entropy)); 0..1.
-        typical_alpha: the factor of that rule, 0 or more. Smaller values of either number accept more; with a
-            threshold of 1 and an infinite alpha, sampling is exact.
         stream_to: a streamer of transformers, given the prompt and each token (one row only).
-        streamer: the same, as `model.generate` takes it.
-        stop_strings: refused, because `model.generate` does not pass on the `tokenizer` that they need.
         model_kwargs: prepared by `model.generate`.
 
     Returns:
@@ -100,14 +80,13 @@ def generate(
 
     Raises:
         ModelNotSupportedError: not a decoder-only model whose keys and values can be kept for one path of a tree.
-        ModeNotSupportedError: not greedy search or sampling, inputs other than text, a processor or criterion that
-            does not judge rows one by one, `stop_strings`, two streamers, or one for several rows; typical acceptance
-            in greedy search or with a SynthID watermark.
-        CacheNotSupportedError: a quantized, offloaded or recurrent cache.
+        ModeNotSupportedError: not greedy search or sampling, inputs other than token ids, a processor or criterion that
+            does not judge rows one by one, or a streamer for several rows; typical acceptance in greedy search or with
+            a SynthID watermark.
+        CacheNotSupportedError: a quantized, offloaded or recurrent cache, or a static one of yours.
         DrafterError: `drafter` is neither a list of sources nor a callable that takes a prompt and returns a session.
         SourceError: one of `drafter` is not a source, is given twice, or there are too many.
-        LimitError: `max_nodes`, `source_timeout`, `widths`, `acceptance`, `typical_threshold` or `typical_alpha` is
-            out of range.
+        LimitError: `max_nodes`, `source_timeout`, `widths` or `acceptance` is out of range.
         NativeKernelError: the kernel was not compiled, and `drafter` is a list of sources.
         SessionError: a `DraftSession` that `drafter` makes refuses its sources.
         RememberError: nothing can be added to `remember`.
@@ -119,19 +98,6 @@ def generate(
     What cannot be remembered in time is counted in `statistics.remembered`, and a warning says why.
     One generation at a time for each model.
     """
-    if stop_strings is not None:
-        expected = (
-            "stopping_criteria=[StopStringCriteria(tokenizer, stop_strings)], or Generator(model, tokenizer, ...)"
-        )
-        raise ModeNotSupportedError(describe("generate", "stop_strings", repr(stop_strings), expected))
-    withheld = withheld_arguments(model)
-    if withheld.assistant_model is not None:
-        warn_ignored(["assistant_model"])
-    streamers = [target for target in (withheld.streamer, stream_to, streamer) if target is not None]
-    if any(target is not streamers[0] for target in streamers):
-        raise ModeNotSupportedError(
-            describe("generate", "a streamer", "given twice", "streamer or stream_to, one of them")
-        )
     options = Options(
         max_nodes=max_nodes,
         source_timeout=source_timeout,
@@ -140,8 +106,6 @@ def generate(
         remember=remember,
         calibration=calibration,
         acceptance=acceptance,
-        typical_threshold=typical_threshold,
-        typical_alpha=typical_alpha,
     )
     generation = Generation(
         model,
@@ -153,8 +117,8 @@ def generate(
         options=options,
         **model_kwargs,
     )
-    if streamers:
-        generation.stream_to(streamers[0], prompt=withheld.streamer is None)
+    if stream_to is not None:
+        generation.stream_to(stream_to)
     return generation.result()
 
 
@@ -166,71 +130,31 @@ def session_factory_of(
     Args:
         drafter: the argument of `generate`.
         options: the sessions take their `source_timeout` and `calibration` from it.
-        calibration: returns the calibration that sessions share if `options` has none; None: as in
-            `default_session_factory`.
+        calibration: returns the calibration that sessions share if `options` has none, once the first one is made;
+            None: a copy of the package's.
 
     Raises:
         DrafterError: `drafter` is neither None, a callable that takes a prompt, nor a list or tuple of sources.
         CalibrationError: `options` has a calibration, and `drafter` is a callable.
-        SourceError, NativeKernelError: as in `default_session_factory`.
+        SourceError, NativeKernelError: as in `require_sources`.
     """
     if drafter is None:
         return None
     if isinstance(drafter, list | tuple):
-        if not drafter:
-            return None
-        own = options.calibration
-        shared = calibration if own is None else lambda: own
-        return default_session_factory(drafter, options.source_timeout, shared)
-    fault = _drafter_fault(drafter)
-    if fault is not None:
+        sources = list(drafter)  # of the caller, who may change it
+        require_sources("generate", sources)
+        own, timeout = options.calibration, options.source_timeout
+        shared = (calibration or functools.cache(Calibration.default)) if own is None else lambda: own
+
+        def make(prompt: list[int]) -> DraftSession:
+            return DraftSession(sources, prompt, calibration=shared(), source_timeout=timeout)
+
+        return make if sources else None
+    if not callable(drafter) or (isinstance(drafter, type) and not hasattr(drafter, "accept")):  # no class of sessions
+        kind = f"the class {drafter.__name__}" if isinstance(drafter, type) else f"a {type(drafter).__name__}"
         expected = "a list of sources, or a callable that makes the session of a prompt"
-        raise DrafterError(describe("generate", "drafter", fault, expected))
+        raise DrafterError(describe("generate", "drafter", kind, expected))
     if options.calibration is not None:
         expected = "none: the sessions that the drafter makes bring their own"
         raise CalibrationError(describe("generate", "calibration", "passed with a callable drafter", expected))
     return drafter  # type: ignore[no-any-return]
-
-
-def default_session_factory(
-    sources: Sequence[Any],
-    source_timeout: float | None = 0.5,
-    calibration: Callable[[], Calibration] | None = None,
-) -> SessionFactory:
-    """Return a function that makes a `DraftSession` of `sources` for a prompt.
-
-    All its sessions share a calibration: pass the function as `drafter` to several generations, and later ones use
-    what earlier ones learned.
-
-    Args:
-        sources: those of each `DraftSession`.
-        source_timeout: that of each `DraftSession`.
-        calibration: returns the shared calibration, once the first session is made; None: a copy of the package's.
-
-    Raises:
-        SourceError, NativeKernelError: as in `require_sources`.
-        LimitError: `source_timeout` out of range.
-    """
-    require_sources("generate", sources)
-    require_source_timeout("generate", source_timeout)
-    sources = list(sources)  # of the caller, who may change it
-    shared = calibration or functools.cache(Calibration.default)
-
-    def make(prompt: list[int]) -> DraftSession:
-        return DraftSession(sources, prompt, calibration=shared(), source_timeout=source_timeout)
-
-    return make
-
-
-def _drafter_fault(drafter: Any) -> str | None:
-    """Return what is wrong with `drafter`; None if it can be called with a prompt."""
-    source_class = isinstance(drafter, type) and issubclass(drafter, PromptLookup | RecycledLogits)
-    if source_class or isinstance(drafter, Source) or not callable(drafter):
-        return f"the class {drafter.__name__}" if isinstance(drafter, type) else f"a {type(drafter).__name__}"
-    try:
-        inspect.signature(drafter).bind([])
-    except TypeError as error:
-        return f"a callable that does not take a prompt ({error})"
-    except ValueError:  # some built-in functions have no signature
-        pass
-    return None

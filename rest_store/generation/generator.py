@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Iterator, Mapping
-from copy import copy
 from dataclasses import fields, replace
 from typing import Any
 
@@ -15,15 +14,14 @@ from transformers import StopStringCriteria
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.remembering import Targets
 from rest_store.errors import DrafterError, ModeNotSupportedError, PromptError, describe
-from rest_store.generation.comparison import Comparison
-from rest_store.generation.conversation import require_unicode
+from rest_store.generation.comparison import Comparer
+from rest_store.generation.conversation import rendered
 from rest_store.generation.draft_sessions import SessionFactory
 from rest_store.generation.generate import session_factory_of
 from rest_store.generation.generator_output import GeneratorOutput, accepted_by_source, source_names
 from rest_store.generation.loop import Generation
 from rest_store.generation.options import Options
 from rest_store.generation.progress import Piece
-from rest_store.generation.random_state import RandomState
 from rest_store.generation.support import ASSISTANCE, vocabulary_size, warn_ignored
 
 Prompt = Any  # text, token ids, or what a tokenizer returns
@@ -37,7 +35,7 @@ class Generator:
         tokenizer: its tokenizer; needed for prompts and stop strings that are text.
         sources: the `drafter` of `rest_store.generate`.
         options: of `rest_store.generate`: `max_nodes`, `source_timeout`, `adaptive`, `widths`, `remember`,
-            `calibration`, `acceptance`, `typical_threshold`, `typical_alpha`.
+            `calibration`, `acceptance`.
 
     Raises:
         DrafterError, SourceError, NativeKernelError: `sources` cannot draft; see `rest_store.generate`.
@@ -66,8 +64,8 @@ class Generator:
                 model.
             compare: generate plainly, too, afterwards and with the same random numbers. The random generators of torch
                 go on as if it had not been done.
-            options: of `model.generate`, `streamer` and `stop_strings` (by default with this generator's tokenizer)
-                included; and options of this generator, for this generation alone.
+            options: of `model.generate`, `streamer` and `stop_strings` included; and options of this generator, for
+                this generation alone.
 
         Returns:
             Tokens, text, and what drafting gave.
@@ -80,17 +78,17 @@ class Generator:
         if compare and options.get("past_key_values") is not None:
             expected = "none: each of two generations would continue it"
             raise ModeNotSupportedError(describe("Generator", "past_key_values", "passed with compare=True", expected))
-        random_state = RandomState(self.model.device) if compare else None
+        comparer = Comparer(self.model.device) if compare else None
         began = time.perf_counter()
         generation = self.begin(prompt, **options)
-        preparing = time.perf_counter() - began
+        preparing = time.perf_counter() - began  # plain generation is timed with it, too
         if streamer is not None:
             generation.stream_to(streamer)
         output = self._output(generation)
-        if random_state is None:
+        if comparer is None:
             return output
         seconds = preparing + output.statistics.seconds
-        comparison = Comparison.of(output.sequences, seconds, lambda: self._plain(prompt, options), random_state)
+        comparison = comparer.compare(output.sequences, seconds, lambda: self._plain(prompt, options))
         return replace(output, comparison=comparison)
 
     def _output(self, generation: Generation) -> GeneratorOutput:
@@ -106,9 +104,7 @@ class Generator:
         """Return what `model.generate` of transformers writes without drafting; `options` as in `generate`."""
         ours = {field.name for field in fields(Options)}
         plain = {name: value for name, value in options.items() if name not in ours and name not in ASSISTANCE}
-        if self._stop_strings(plain) is not None and plain.get("tokenizer") is None:
-            plain["tokenizer"] = self._needed_tokenizer()
-        output = self.model.generate(**self._inputs(prompt), **plain)
+        output = self.model.generate(**self._inputs(prompt), **self._with_stop_strings(plain))
         sequences: torch.Tensor = getattr(output, "sequences", output)
         return sequences
 
@@ -126,19 +122,12 @@ class Generator:
             expected = "none: iterate over the pieces, or pass it to Generator.generate"
             raise ModeNotSupportedError(describe("Generator", "streamer", "given to begin or stream", expected))
         warn_ignored([name for name in ("assistant_model",) if options.pop(name, None) is not None])
-        tokenizer = options.pop("tokenizer", None)
         changed = {field.name: options.pop(field.name) for field in fields(Options) if field.name in options}
         draft_options = replace(self._options, **changed)
-        strings = self._stop_strings(options)
-        if strings is not None:  # transformers gives its own loop the tokenizer for them, but no custom one
-            tokenizer = self._needed_tokenizer() if tokenizer is None else tokenizer
-            criterion = StopStringCriteria(tokenizer=tokenizer, stop_strings=strings)
-            options["stopping_criteria"] = [*(options.get("stopping_criteria") or []), criterion]
-            _drop_stop_strings(options, self.model)
         self._targets.note(draft_options.remember)
         generation: Generation = self.model.generate(
             **self._inputs(prompt),
-            **options,
+            **self._with_stop_strings(options),
             custom_generate=Generation,
             session_factory=self._session_factory(draft_options),
             options=draft_options,
@@ -157,46 +146,34 @@ class Generator:
         """
         return self._targets.flush(seconds)
 
-    def _stop_strings(self, options: Mapping[str, Any]) -> Any:
-        """Return the stop strings of the options, or else those of a generation config; None: there are none."""
-        configs = (options.get("generation_config"), self.model.generation_config)
-        found = (options.get("stop_strings"), *(getattr(config, "stop_strings", None) for config in configs))
-        return next((strings for strings in found if strings is not None), None)
+    def _with_stop_strings(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return options of `model.generate` with a criterion in place of stop strings, which need a tokenizer."""
+        others = {name: value for name, value in options.items() if name not in ("stop_strings", "tokenizer")}
+        strings = options.get("stop_strings")
+        if strings is not None:
+            tokenizer = options.get("tokenizer") or self._needed_tokenizer()
+            criterion = StopStringCriteria(tokenizer=tokenizer, stop_strings=strings)
+            others["stopping_criteria"] = [*(options.get("stopping_criteria") or []), criterion]
+        return others
 
     def _session_factory(self, options: Options) -> SessionFactory | None:
         return session_factory_of(self._sources, options, self._calibration)
 
-    def _inputs(self, prompt: Prompt) -> dict[str, Any]:
-        if isinstance(prompt, str):
-            require_unicode("Generator", prompt)
-            prompt = self._needed_tokenizer()(prompt, return_token_type_ids=False, return_tensors="pt")
-        if isinstance(prompt, Mapping):
-            return {name: self._rows(name, value) for name, value in prompt.items() if value is not None}
-        return {"input_ids": self._rows("input_ids", prompt)}
-
-    def _rows(self, name: str, values: Any) -> torch.Tensor:
-        """Return one row or several of the input `name` on the model's device.
+    def _inputs(self, prompt: Prompt) -> dict[str, torch.Tensor]:
+        """Return a prompt as arguments of `model.generate`, each of one row or several, on the model's device.
 
         Raises:
-            PromptError: they are no tensor; or `input_ids`, and not token ids of the model in one row or several.
+            PromptError: they are no tensors, or no token ids of the model.
         """
-        expected = "text, a row of token ids, several of equal length, or what a tokenizer returns"
-        try:
-            tensor = torch.as_tensor(values)
-        except (TypeError, ValueError, RuntimeError, OverflowError) as error:  # text, ragged rows, anything else
-            raise PromptError(describe("Generator", name, f"a {type(values).__name__} ({error})", expected)) from error
-        rows = tensor if tensor.ndim > 1 else tensor[None]
-        if name == "input_ids":
-            whole = not (rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool)
-            if not whole or rows.ndim != 2 or not rows.numel():
-                found = f"{rows.dtype} of shape {list(tensor.shape)}"
-                raise PromptError(describe("Generator", name, found, expected))
-            rows = rows.long()  # models read no narrower ids, such as the uint16 of numpy
-            least, greatest, last = int(rows.min()), int(rows.max()), vocabulary_size(self.model) - 1
-            if least < 0 or greatest > last:
-                outside = least if least < 0 else greatest
-                raise PromptError(describe("Generator", f"a token id in {name}", outside, f"0..{last}"))
-        return rows.to(self.model.device)
+        if isinstance(prompt, str):
+            prompt = rendered(self._needed_tokenizer(), prompt).inputs
+        if isinstance(prompt, Mapping):
+            rows = {name: _rows(name, value) for name, value in prompt.items() if value is not None}
+        else:
+            rows = {"input_ids": _rows("input_ids", prompt)}
+        if (ids := rows.get("input_ids")) is not None:
+            rows["input_ids"] = _token_ids(ids, vocabulary_size(self.model))
+        return {name: tensor.to(self.model.device) for name, tensor in rows.items()}
 
     def _needed_tokenizer(self) -> Any:
         if self.tokenizer is None:
@@ -204,11 +181,25 @@ class Generator:
         return self.tokenizer
 
 
-def _drop_stop_strings(options: dict[str, Any], model: Any) -> None:
-    """Change options of `model.generate` so that neither they nor a generation config has stop strings."""
-    options.pop("stop_strings", None)
-    if getattr(options.get("generation_config"), "stop_strings", None) is not None:
-        options["generation_config"] = copy(options["generation_config"])
-        options["generation_config"].stop_strings = None
-    if getattr(model.generation_config, "stop_strings", None) is not None:
-        options["stop_strings"] = None
+_EXPECTED = "text, a row of token ids, several of equal length, or what a tokenizer returns"
+
+
+def _rows(name: str, values: Any) -> torch.Tensor:
+    """Return the values of an input as a tensor of at least two dimensions."""
+    try:
+        tensor = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:  # text, ragged rows, anything else
+        raise PromptError(describe("Generator", name, f"a {type(values).__name__} ({error})", _EXPECTED)) from error
+    return tensor if tensor.ndim > 1 else tensor[None]
+
+
+def _token_ids(rows: torch.Tensor, vocabulary: int) -> torch.Tensor:
+    """Return int64[rows, length]: models read no narrower ids, such as the uint16 of numpy."""
+    if rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool or rows.ndim != 2 or not rows.numel():
+        raise PromptError(describe("Generator", "input_ids", f"{rows.dtype} of shape {list(rows.shape)}", _EXPECTED))
+    rows = rows.long()
+    least, greatest = int(rows.min()), int(rows.max())
+    if least < 0 or greatest >= vocabulary:
+        outside = least if least < 0 else greatest
+        raise PromptError(describe("Generator", "a token id in input_ids", outside, f"0..{vocabulary - 1}"))
+    return rows

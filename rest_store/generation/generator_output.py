@@ -58,16 +58,6 @@ class GeneratorOutput:
         """M: generated tokens for each forward pass (REST, section 4.1), of all rows together."""
         return self.statistics.mean_tokens
 
-    @property
-    def forward_passes(self) -> int:
-        """Forward passes of the model, over the prompt too."""
-        return self.statistics.forward_passes
-
-    @property
-    def tokens_per_second(self) -> float:
-        """Generated tokens a second, of all rows together."""
-        return self.statistics.tokens_per_second
-
     def summary(self) -> str:
         """Return all this in a line, and the comparison in another."""
         sources = ", ".join(f"{number} from {name}" for name, number in self.sources.items())

@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from typing import Any
 
+import numpy as np
 import torch
 
+from rest_store.drafting.costs import DraftPolicy
 from rest_store.drafting.output_document import PROMPT_TOKENS, OutputDocument
 from rest_store.drafting.remembering import RememberTarget, remember
-from rest_store.errors import DraftingWarning, GenerationFailedError, ModeNotSupportedError, describe
-from rest_store.generation import graph_pool
+from rest_store.errors import GenerationFailedError, ModeNotSupportedError, describe
 from rest_store.generation.acceptance import Acceptance
-from rest_store.generation.cache import Loan, TreeKVCache, capacity_of
-from rest_store.generation.costs import DraftPolicy, policy_of
+from rest_store.generation.cache import TreeKVCache, is_dynamic
 from rest_store.generation.detokenizer import Detokenizer
 from rest_store.generation.draft_sessions import TOP_K, DraftSessions, SessionFactory
 from rest_store.generation.drafts import NO_DRAFT, Draft
-from rest_store.generation.graphs import FixedVerifier
+from rest_store.generation.graphs import fixed_verifier
 from rest_store.generation.options import Options
 from rest_store.generation.output import output_of
-from rest_store.generation.prefill import Prompt, prefill, prompt_length, require_prompt, require_slots, row_limits
+from rest_store.generation.policies import policy_of
+from rest_store.generation.prefill import Prompt, prefill, prompt_length, require_prompt, row_limits
 from rest_store.generation.progress import Piece, Statistics
-from rest_store.generation.rows import Row, Rows, unpadded
+from rest_store.generation.rows import Row, unpadded
 from rest_store.generation.sampling import Choice, Stops
 from rest_store.generation.support import require_mode, require_model, vocabulary_size
 from rest_store.generation.top_k import TopTokens, read_top_tokens
@@ -56,8 +56,8 @@ class Generation:
     trace: Trace | None = None
     _sessions: DraftSessions | None = None
     _verifier: Verifier | None = None  # from the prompt's pass until it is closed
-    _policy: DraftPolicy
-    _loan: Loan | None = None
+    _policy: DraftPolicy | None = None  # None: drafts are made whatever they cost
+    _cache: Any = None  # of transformers, of the prompt's pass
     _target: RememberTarget | None = None  # until the output has been handed over
     _prompt_ends: Sequence[list[int]] = ()  # of each row, without padding
     _failure = ""
@@ -76,24 +76,23 @@ class Generation:
         text_tokenizer: Any = None,
         **model_kwargs: Any,
     ) -> None:
-        rows, device = input_ids.shape[0], input_ids.device
+        sample = bool(generation_config.do_sample)
         self._stops = Stops(stopping_criteria)
-        self._new_tokens = (self._stops.max_length or math.inf) - input_ids.shape[1]  # of a row at most
+        most = self._stops.max_length or math.inf
+        self._new_tokens = most - input_ids.shape[1]  # of a row at most
         self._widths = options.widths_for(self._new_tokens)
         self._max_nodes = options.max_nodes_on(model.device)
         require_mode(generation_config, logits_processor)
-        typical = options.typical_rule(bool(generation_config.do_sample), logits_processor)
-        length = prompt_length(input_ids, generation_config, model_kwargs) + self._new_tokens
-        require_model(model, length, self._max_nodes, fixed=bool(self._widths))
-        require_prompt(model, input_ids, generation_config, model_kwargs)
+        typical = options.typical_rule(sample, logits_processor)
+        require_model(model, prompt_length(input_ids, model_kwargs) + self._new_tokens)
+        require_prompt(model, generation_config, model_kwargs)
         self._model, self._config, self._model_kwargs = model, generation_config, model_kwargs
         self._input_ids, self._session_factory, self._options = input_ids, session_factory, options
-        self._choice = Choice(logits_processor, sample=bool(generation_config.do_sample), rows=rows, device=device)
-        self._rows = Rows(input_ids, self._stops)
+        self._choice = Choice(logits_processor, sample=sample, rows=input_ids.shape[0], device=input_ids.device)
+        self._rows = [Row(ids, most) for ids in input_ids]
         self._writers = None if text_tokenizer is None else [Detokenizer(text_tokenizer) for _ in self._rows]
         self.statistics = Statistics(origins=[row.origins for row in self._rows])
         returns_dict = bool(generation_config.return_dict_in_generate)
-        self._returns_cache = returns_dict and generation_config.use_cache is not False
         self._acceptance = Acceptance(
             self._rows,
             self._choice,
@@ -112,7 +111,6 @@ class Generation:
 
         Raises:
             GenerationFailedError: an earlier one failed, or a streamer.
-            CacheFullError: the caller's static cache has no slot for the next token.
         """
         piece = self._next_piece(with_texts=True)
         if piece is None:
@@ -128,14 +126,13 @@ class Generation:
         try:
             if self._verifier is None or self._sessions is None:
                 piece = self._first_step()
-            elif any(map(self._rows.continues, self._rows)):
-                piece = self._step(self._sessions, self._verifier)
-            else:
+            elif self._is_done:
                 piece = None
+            else:
+                piece = self._step(self._sessions, self._verifier)
             if piece is not None and with_texts and self._writers is not None:
-                ended = not any(map(self._rows.continues, self._rows))
                 piece.texts = [
-                    writer.push_all(tokens, flush=ended)
+                    writer.push_all(tokens, flush=self._is_done)
                     for writer, tokens in zip(self._writers, piece.tokens, strict=True)
                 ]
         except BaseException as error:
@@ -144,6 +141,10 @@ class Generation:
         if piece is None:
             self.close()
         return piece
+
+    @property
+    def _is_done(self) -> bool:
+        return all(row.ended for row in self._rows)
 
     def _first_step(self) -> Piece:
         """Open the sessions and run the prompt."""
@@ -154,19 +155,18 @@ class Generation:
         self.statistics.drafts = sessions.counts
         with torch.no_grad(), self.statistics.steps:
             with self.statistics.forward:
-                prompt = prefill(self._model, self._input_ids, self._config, self._model_kwargs)
+                prompt = prefill(self._model, self._input_ids, self._model_kwargs)
                 top_tokens = self._read(prompt.logits, sessions)
-            self._earlier = prompt.length - self._input_ids.shape[1]  # tokens of the cache that are not in the rows
-            self._capacity = capacity_of(prompt.cache)
             for row, limit in zip(self._rows, row_limits(self._model, prompt, self._input_ids), strict=True):
                 row.limit = min(limit, self._stops.max_length or math.inf)
-            self._policy = policy_of(self._model, prompt, self._widths, adaptive=self._options.adaptive)
+            if self._options.adaptive:
+                self._policy = policy_of(self._model, prompt, self._widths)
             drafts = [NO_DRAFT] * len(self._rows)
             piece, paths = self._acceptance.accept(prompt.logits, top_tokens, drafts, self.statistics)
             verifier = self._verifier = self._new_verifier(prompt)
-            plain = verifier.width_of(1)
-            self._padded = [verifier.width_of(1 + nodes) - plain for nodes in range(self._max_nodes + 1)]
-            sessions.inform(piece.tokens, paths, top_tokens, drafts)
+            plain = verifier.width_of(1)  # the added tokens of a step that drafts 0, 1, .. tokens
+            self._added = np.array([verifier.width_of(1 + nodes) - plain for nodes in range(self._max_nodes + 1)])
+            sessions.accept(piece.tokens, paths, top_tokens, drafts)
         if self.trace is not None:
             self.trace.add(piece.tokens, drafts, self.statistics)
         return piece
@@ -174,38 +174,40 @@ class Generation:
     def _step(self, sessions: DraftSessions, verifier: Verifier) -> Piece:
         """Draft, verify, accept."""
         with torch.no_grad(), self.statistics.steps:
-            drafts = self._draft(sessions, self._policy)
+            asked, drafts = self._draft(sessions)
             step, logits, top_tokens = self._verify(verifier, drafts, sessions)
             piece, paths = self._acceptance.accept(logits, top_tokens, drafts, self.statistics)
-            self._keep(verifier.cache, paths)
-            sessions.inform(piece.tokens, paths, top_tokens, drafts)
-            self._learn(self._policy, verifier, step, piece, drafts)
+            verifier.cache.keep(paths)
+            sessions.accept(piece.tokens, paths, top_tokens, drafts)
+            if self._policy is not None and not verifier.captured:
+                self._learn(self._policy, asked, step.width - verifier.width_of(1), piece, drafts)
         if self.trace is not None:
             self.trace.add(piece.tokens, drafts, self.statistics)
         return piece
 
     # --- one step ----------------------------------------------------------------------------------------------------
 
-    def _draft(self, sessions: DraftSessions, policy: DraftPolicy) -> list[Draft]:
-        """Return the tree of each row, empty where there is none."""
+    def _draft(self, sessions: DraftSessions) -> tuple[bool, list[Draft]]:
+        """Return whether sessions were asked, and the tree of each row, empty where there is none."""
         drafts = [NO_DRAFT] * len(self._rows)
         with self.statistics.drafting:
-            rooms = [self._room(row) for row in self._rows]
-            if not sessions.active or not self._max_nodes or max(rooms) <= 1:
-                return drafts
-            nodes, costs = policy.budget(self._padded)
+            rooms = [0 if row.ended else int(min(row.limit, 2**31)) - len(row.tokens) for row in self._rows]
+            asked = sessions.active and self._max_nodes > 0 and max(rooms) > 1
+            if not asked or (self._policy is not None and not self._policy.wants_drafts()):
+                return False, drafts
+            costs = None if self._policy is None else self._policy.costs(1, int(self._added[-1]))[self._added]
             for row, room in enumerate(rooms):
-                if nodes and room > 1:
-                    drafts[row] = Draft(sessions.draft(row, nodes, costs), room - 1)
+                if room > 1:
+                    drafts[row] = Draft(sessions.draft(row, self._max_nodes, costs), room - 1)
         self.statistics.drafts.nodes += sum(len(draft.tree) for draft in drafts)
-        return drafts
+        return True, drafts
 
     def _verify(
         self, verifier: Verifier, drafts: Sequence[Draft], sessions: DraftSessions
     ) -> tuple[Step, torch.Tensor, TopTokens]:
         """Run the last token of each row and its tree through the model."""
         width = verifier.width_of(1 + max(len(draft.tree) for draft in drafts))
-        last = [row.tokens[-1] if self._rows.continues(row) else None for row in self._rows]
+        last = [None if row.ended else row.tokens[-1] for row in self._rows]
         step = Step(last, [draft.tree for draft in drafts], width)
         with self.statistics.forward:
             logits = verifier.run(step)
@@ -219,42 +221,14 @@ class Generation:
         self.statistics.forward_passes += 1
         return top_tokens
 
-    def _keep(self, cache: TreeKVCache, paths: list[list[int]]) -> None:
-        """Keep the keys and values of accepted tokens."""
-        cache.keep(paths)
-        for number, row in enumerate(self._rows):
-            if self._rows.is_done(row):
-                cache.finish(number)
-
-    def _learn(
-        self, policy: DraftPolicy, verifier: Verifier, step: Step, piece: Piece, drafts: Sequence[Draft]
-    ) -> None:
-        """Learn what the step cost and brought, unless a graph was captured in it."""
-        if not verifier.captured:
+    def _learn(self, policy: DraftPolicy, asked: bool, added: int, piece: Piece, drafts: Sequence[Draft]) -> None:
+        """Learn what a step cost and brought. The rows of a batch are padded to one width: all count as one."""
+        policy.observe(1, added, self.statistics.forward.latest)
+        if asked:
             lengths = [len(tokens) for tokens in piece.tokens if tokens]
-            rows = max(1, len(lengths))
-            scored = [draft.promised for draft in drafts]
-            promised = None if None in scored else sum(filter(None, scored)) / rows
-            times = self.statistics
-            policy.observe(
-                step.width - verifier.width_of(1),
-                sum(lengths) / rows,
-                times.forward.latest,
-                times.drafting.latest,
-                promised,
-            )
-            times.pauses = policy.pauses
-
-    def _room(self, row: Row) -> int:
-        """Return how many tokens `row` may get in this step.
-
-        Raises:
-            CacheFullError: the caller's static cache has no slot for the next token.
-        """
-        if not self._rows.continues(row):
-            return 0
-        require_slots(self._earlier + len(row.tokens), self._capacity)
-        return int(min(row.limit, 2**31)) - len(row.tokens)
+            promised = sum(draft.promised for draft in drafts) / len(lengths)
+            policy.settle(1, added, promised, self.statistics.drafting.latest)
+            policy.judge(1, promised, sum(lengths) / len(lengths) - 1)
 
     @property
     def tokens(self) -> list[list[int]]:
@@ -266,18 +240,15 @@ class Generation:
 
     def _new_verifier(self, prompt: Prompt) -> Verifier:
         """Return what verifies behind `prompt`; it takes over the keys and values."""
-        verifier: Verifier
+        self._cache = prompt.cache
         if self._widths:
             slots = prompt.length + int(self._new_tokens) + max(self._widths)
-            verifier = graph_pool.acquire(self._model, prompt, self._widths, slots)
-        else:
-            cache = TreeKVCache(prompt.cache, prompt.patterns, prompt.length)
-            verifier = Verifier(self._model, cache, seen=prompt.seen, positions=prompt.positions, extras=prompt.extras)
-        self._loan = Loan(prompt.cache)
-        return verifier
+            return fixed_verifier(self._model, prompt, self._widths, slots)
+        cache = TreeKVCache(prompt.cache, prompt.patterns, prompt.length)
+        return Verifier(self._model, cache, seen=prompt.seen, positions=prompt.positions, extras=prompt.extras)
 
     def close(self) -> None:
-        """End the generation here; a cache of the caller that is not in use again then holds what was written."""
+        """End the generation here; the caller's cache then holds what was written."""
         self._release(hand_back=True)
 
     def __del__(self) -> None:
@@ -286,28 +257,16 @@ class Generation:
     def __enter__(self) -> Generation:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self._close_quietly()
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def _fail(self, error: BaseException) -> None:
         """Close after an error. It is not kept: its traceback would keep this generation and its memory."""
         self._failure = self._failure or type(error).__name__
-        self._close_quietly()
-
-    def _close_quietly(self) -> None:
-        """Close while an error passes; where warnings are raised as errors, theirs must not take its place."""
-        with suppress(DraftingWarning):
-            self.close()
+        self.close()
 
     def _release(self, *, hand_back: bool) -> None:
-        """Remember the output, close the sessions, and keep captured graphs.
-
-        Args:
-            hand_back: whether to leave the caller's cache as plain decoding leaves it.
-        """
+        """Remember the output, close sessions and verifier, and fill the caller's cache."""
         self._closed = True
         self._remember()
         sessions, self._sessions = self._sessions, None
@@ -316,12 +275,10 @@ class Generation:
             if sessions is not None:
                 sessions.close()
         finally:
-            if verifier is not None and self._loan is not None:
-                is_kept = self._returns_cache or getattr(self._loan.cache, "_is_user_defined", False)
-                if hand_back and is_kept:
-                    self._loan.give_back(verifier.cache)
-                if isinstance(verifier, FixedVerifier):
-                    graph_pool.release(self._model, verifier)
+            if verifier is not None:
+                if hand_back:
+                    verifier.cache.give_back(self._cache)
+                verifier.close()
 
     def _remember(self) -> None:
         """Hand the output so far over to be remembered, once."""
@@ -331,8 +288,8 @@ class Generation:
             documents = [document for document in outputs if document is not None]
             remember(target, documents, self.statistics.remembered)
 
-    def stream_to(self, streamer: Any, *, prompt: bool = True) -> None:
-        """Run to the end and give a streamer of transformers each token; with `prompt`, the prompt first.
+    def stream_to(self, streamer: Any) -> None:
+        """Run to the end and give a streamer of transformers the prompt and each token.
 
         Raises:
             ModeNotSupportedError: there are several rows; they do not all get a token in the same step.
@@ -342,8 +299,7 @@ class Generation:
                 describe("generate", "a streamer", f"given for {len(self._rows)} rows", "one row")
             )
         try:
-            if prompt:
-                streamer.put(self._input_ids.cpu())
+            streamer.put(self._input_ids.cpu())
             while (piece := self._next_piece()) is not None:
                 for token in piece.tokens[0]:
                     streamer.put(torch.tensor([token]))
@@ -364,5 +320,7 @@ class Generation:
         except BaseException as error:  # an interrupt between two steps, too
             self._fail(error)
             raise
-        cache = self._loan.cache if self._loan is not None and self._returns_cache else None
-        return output_of(self._rows, self._config, self._input_ids, cache, self.statistics)
+        is_returned = self._config.use_cache is not False and self._cache is not None and is_dynamic(self._cache)
+        return output_of(
+            self._rows, self._config, self._input_ids, self._cache if is_returned else None, self.statistics
+        )

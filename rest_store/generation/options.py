@@ -11,15 +11,15 @@ from typing import Any
 import torch
 
 from rest_store.datastore.kernel import MAX_NODES
-from rest_store.datastore.validation import limit, real
+from rest_store.datastore.validation import limit
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.remembering import require_target
 from rest_store.drafting.sources import require_source_timeout
 from rest_store.errors import CalibrationError, LimitError, describe
-from rest_store.generation.typical import ACCEPTANCES, ALPHA, THRESHOLD, TypicalRule, require_typical
+from rest_store.generation.typical import ACCEPTANCES, TypicalRule, require_typical
 
 _MAX_WIDTH = 1 + MAX_NODES  # a token and its tree
-WIDTHS = (1, 9, 17, 33, 65)  # of steps, by default where graphs are asked for
+WIDTHS = (1, 9, 17, 33, 65)  # of steps, where graphs are wanted
 
 
 @dataclass(frozen=True)
@@ -39,27 +39,18 @@ class Options:
     remember: Any = None
     calibration: Any = None
     acceptance: str = ACCEPTANCES[0]
-    typical_threshold: float = THRESHOLD
-    typical_alpha: float = ALPHA
 
     def __post_init__(self) -> None:
         if self.max_nodes is not None:
             limit("max_nodes", self.max_nodes, MAX_NODES, least=0, where="generate")
         require_source_timeout("generate", self.source_timeout)
         require_target(self.remember)
-        try:
-            widths = list(self.widths)
-        except TypeError:
-            expected = "a sequence of widths in tokens"
-            raise LimitError(describe("generate", "widths", repr(self.widths), expected)) from None
-        checked = tuple(limit("one of widths", width, _MAX_WIDTH, where="generate") for width in widths)
-        object.__setattr__(self, "widths", checked)
+        widths = sorted({limit("one of widths", width, _MAX_WIDTH, where="generate") for width in self.widths})
+        object.__setattr__(self, "widths", tuple(widths))
         object.__setattr__(self, "calibration", _calibration(self.calibration))
         if self.acceptance not in ACCEPTANCES:
             expected = " or ".join(map(repr, ACCEPTANCES))
             raise LimitError(describe("generate", "acceptance", repr(self.acceptance), expected))
-        _require_real("typical_threshold", self.typical_threshold, 1)
-        _require_real("typical_alpha", self.typical_alpha, math.inf)
 
     def max_nodes_on(self, device: torch.device) -> int:
         """Return the most draft tokens of a step."""
@@ -77,7 +68,7 @@ class Options:
         """
         if self.widths and new_tokens == math.inf:
             raise LimitError(describe("generate", "max_length", "None", "a limit, for memory of a fixed size"))
-        return tuple(sorted(set(self.widths)))
+        return tuple(self.widths)
 
     def typical_rule(self, sample: bool, processors: Sequence[Any]) -> TypicalRule | None:
         """Return the rule of typical acceptance; None: tokens are chosen exactly.
@@ -88,14 +79,7 @@ class Options:
         if self.acceptance == ACCEPTANCES[0]:
             return None
         require_typical(sample, processors)
-        return TypicalRule(self.typical_threshold, self.typical_alpha)
-
-
-def _require_real(name: str, value: object, greatest: float) -> None:
-    """Raise LimitError unless `value` is a number of 0 .. `greatest`."""
-    if not 0 <= real(value) <= greatest:
-        expected = "a number from 0 on" if greatest == math.inf else f"a number of 0..{greatest:g}"
-        raise LimitError(describe("generate", name, repr(value), expected))
+        return TypicalRule()
 
 
 def _calibration(value: object) -> Calibration | None:

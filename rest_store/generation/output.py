@@ -36,26 +36,6 @@ def output_of(
         cache: of the model; None if it is not returned.
         statistics: of the generation.
     """
-    sequences = padded(rows, config, input_ids)
-    if not config.return_dict_in_generate:
-        return sequences
-    return GenerateOutput(
-        sequences=sequences,
-        scores=columns([row.scores for row in rows]) if config.output_scores else None,
-        logits=columns([row.logits for row in rows]) if config.output_logits else None,
-        past_key_values=cache,
-        statistics=statistics,
-    )
-
-
-def padded(rows: Sequence[Row], config: Any, input_ids: torch.Tensor) -> torch.Tensor:
-    """Return all rows, padded behind their end, int64[rows, length].
-
-    Args:
-        rows: what was written.
-        config: the prepared `GenerationConfig`.
-        input_ids: int64[rows, length], the prompts.
-    """
     padding = config.pad_token_id
     if padding is None:  # as `generate` of transformers does
         ends = config.eos_token_id
@@ -64,10 +44,18 @@ def padded(rows: Sequence[Row], config: Any, input_ids: torch.Tensor) -> torch.T
     sequences = input_ids.new_full((len(rows), length), padding, dtype=torch.int64)
     for number, row in enumerate(rows):
         sequences[number, : len(row.tokens)] = torch.tensor(row.tokens)
-    return sequences
+    if not config.return_dict_in_generate:
+        return sequences
+    return GenerateOutput(
+        sequences=sequences,
+        scores=_by_token([row.scores for row in rows]) if config.output_scores else None,
+        logits=_by_token([row.logits for row in rows]) if config.output_logits else None,
+        past_key_values=cache,
+        statistics=statistics,
+    )
 
 
-def columns(rows: Sequence[list[torch.Tensor]]) -> tuple[torch.Tensor, ...]:
+def _by_token(rows: Sequence[list[torch.Tensor]]) -> tuple[torch.Tensor, ...]:
     """Return [rows, vocabulary] of each generated token, 0 behind a row's end."""
     if not rows[0]:  # closed before the first token
         return ()

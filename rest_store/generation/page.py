@@ -18,8 +18,6 @@ from rest_store.pages.document import document, packaged
 
 _SEVERAL = "several"
 _MOST_SOURCES = 8  # of a draft session
-_MOST_PROMPT = 600  # characters of a prompt shown whole; of a longer one the end
-_PROMPT_END = 160
 
 
 def page(
@@ -56,7 +54,8 @@ def page(
         '<div class="columns">\n<main>\n<h2>The text, pass by pass</h2>\n'
         '<p class="soft hint">A bar | stands where a forward pass begins. Choose one to see its draft tree; '
         "← and → go on.</p>\n"
-        f"{_prompt(prompt)}{_text(trace, origins, tokenizer, labels)}</main>\n"
+        f'<details class="prompt"><summary>The prompt</summary><div class="text">{escape(prompt)}</div></details>\n'
+        f"{_text(trace, origins, tokenizer, labels)}</main>\n"
         '<aside id="pass" aria-label="Draft tree of a forward pass">\n<noscript><p>Draft trees are drawn by a script, '
         "which is off in this browser.</p></noscript>\n</aside>\n</div>\n"
     )
@@ -150,19 +149,6 @@ def _entry(origin: int, label: str, share: float, said: str) -> str:
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-def _prompt(prompt: str) -> str:
-    """Return the prompt; of a long one the end, with the rest folded away."""
-    if len(prompt) <= _MOST_PROMPT and prompt.count("\n") < 12:
-        return f'<div class="prompt text"><span class="hidden">Prompt: </span>{escape(prompt)}</div>\n'
-    begin = max(len(prompt) - _PROMPT_END, prompt.rfind("\n", 0, len(prompt) - 1) + 1)
-    size = f"{counted(prompt.count(chr(10)) + 1, 'line')}, {counted(len(prompt), 'character')}"
-    return (
-        f'<details class="prompt"><summary>The prompt begins: {size}</summary>\n'
-        f'<div class="text">{escape(prompt[:begin])}</div>\n</details>\n'
-        f'<div class="prompt text"><span class="hidden">The prompt ends: </span>{escape(prompt[begin:])}</div>\n'
-    )
-
-
 def _text(trace: Trace, origins: Sequence[Sequence[int]], tokenizer: Any, labels: Sequence[str]) -> str:
     """Return what was written, each forward pass as a link to itself and each token in it."""
     detokenizer, special = Detokenizer(tokenizer), set(tokenizer.all_special_ids)
@@ -193,26 +179,22 @@ class _Texts:
         tokenizer: of the model.
 
     Attributes:
-        texts: distinct texts, in order of their first use.
+        indices: of the distinct texts, in order of their first use.
     """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._places: dict[str, int] = {}
-        self.texts: list[str] = []
-        self.place = functools.cache(self._place)
+        self.indices: dict[str, int] = {}
+        self.index = functools.cache(self._index)
 
-    def _place(self, before: int | None, token: int) -> int:
-        """Return the place in `texts` of what `token` adds behind the token `before`; None: nothing is before it."""
+    def _index(self, before: int | None, token: int) -> int:
+        """Return the index of what `token` adds behind the token `before`; None: nothing is before it."""
         text = self._decoded(token)
         if before is not None:  # some tokenizers drop the space in front of the first token
             start, both = self._decoded(before), self._decoded(before, token)
             if both.startswith(start) and not start.endswith("\ufffd") and len(both) > len(start):
                 text = both[len(start) :]
-        if text not in self._places:
-            self._places[text] = len(self.texts)
-            self.texts.append(text)
-        return self._places[text]
+        return self.indices.setdefault(text, len(self.indices))
 
     def _decoded(self, *tokens: int) -> str:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
@@ -234,18 +216,18 @@ def _data(trace: Trace, tokenizer: Any) -> dict[str, Any]:
         bonus = written[len(accepted)] if len(written) > len(accepted) else None
         passes.append(
             {
-                "context": texts.place(None, before) if before is not None else None,
+                "context": texts.index(None, before) if before is not None else None,
                 "texts": [
-                    texts.place(tokens[parent] if parent >= 0 else before, token)
+                    texts.index(tokens[parent] if parent >= 0 else before, token)
                     for token, parent in zip(tokens, parents, strict=True)
                 ],
                 "parents": parents,
                 "scores": [round(1000 * min(score, 1.0)) if 0 <= score < math.inf else -1 for score in scores],
                 "origins": draft.origins,
                 "accepted": accepted,
-                "bonus": texts.place(last, bonus) if bonus is not None else None,
+                "bonus": texts.index(last, bonus) if bonus is not None else None,
                 "times": [round(1e6 * time) for time in (step.seconds, step.drafting_seconds, step.forward_seconds)],
             }
         )
         before = written[-1] if written else before
-    return {"texts": texts.texts, "passes": passes}
+    return {"texts": list(texts.indices), "passes": passes}

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from transformers import DynamicCache
 
-from rest_store.errors import CacheFullError, ModelNotSupportedError, ModeNotSupportedError, describe
-from rest_store.generation.cache import Pattern, capacity_of, patterns_in, require_cache
+from rest_store.errors import CacheNotSupportedError, ModelNotSupportedError, describe
+from rest_store.generation.cache import Pattern, is_dynamic, patterns_in, require_cache
 from rest_store.generation.support import position_count, require_inputs
 from rest_store.generation.verify import patterns_of
 
 # Arguments that a step makes itself, or that concern the prompt alone.
-_NOT_FORWARDED = {"attention_mask", "position_ids", "past_key_values", "inputs_embeds", "use_cache", "logits_to_keep"}
+_NOT_FORWARDED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
 
 
 @dataclass
@@ -42,98 +42,80 @@ class Prompt:
     extras: dict[str, Any]
 
 
-def prompt_length(input_ids: torch.Tensor, config: Any, model_kwargs: Mapping[str, Any]) -> int:
-    """Return the most tokens that the cache holds after the prompt's pass.
-
-    With a filled cache, `input_ids` are all tokens where they are as long as the mask, and only the new ones otherwise.
-    A mask that hides nothing is left out by `generate`, which keeps its length in `config`.
-    """
-    embedded, mask = model_kwargs.get("inputs_embeds"), model_kwargs.get("attention_mask")
+def prompt_length(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> int:
+    """Return how many tokens the cache holds after the prompt's pass."""
     cache = model_kwargs.get("past_key_values")
-    length = int(embedded.shape[1] if embedded is not None else input_ids.shape[1])
     held = int(cache.get_seq_length()) if cache is not None else 0
-    mask_length = mask.shape[1] if mask is not None else getattr(config, "_mask_length", None)
-    if not held or embedded is not None or mask_length == length:
-        return max(length, held)
-    return held + length
+    return int(input_ids.shape[1]) + (held if held and not _has_all_tokens(input_ids, model_kwargs) else 0)
 
 
-def require_prompt(model: Any, input_ids: torch.Tensor, config: Any, model_kwargs: dict[str, Any]) -> None:
+def _has_all_tokens(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> bool:
+    """Whether `input_ids` are all tokens, those in a filled cache too, and not the new ones alone."""
+    positions = model_kwargs.get("position_ids")
+    return positions is None or int(positions.shape[-1]) == input_ids.shape[1]
+
+
+def require_prompt(model: Any, config: Any, model_kwargs: dict[str, Any]) -> None:
     """Check before the prompt's pass that trees can be verified behind it.
 
     Args:
         model: a model of `transformers`.
-        input_ids: int64[rows, length].
         config: the prepared `GenerationConfig`.
         model_kwargs: what `generate` prepared for the forward pass; gets a cache if it has none.
 
     Raises:
-        ModeNotSupportedError: as in `require_inputs`; or a cache, and `use_cache` is False.
+        ModeNotSupportedError: as in `require_inputs`.
         ModelNotSupportedError: as in `patterns_of`.
-        CacheNotSupportedError: as in `require_cache`.
-        CacheFullError: as in `require_slots`.
+        CacheNotSupportedError: as in `require_cache`; or a static cache of the caller.
     """
     require_inputs(model_kwargs)
     of_text = model.config.get_text_config(decoder=True)
     patterns_of(of_text, int(getattr(of_text, "num_hidden_layers", 1)))
     if model_kwargs.get("past_key_values") is None:
         model_kwargs["past_key_values"] = DynamicCache(config=of_text)
-    elif model_kwargs.get("use_cache") is False:
-        raise ModeNotSupportedError(describe("generation", "use_cache", "False beside past_key_values", "one of them"))
     cache = model_kwargs["past_key_values"]
     require_cache(cache)
-    if not int(cache.get_seq_length()):
-        require_slots(prompt_length(input_ids, config, model_kwargs), capacity_of(cache))
+    if config.cache_implementation is None and not is_dynamic(cache):
+        expected = "dynamic; cache_implementation='static' makes a static one"
+        raise CacheNotSupportedError(describe("generate", "past_key_values", "a static cache", expected))
 
 
-def require_slots(tokens: int, capacity: float) -> None:
-    """Check that a static cache of `capacity` slots holds `tokens`.
-
-    Raises:
-        CacheFullError: it does not.
-    """
-    if tokens > capacity:
-        expected = f"at least {tokens}, one slot for each token"
-        raise CacheFullError(describe("generation", "max_cache_len of the static cache", capacity, expected))
-
-
-def prefill(model: Any, input_ids: torch.Tensor, config: Any, model_kwargs: dict[str, Any]) -> Prompt:
+def prefill(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> Prompt:
     """Run the prompt through the model.
 
     Args:
         model: a decoder-only model of `transformers`.
         input_ids: int64[rows, length], padded on the left.
-        config: the prepared `GenerationConfig`.
         model_kwargs: what `generate` prepared for the forward pass, checked by `require_prompt`.
 
     Raises:
         ModelNotSupportedError: the model keeps no keys and values.
     """
     model_kwargs["use_cache"] = True
-    output = model._prefill(input_ids, config, model_kwargs)
+    held = int(model_kwargs["past_key_values"].get_seq_length())
+    new = input_ids.shape[1] - held if held and _has_all_tokens(input_ids, model_kwargs) else None
+    inputs = model.prepare_inputs_for_generation(
+        input_ids, next_sequence_length=new, is_first_iteration=True, **model_kwargs
+    )
+    output = model(**inputs, return_dict=True)
     cache = output.get("past_key_values")
     if cache is None:
         expected = "keys and values, which can be kept for one path of a tree"
         raise ModelNotSupportedError(describe(type(model).__name__, "the key-value cache", "absent", expected))
-    length = int(cache.get_seq_length())
-    mask, positions = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
-    if positions is None:
-        following = torch.full((input_ids.shape[0], 1), length, device=input_ids.device)
-    else:
-        following = positions[..., -1:] + 1
+    mask = model_kwargs.get("attention_mask")
     return Prompt(
         logits=output.logits[:, -1:],
         cache=cache,
-        length=length,
+        length=int(cache.get_seq_length()),
         patterns=patterns_in(cache, patterns_of(model.config.get_text_config(decoder=True), len(cache.layers))),
         seen=mask.bool() if mask is not None and not bool((mask == 1).all()) else None,
-        positions=following,
+        positions=model_kwargs["position_ids"][..., -1:] + 1,
         extras={name: value for name, value in model_kwargs.items() if name not in _NOT_FORWARDED},
     )
 
 
 def row_limits(model: Any, prompt: Prompt, input_ids: torch.Tensor) -> list[float]:
-    """Return how long each row may become for the positions of the model and the slots of a static cache.
+    """Return how long each row may become for the positions of the model.
 
     Args:
         model: the target model.
@@ -142,10 +124,8 @@ def row_limits(model: Any, prompt: Prompt, input_ids: torch.Tensor) -> list[floa
     """
     rows, length = input_ids.shape
     positions = position_count(model)
-    following = [0] * rows
-    if positions < math.inf:
-        of_rows = prompt.positions[..., 0]  # one for all rows, or one for each; further axes before
-        following = of_rows.expand(*of_rows.shape[:-1], rows).reshape(-1, rows).amax(dim=0).tolist()
-    slots = capacity_of(prompt.cache) - prompt.length
-    # The last token of a text needs neither a slot nor a position.
-    return [length + 1 + min(slots, positions - position) for position in following]
+    if positions == math.inf:
+        return [math.inf] * rows
+    of_rows = prompt.positions[..., 0]  # one for all rows, or one for each; further axes before
+    following = of_rows.expand(*of_rows.shape[:-1], rows).reshape(-1, rows).amax(dim=0).tolist()
+    return [length + 1 + positions - position for position in following]  # the last token needs no position

@@ -2,7 +2,7 @@
 
 torch computes a float32 linear layer on a CPU with a BLAS that reads the weights in their usual layout. oneDNN, a part
 of torch, also takes them in blocks that fit the processor's registers, which is several times as fast for the few rows
-of a step. On some processors the BLAS is faster for one to three rows, so both are timed when weights are packed.
+of a step. On some processors the BLAS is faster for a single row, so both are timed when weights are packed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,7 @@ import torch
 from rest_store.errors import ModelNotSupportedError, describe
 
 _ROWS = 16  # of the input that the blocks are chosen for; other numbers work too
-_TIMED_ROWS = (1, 2, 3, 4, 6, 8)
-_TIMED_WEIGHTS = 1 << 27  # at most; more than caches hold
-_REPEATS = 3  # of a timing
+_REPEATS = 5  # of a timing
 
 _Linear = Callable[..., torch.Tensor]
 
@@ -28,8 +26,8 @@ _Linear = Callable[..., torch.Tensor]
 def prepacked_weights(model: torch.nn.Module) -> Iterator[int]:
     """Compute the linear layers of `model` from prepacked weights inside a `with` block.
 
-    Inputs of so few rows that the usual layout is faster on this machine are computed from that. A second copy of the
-    weights is held meanwhile. Sums are the same up to the order of addition, as between passes of different widths.
+    A second copy of the weights is held meanwhile. Sums are the same up to the order of addition, as between passes of
+    different widths.
 
     Args:
         model: any module. Its `torch.nn.Linear` layers in float32 on the CPU are prepacked, unless their `forward` was
@@ -46,19 +44,16 @@ def prepacked_weights(model: torch.nn.Module) -> Iterator[int]:
     if not layers:
         expected = "at least one: a torch.nn.Linear with its own forward, in float32, on the CPU"
         raise ModelNotSupportedError(describe(type(model).__name__, "number of linear layers", 0, expected))
-    weights = {_place(layer): (layer, pack(layer.weight.detach(), _ROWS)) for layer in layers}  # tied ones once
-    few = _rows_of_usual_layout(list(weights.values()), linear)
+    weights = {layer.weight: pack(layer.weight.detach(), _ROWS) for layer in layers}  # tied ones once
+    packed = [(layer, weights[layer.weight]) for layer in layers]
+    singly = _is_faster_for_one_row(packed, linear)
     try:
-        for layer in layers:
-            vars(layer)["forward"] = _forward(layer, weights[_place(layer)][1], linear, few)
+        for layer, weight in packed:
+            vars(layer)["forward"] = _forward(layer, weight, linear, least=1 if singly else 2)
         yield len(layers)
     finally:
         for layer in layers:
             vars(layer).pop("forward", None)
-
-
-def _place(layer: torch.nn.Linear) -> tuple[int, torch.Size]:
-    return layer.weight.data_ptr(), layer.weight.shape
 
 
 def _operators() -> tuple[Callable[..., Any], _Linear]:
@@ -79,40 +74,31 @@ def _can_be_packed(layer: torch.nn.Linear) -> bool:
     return is_plain and layer.weight.device.type == "cpu" and layer.weight.dtype == torch.float32
 
 
-def _rows_of_usual_layout(packed: list[tuple[torch.nn.Linear, Any]], linear: _Linear) -> int:
-    """Return up to how many rows of an input the usual layout is faster; 0: it never is."""
-    timed: list[tuple[torch.nn.Linear, Any]] = []
-    size = 0
-    for layer, weight in packed:
-        if timed and size + layer.weight.numel() > _TIMED_WEIGHTS:
-            break
-        timed.append((layer, weight))
-        size += layer.weight.numel()
-    few = 0
-    for rows in _TIMED_ROWS:
-        inputs = {layer.in_features: torch.ones(rows, layer.in_features) for layer, _ in timed}
-        usual, prepacked = [], []
-        with torch.no_grad():
-            for _ in range(_REPEATS):
-                began = time.perf_counter()
-                for layer, _ in timed:
-                    torch.nn.functional.linear(inputs[layer.in_features], layer.weight, layer.bias)
-                between = time.perf_counter()
-                for layer, weight in timed:
-                    linear(inputs[layer.in_features], weight, layer.bias, "none", [], "")
-                usual.append(between - began)
-                prepacked.append(time.perf_counter() - between)
-        if min(usual) >= min(prepacked):
-            break
-        few = rows
-    return few
+def _is_faster_for_one_row(packed: list[tuple[torch.nn.Linear, Any]], linear: _Linear) -> bool:
+    """Whether prepacked weights are faster than the usual layout for an input of one row."""
+    inputs = {layer.in_features: torch.ones(1, layer.in_features) for layer, _ in packed}
+    usual, prepacked = [], []
+    with torch.no_grad():
+        for _ in range(_REPEATS):
+            began = time.perf_counter()
+            for layer, _weight in packed:
+                torch.nn.functional.linear(inputs[layer.in_features], layer.weight, layer.bias)
+            between = time.perf_counter()
+            for layer, weight in packed:
+                linear(inputs[layer.in_features], weight, layer.bias, "none", [], "")
+            usual.append(between - began)
+            prepacked.append(time.perf_counter() - between)
+    return min(prepacked) < min(usual)
 
 
-def _forward(layer: torch.nn.Linear, weight: Any, linear: _Linear, few: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    most = few * layer.in_features  # numbers of an input that the usual layout is for
+def _forward(
+    layer: torch.nn.Linear, weight: Any, linear: _Linear, *, least: int
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """Return the forward pass of `layer` that uses prepacked weights for inputs of `least` rows or more."""
 
     def forward(rows: torch.Tensor) -> torch.Tensor:
-        if rows.numel() <= most or torch.is_grad_enabled() or rows.dtype != torch.float32:
+        few = rows.numel() < least * layer.in_features
+        if few or torch.is_grad_enabled() or rows.dtype != torch.float32:
             return torch.nn.functional.linear(rows, layer.weight, layer.bias)
         return linear(rows, weight, layer.bias, "none", [], "")
 

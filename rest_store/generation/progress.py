@@ -66,7 +66,6 @@ class Statistics:
     Attributes:
         tokens: generated, over all rows.
         forward_passes: of the target model, over the prompt too.
-        pauses: how often drafting paused because it did not pay.
         drafts: what the sessions did.
         remembered: what became of the outputs, if they are remembered; goes on changing after the end.
         origins: for each row and generated token a bitmask of the sources that drafted it; 0: the model alone.
@@ -77,7 +76,6 @@ class Statistics:
 
     tokens: int = 0
     forward_passes: int = 0
-    pauses: int = 0
     drafts: DraftCounts = field(default_factory=DraftCounts)
     remembered: RememberCounts = field(default_factory=RememberCounts)
     origins: list[list[int]] = field(default_factory=list)

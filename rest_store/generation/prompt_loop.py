@@ -10,8 +10,6 @@ from contextlib import contextmanager, suppress
 
 import click
 
-_SIGN = "> "
-
 
 def is_interactive() -> bool:
     """Whether somebody types."""
@@ -30,21 +28,18 @@ def lines() -> Iterator[str]:
         return
     with suppress(ImportError):  # editing and a history of lines
         import readline  # noqa: F401
-    if not (is_shown := sys.stdout.isatty()):  # `input` would write the sign to what takes the texts
-        click.echo(_SIGN, nl=False, err=True)
+    sign = "> " if sys.stdout.isatty() else ""  # not into what takes the texts
     while True:
         try:
-            line = input(_SIGN if is_shown else "")
+            line = input(sign)
         except EOFError:
-            click.echo(err=not is_shown)
+            click.echo(err=not sign)
             return
         except KeyboardInterrupt:
             line = ""
-            click.echo(err=not is_shown)
+            click.echo(err=not sign)
         if line.strip():
             yield line
-        if not is_shown:
-            click.echo(_SIGN, nl=False, err=True)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Which token comes next, and whether it was the last: exactly as `generate` of transformers decides it.
+"""Which token comes next, and whether it was the last: as `generate` of transformers decides it.
 
 Every generated token is one call of the logits processors, at most one draw and one call of the stopping criteria, in
 the order of the sequence and with all that precedes it. A draft is accepted as far as the chosen tokens follow it, so
@@ -8,7 +8,7 @@ drafts cannot bias anything; `rest_store.generation.typical` is the exception. N
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -23,68 +23,25 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 
 from rest_store.errors import ModeNotSupportedError, describe
 
+Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-class Draws:
-    """Draws from distributions row by row, as one call of `torch.multinomial` for all rows of a step would.
-
-    `generate` draws for all rows of a batch at once. Rows that accept drafts are at different steps at one time, so the
-    state of the random generator before each step is kept until all rows have passed it.
-
-    Args:
-        rows: rows of the batch.
-        device: where the distributions are: that of the rows.
-    """
-
-    def __init__(self, rows: int, device: torch.device) -> None:
-        self._rows = rows
-        self._device = device
-        self._states: dict[int, torch.Tensor] = {}
-        self._drawn = [0] * rows
-        self._steps = 0
-
-    def draw(self, row: int, probabilities: torch.Tensor) -> torch.Tensor:
-        """Return a token drawn from `probabilities`, float[1, vocabulary], for the next step of `row`, int64[1]."""
-        if self._rows == 1:
-            return torch.multinomial(probabilities, num_samples=1).squeeze(1)
-        step = self._drawn[row]
-        self._drawn[row] += 1
-        newest = step == self._steps
-        if newest:
-            oldest = min(self._drawn)
-            self._states = {step: state for step, state in self._states.items() if step >= oldest}
-            self._states[step] = self._state()
-            self._steps += 1
-        else:
-            latest = self._state()
-            self._set_state(self._states[step])
-        # The draw of a row depends on its own distribution and its place in the batch alone.
-        token = torch.multinomial(probabilities.expand(self._rows, -1), num_samples=1)[row]
-        if not newest:
-            self._set_state(latest)
-        return token
-
-    def finish(self, row: int) -> None:
-        """Note that `row` draws no more, so no states are kept for it."""
-        self._drawn[row] = 2**62
-
-    def _state(self) -> torch.Tensor:
-        if self._device.type == "cuda":
-            return torch.cuda.get_rng_state(self._device)
-        return torch.get_rng_state()
-
-    def _set_state(self, state: torch.Tensor) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.set_rng_state(state, self._device)
-        else:
-            torch.set_rng_state(state)
+# Processors that hold something for each row, by its place in the batch.
+_OF_THE_BATCH = (
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
+)
 
 
 class Choice:
     """Chooses the next token of a row from the logits at the end of its context.
 
+    A single row draws from torch's own generator, as `generate` of transformers does. Rows of a batch accept drafts and
+    so are at different steps at one time: each has its own copies of the processors and a generator of its own, seeded
+    from torch's.
+
     Args:
-        processors: the prepared logits processors of the generation. Rows are at different steps at one time, so each
-            call is about a single row, and every row of a batch has its own copies.
+        processors: the prepared logits processors of the generation; each call is about a single row.
         sample: draw, or take the most likely token.
         rows: rows of the batch.
         device: where the rows are.
@@ -99,8 +56,12 @@ class Choice:
     def __init__(self, processors: LogitsProcessorList, *, sample: bool, rows: int, device: torch.device) -> None:
         self.is_argmax = not sample and len(processors) == 0
         self._sample = sample
-        self._processors = [processors] if rows == 1 else [_for_row(processors, row, rows) for row in range(rows)]
-        self._draws = Draws(rows, device)
+        self._processors: list[Sequence[Processor]] = [processors]
+        self._generators: list[torch.Generator | None] = [None] * rows
+        if rows > 1:
+            self._processors = [[_for_row(one, row, rows) for one in processors] for row in range(rows)]
+            seeds = torch.randint(2**63 - 1, (rows,)).tolist() if sample else []
+            self._generators[: len(seeds)] = [torch.Generator(device).manual_seed(seed) for seed in seeds]
 
     def choose(self, row: int, ids: torch.Tensor, logits: torch.Tensor) -> tuple[int, torch.Tensor]:
         """Return the next token of `row` and its processed scores.
@@ -137,48 +98,28 @@ class Choice:
     def pick(self, row: int, scores: torch.Tensor) -> int:
         """Return the next token of `row`, drawn from its processed scores or the most likely one."""
         if self._sample:
-            return int(self._draws.draw(row, torch.nn.functional.softmax(scores, dim=-1)))
+            probabilities = torch.nn.functional.softmax(scores, dim=-1)
+            return int(torch.multinomial(probabilities, num_samples=1, generator=self._generators[row]))
         return int(torch.argmax(scores, dim=-1))
 
-    def finish(self, row: int) -> None:
-        """Note that `row` has ended."""
-        self._draws.finish(row)
 
-
-def _for_row(processors: LogitsProcessorList, row: int, rows: int) -> LogitsProcessorList:
-    """Return copies that judge one row of a batch alone as the originals judge it among the others.
-
-    The prompts that processors hold are fewer than the rows where `num_return_sequences` rows continue each.
+def _for_row(processor: Any, row: int, rows: int) -> Processor:
+    """Return what judges one row of a batch as `processor` judges it among the others.
 
     Raises:
-        ModeNotSupportedError: one cannot be copied.
+        ModeNotSupportedError: it cannot be copied.
     """
-    copies = LogitsProcessorList()
-    for processor in processors:
-        if isinstance(processor, PrefixConstrainedLogitsProcessor):
-            alone = copy.copy(processor)  # its function may hold much, and no state
-            allowed = processor._prefix_allowed_tokens_fn
-            alone._prefix_allowed_tokens_fn = lambda batch_id, ids, allowed=allowed: allowed(row + batch_id, ids)
-            copies.append(alone)
-            continue
-        try:
-            alone = copy.deepcopy(processor)
-        except Exception as error:
-            state = f"not copyable ({type(error).__name__}: {error})"
-            expected = "a state that can be copied for each row of a batch"
-            raise ModeNotSupportedError(describe(type(processor).__name__, "its state", state, expected)) from error
-        if isinstance(alone, RepetitionPenaltyLogitsProcessor):
-            if isinstance(alone.prompt_ignore_length, torch.Tensor):
-                alone.prompt_ignore_length = alone.prompt_ignore_length[row : row + 1]
-        elif isinstance(alone, EncoderRepetitionPenaltyLogitsProcessor):
-            prompt = row * alone.encoder_input_ids.shape[0] // rows
-            alone.encoder_input_ids = alone.encoder_input_ids[prompt : prompt + 1]
-        elif isinstance(alone, EncoderNoRepeatNGramLogitsProcessor):
-            prompt = row * alone.batch_size // rows
-            alone.batch_size = 1
-            alone.generated_ngrams = alone.generated_ngrams[prompt : prompt + 1]
-        copies.append(alone)
-    return copies
+    of_the_batch = isinstance(processor, _OF_THE_BATCH)
+    if isinstance(processor, RepetitionPenaltyLogitsProcessor):
+        of_the_batch = isinstance(processor.prompt_ignore_length, torch.Tensor)
+    if of_the_batch:
+        return lambda ids, scores: processor(ids.expand(rows, -1), scores.expand(rows, -1).clone())[row : row + 1]
+    try:
+        return copy.deepcopy(processor)  # type: ignore[no-any-return]
+    except Exception as error:
+        state = f"not copyable ({type(error).__name__}: {error})"
+        expected = "a state that can be copied for each row of a batch"
+        raise ModeNotSupportedError(describe(type(processor).__name__, "its state", state, expected)) from error
 
 
 class Stops:
@@ -189,14 +130,12 @@ class Stops:
 
     Attributes:
         are_simple: only the length and single tokens end a row; no tensor of the row is needed.
-        pads: whether rows that have ended are padded, as where an end token is set; if not, they are continued.
         max_length: most tokens of a row, prompt included; None: no limit.
     """
 
     def __init__(self, criteria: Sequence[Any]) -> None:
         self._criteria = criteria
         self.are_simple = all(type(criterion) in (EosTokenCriteria, MaxLengthCriteria) for criterion in criteria)
-        self.pads = any(hasattr(criterion, "eos_token_id") for criterion in criteria)
         lengths = [criterion.max_length for criterion in criteria if isinstance(criterion, MaxLengthCriteria)]
         self.max_length: int | None = min(lengths) if lengths else None
         self._ends: set[int] = set()

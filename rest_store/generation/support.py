@@ -20,41 +20,36 @@ _ASSISTANCE = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
 ASSISTANCE = ("assistant_model", *_ASSISTANCE)  # all arguments of `model.generate` that draft
 _GROWING_ROPE = ("dynamic", "longrope")  # frequencies depend on the length of the sequence
 # Tensors that are continued for new tokens; others would each need their own rule.
-_CONTINUED = {"attention_mask", "position_ids", "inputs_embeds"}
+_CONTINUED = {"attention_mask", "position_ids"}
 
 
-def require_model(model: Any, length: float, max_nodes: int, *, fixed: bool) -> None:
+def require_model(model: Any, length: float) -> None:
     """Check that draft trees can be verified with `model`.
 
     Args:
         model: a model of `transformers`.
         length: most tokens of a sequence.
-        max_nodes: most draft tokens of a step.
-        fixed: whether steps have fixed widths, and so a cache of fixed size.
 
     Raises:
-        ModelNotSupportedError: an encoder-decoder, a recurrent state or an unusual cache, positions that are not an
-            argument (ALiBi and others), or something that changes with the length within `length`; or places in the
-            cache that stand for positions, and fixed widths.
+        ModelNotSupportedError: an encoder-decoder, no key-value cache, positions that are not an argument (ALiBi and
+            others) or that are places in the cache, or rotary embeddings that change within `length`.
     """
     name = type(model).__name__
     config = model.config.get_text_config(decoder=True)
     if model.config.is_encoder_decoder:
         raise ModelNotSupportedError(describe(name, "the model", "an encoder-decoder", "decoder only"))
     parameters = inspect.signature(model.forward).parameters
-    expected = "keys and values only, which can be kept for one path of a tree"
-    if getattr(model, "_is_stateful", False):
-        raise ModelNotSupportedError(describe(name, "its state", "recurrent", expected))
-    if "past_key_values" not in parameters or not model._supports_default_dynamic_cache():
-        state = "not in a standard key-value cache"
-        raise ModelNotSupportedError(describe(name, "its state", state, expected))
+    if "past_key_values" not in parameters:
+        expected = "keys and values only, which can be kept for one path of a tree"
+        raise ModelNotSupportedError(describe(name, "its state", "not in a standard key-value cache", expected))
+    position = None
     if "position_ids" not in parameters or getattr(config, "alibi", False):
         position = "counted by the model itself, or left to ALiBi"
+    elif isinstance(getattr(config, "attention_layers", None), list):  # GPT-Neo
+        position = "a place in the cache"
+    if position is not None:
         raise ModelNotSupportedError(describe(name, "the position of a token", position, "an argument, position_ids"))
-    slot_limits = _slot_limits(config, max_nodes)
-    if fixed and slot_limits:
-        raise ModelNotSupportedError(describe(name, "widths", f"given, where {slot_limits[0][0]}", "no fixed widths"))
-    for what, limit in [*_growing_rope(config), *slot_limits]:
+    for what, limit in _growing_rope(config):
         if length > limit:
             reason = f"{length}, where {what}"
             raise ModelNotSupportedError(describe(name, "max_length", reason, f"at most {limit}"))
@@ -74,22 +69,6 @@ def vocabulary_size(model: Any) -> int:
     return int(size if size is not None else model.config.get_text_config(decoder=True).vocab_size)
 
 
-def _slot_limits(config: Any, max_nodes: int) -> list[tuple[str, int]]:
-    """Return what uses a token's place in the cache as its position, and the length up to which that is harmless.
-
-    A token of a tree is behind its siblings, up to `max_nodes` places behind its position.
-    """
-    limits = []
-    layers = getattr(config, "attention_layers", None)
-    if isinstance(layers, list):
-        limits.append(("the causal mask is a table of places in the cache", int(config.max_position_embeddings)))
-        if "local" in layers:
-            limits.append(("windows of local attention are measured in places of the cache", int(config.window_size)))
-    if getattr(config, "attn_temperature_tuning", False) and hasattr(config, "floor_scale"):
-        limits.append(("attn_temperature_tuning depends on places in the cache", int(config.floor_scale) - 1))
-    return [(what, max(0, limit - max_nodes)) for what, limit in limits]
-
-
 def _growing_rope(config: Any) -> list[tuple[str, int]]:
     """Return rotary embeddings that depend on the length, and the length up to which they do not."""
     limits = []
@@ -97,9 +76,8 @@ def _growing_rope(config: Any) -> list[tuple[str, int]]:
     for rope in [parameters, *(value for value in parameters.values() if isinstance(value, dict))]:
         kind = rope.get("rope_type")
         if kind in _GROWING_ROPE:
-            limit = rope.get("original_max_position_embeddings") or getattr(
-                config, "original_max_position_embeddings", None
-            )
+            original = rope.get("original_max_position_embeddings")
+            limit = original or getattr(config, "original_max_position_embeddings", None)
             what = f"{kind} rotary embeddings change their frequencies"
             limits.append((what, int(limit or config.max_position_embeddings)))
     return limits
@@ -112,12 +90,12 @@ def require_inputs(model_kwargs: Mapping[str, Any]) -> None:
         model_kwargs: what `generate` prepared for the forward pass.
 
     Raises:
-        ModeNotSupportedError: another tensor, such as `token_type_ids` or an image.
+        ModeNotSupportedError: another tensor, such as `inputs_embeds`, `token_type_ids` or an image.
     """
     for name, value in model_kwargs.items():
         parts = value if isinstance(value, list | tuple) else value.values() if isinstance(value, Mapping) else [value]
         if name not in _CONTINUED and any(isinstance(part, torch.Tensor) for part in parts):
-            expected = "no input besides input_ids or inputs_embeds, their mask and positions"
+            expected = "no input besides input_ids, their mask and positions"
             raise ModeNotSupportedError(describe("generation", name, "given", expected))
 
 

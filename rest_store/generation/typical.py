@@ -54,8 +54,7 @@ class TypicalStep:
     """Chooses the tokens of one row in one step along its draft tree.
 
     The longest path of accepted draft tokens is followed; of equally long ones the most likely, and of these the one
-    whose last node comes first in the tree. Where it ends, or where no draft token is accepted, the next token is drawn
-    from the model's distribution. If the drawn token is drafted, too, all this is repeated from there.
+    whose last node comes first in the tree. From its end on, tokens are drawn from the model's distribution.
 
     Args:
         rule: accepts draft tokens.
@@ -65,6 +64,9 @@ class TypicalStep:
         ids: int64[1, length], the row before the step.
         logits: [places, vocabulary].
         is_end: whether a token ends the row; what was drafted behind it does not count.
+
+    Attributes:
+        ahead: accepted tokens that have not been chosen yet.
     """
 
     def __init__(
@@ -77,37 +79,33 @@ class TypicalStep:
         logits: torch.Tensor,
         is_end: Callable[[int], bool],
     ) -> None:
-        self._rule, self._choice, self._row, self._is_end = rule, choice, row, is_end
-        self._ids, self._logits = ids, logits
+        self._choice, self._row, self._ids, self._logits = choice, row, ids, logits
         self._edges = {node: edge for edge, node in children.items()}  # parent's place and token of each node
-        self._nodes: dict[int, list[int]] = {}  # children of each place
-        for (place, _), node in children.items():
-            self._nodes.setdefault(place, []).append(node)
         self._known: dict[int, torch.Tensor] = {}
-        self._ahead: list[int] = []  # accepted tokens that have not been chosen yet
+        self.ahead = self._longest_path(rule, is_end)
 
     def choose(self, place: int) -> tuple[int, torch.Tensor]:
         """Return the token that follows the node at `place`, and its scores, float32[1, vocabulary].
 
         To be called with 0, then with the place of each chosen token, as long as it is drafted.
         """
-        if not self._ahead:
-            self._ahead = self.longest_path(place)
         scores = self._scores_at(place)
-        return (self._ahead.pop(0) if self._ahead else self._choice.pick(self._row, scores)), scores
+        return (self.ahead.pop(0) if self.ahead else self._choice.pick(self._row, scores)), scores
 
-    def longest_path(self, start: int = 0) -> list[int]:
-        """Return the tokens of the longest accepted path below `start`; empty: none is accepted."""
-        reached = {start: (0, 0.0)}  # length and logarithm of the probability of accepted paths, by their last node
-        for place, nodes in self._nodes.items():
-            if place in reached and (place == start or not self._is_end(self._edges[place][1])):
+    def _longest_path(self, rule: TypicalRule, is_end: Callable[[int], bool]) -> list[int]:
+        """Return the tokens of the longest accepted path; empty: none is accepted."""
+        nodes: dict[int, list[int]] = {}  # children of each place
+        for node, (place, _) in self._edges.items():
+            nodes.setdefault(place, []).append(node)
+        reached = {0: (0, 0.0)}  # length and logarithm of the probability of accepted paths, by their last node
+        for place, following in nodes.items():
+            if place in reached and (place == 0 or not is_end(self._edges[place][1])):
                 length, likelihood = reached[place]
-                accepted = self._rule.accepted(self._scores_at(place), [self._edges[node][1] for node in nodes])
-                for node, probability in zip(nodes, accepted, strict=True):
+                accepted = rule.accepted(self._scores_at(place), [self._edges[node][1] for node in following])
+                for node, probability in zip(following, accepted, strict=True):
                     if probability:
                         reached[node] = length + 1, likelihood + math.log(probability)
-        last = max(reached, key=lambda node: (*reached[node], -node))
-        return self._tokens(last, start)
+        return self._tokens(max(reached, key=lambda node: (*reached[node], -node)))
 
     def _scores_at(self, place: int) -> torch.Tensor:
         if place not in self._known:
@@ -115,10 +113,10 @@ class TypicalStep:
             self._known[place] = self._choice.scores(self._row, context, self._logits[place : place + 1])
         return self._known[place]
 
-    def _tokens(self, place: int, start: int = 0) -> list[int]:
-        """Return the draft tokens behind `start` up to the node at `place`."""
+    def _tokens(self, place: int) -> list[int]:
+        """Return the draft tokens up to the node at `place`."""
         tokens = []
-        while place != start:
+        while place:
             place, token = self._edges[place]
             tokens.append(token)
         return tokens[::-1]

@@ -7,17 +7,15 @@ those of decoding its path token by token, up to rounding. Nothing here is threa
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from rest_store.datastore.tree import TokenTree
 from rest_store.errors import ModelNotSupportedError, describe
 from rest_store.generation.attention import TreeAttention
-from rest_store.generation.cache import CHUNKED, FULL, SLIDING, Pattern, TreeKVCache
+from rest_store.generation.cache import FULL, SLIDING, Pattern, TreeKVCache
 
 
 def patterns_of(config: Any, layers: int) -> list[Pattern]:
@@ -27,11 +25,10 @@ def patterns_of(config: Any, layers: int) -> list[Pattern]:
         ModelNotSupportedError: a kind of attention that is not supported for trees.
     """
     window = int(getattr(config, "sliding_window", None) or 0)
-    chunk = int(getattr(config, "attention_chunk_size", None) or 0)
-    known = {FULL: Pattern(FULL), SLIDING: Pattern(SLIDING, window), CHUNKED: Pattern(CHUNKED, chunk)}
+    known = {FULL: Pattern(FULL), SLIDING: Pattern(SLIDING, window)}
     names = getattr(config, "layer_types", None)
     if names is None:
-        names = [SLIDING if window else CHUNKED if chunk else FULL] * layers
+        names = [SLIDING if window else FULL] * layers
     for name in names:
         if name not in known:
             raise ModelNotSupportedError(
@@ -45,9 +42,11 @@ class Step:
 
     Attributes:
         width: tokens of each row.
-        tokens: int64[rows, width].
-        depths: int64[rows, width], 0 for the last token and for padding.
-        ancestors: bool[rows, width, width], True where the token of a row of the matrix sees that of a column.
+        packed: int32[rows, 1 + 2 * width + width * width], all of the following, which goes to the device in one copy.
+        lengths: int32[rows], tokens of each row in the cache; filled in by `Verifier.run`.
+        tokens: int32[rows, width].
+        depths: int32[rows, width], 0 for the last token and for padding.
+        ancestors: int32[rows, width, width], 1 where the token of a row of the matrix sees that of a column.
 
     Args:
         last: the last token of each row, not yet in the cache; None: nothing is written to the row in this step, and it
@@ -58,13 +57,14 @@ class Step:
     """
 
     def __init__(self, last: Sequence[int | None], trees: Sequence[TokenTree], width: int) -> None:
+        rows = len(trees)
         self.width = width
-        shape = (len(trees), self.width)
-        self.tokens: npt.NDArray[np.int64] = np.zeros(shape, dtype=np.int64)
-        self.depths: npt.NDArray[np.int64] = np.zeros(shape, dtype=np.int64)
-        self.ancestors: npt.NDArray[np.bool_] = np.zeros((*shape, self.width), dtype=np.bool_)
-        self.ancestors[:] = np.eye(self.width, dtype=np.bool_)
-        self.ancestors[:, :, 0] = True
+        self.packed = np.zeros((rows, 1 + 2 * width + width * width), dtype=np.int32)
+        self.lengths = self.packed[:, 0]
+        self.tokens, self.depths = self.packed[:, 1 : 1 + width], self.packed[:, 1 + width : 1 + 2 * width]
+        self.ancestors = self.packed[:, 1 + 2 * width :].reshape(rows, width, width)
+        self.ancestors[:] = np.eye(width, dtype=np.int32)
+        self.ancestors[:, :, 0] = 1
         for row, (token, tree) in enumerate(zip(last, trees, strict=True)):
             if token is None:
                 self.depths[row] = -1
@@ -105,15 +105,13 @@ class Verifier:
         positions: torch.Tensor,
         extras: Mapping[str, Any] | None = None,
     ) -> None:
-        self.model = model
+        self.model: Any = model
         self.cache = cache
         self.extras = dict(extras or {})
-        self.config = model.config.get_text_config(decoder=True)
-        self.attention = TreeAttention(model, self.config)
+        config = model.config.get_text_config(decoder=True)
+        self.attention = TreeAttention(model)
         self.patterns = sorted({group.pattern for group in cache.groups}, key=lambda pattern: pattern.name)
-        self._keyed = hasattr(self.config, "layer_types")
-        sdpa = self.config._attn_implementation == "sdpa"
-        self._may_go_unmasked = sdpa and all(pattern.name != CHUNKED for pattern in self.patterns)
+        self._keyed = hasattr(config, "layer_types")
         self._device = cache.groups[0].keys.device
         self._origin = self._origin_of(positions)
         self._seen = seen.to(self._device) if seen is not None else None
@@ -130,38 +128,38 @@ class Verifier:
             values of the step are in the cache until `cache.keep` says which stay.
         """
         self.cache.reserve(step.width)
-        lengths = torch.tensor(self.cache.lengths, device=self._device)[:, None]
-        tokens, depths, ancestors = (
-            torch.from_numpy(array).to(self._device) for array in (step.tokens, step.depths, step.ancestors)
-        )
-        return self._forward(tokens, depths, ancestors, lengths)
+        step.lengths[:] = self.cache.lengths
+        return self._forward(torch.from_numpy(step.packed).to(self._device), step.width)
 
-    def _forward(
-        self, tokens: torch.Tensor, depths: torch.Tensor, ancestors: torch.Tensor, lengths: torch.Tensor
-    ) -> torch.Tensor:
-        """Return the logits of a step; arguments as in `Step`, and int64[rows, 1], the length of each row."""
+    def close(self) -> None:
+        """Give the model its own attention back; may be called again."""
+        self.attention.restore()
+
+    def _forward(self, packed: torch.Tensor, width: int) -> torch.Tensor:
+        """Return the logits of a step; `packed` as in `Step`, on the device."""
+        lengths, tokens, depths, ancestors = torch.split(packed.long(), [1, width, width, width * width], dim=1)
         slots = lengths + depths
-        all_seen = self._all_seen(tokens.shape[1])
-        with nullcontext() if all_seen else self.attention():
-            if all_seen:
-                masks: dict[str, Any] = dict.fromkeys(pattern.name for pattern in self.patterns)
-            else:
-                masks = {pattern.name: self._mask(pattern, ancestors, lengths, slots) for pattern in self.patterns}
-            output = self.model(
-                input_ids=tokens,
-                attention_mask=masks if self._keyed else next(iter(masks.values())),
-                position_ids=self._origin + slots,
-                past_key_values=self.cache,
-                use_cache=True,
-                return_dict=True,
-                **self.extras,
-            )
+        if self._all_seen(width):
+            masks: dict[str, Any] = dict.fromkeys(pattern.name for pattern in self.patterns)
+        else:
+            of_nodes = ancestors.reshape(-1, width, width).bool()
+            masks = {pattern.name: self._mask(pattern, of_nodes, lengths, slots) for pattern in self.patterns}
+        output = self.model(
+            input_ids=tokens.contiguous(),
+            attention_mask=masks if self._keyed else next(iter(masks.values())),
+            position_ids=self._origin + slots,
+            past_key_values=self.cache,
+            use_cache=True,
+            return_dict=True,
+            **self.extras,
+        )
         logits: torch.Tensor = output.logits
         return logits
 
     def _all_seen(self, width: int) -> bool:
-        """Whether a step needs no mask: one token for each row, which sees all slots, and no chunk begins there."""
-        return width == 1 and self._may_go_unmasked and self._seen is None and len(set(self.cache.lengths)) == 1
+        """Whether a step needs no mask: one token for each row, which sees all slots."""
+        one_each = width == 1 and self._seen is None and len(set(self.cache.lengths)) == 1
+        return one_each and self.attention.name != "eager"
 
     def _slots_seen(self, pattern: Pattern, width: int) -> torch.Tensor:
         """Return the slots whose keys layers of `pattern` get in a step of `width` tokens, ascending."""
@@ -181,16 +179,10 @@ class Verifier:
             known = self._seen.shape[1]
             context = context & (self._seen[:, held.clamp(max=known - 1)] | (held >= known))
         mask = torch.where(in_step, ancestors[:, :, node], context[:, None, :])
-        if pattern.name != FULL:
+        if pattern.name == SLIDING:
             there = torch.where(in_step, slots[:, node], held)[:, None, :]  # places in the sequence
-            here = slots[:, :, None]
-            if pattern.name == CHUNKED:
-                # Chunks begin behind the padding; what is masked within the text counts.
-                start = 0 if self._seen is None else (self._seen.cumsum(dim=1) == 0).sum(dim=1)[:, None, None]
-                mask = mask & ((there - start) // pattern.window == (here - start) // pattern.window)
-            else:
-                mask = mask & (there > here - pattern.window)
-        if self.config._attn_implementation != "eager":
+            mask = mask & (there > slots[:, :, None] - pattern.window)
+        if self.attention.name != "eager":
             return mask[:, None]
         dtype = self.cache.groups[0].keys.dtype
         return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)[:, None]

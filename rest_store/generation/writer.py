@@ -18,87 +18,15 @@ import torch
 from rest_store.datastore.render import counted, one_line
 from rest_store.errors import RestStoreError
 from rest_store.generation import prompt_loop
-from rest_store.generation.comparison import Comparison
+from rest_store.generation.comparison import Comparer, Comparison
 from rest_store.generation.conversation import Conversation, rendered
 from rest_store.generation.detokenizer import Detokenizer
 from rest_store.generation.page import page
 from rest_store.generation.progress import Statistics
-from rest_store.generation.random_state import RandomState
 from rest_store.generation.render import coloured, legend, origin_name
 from rest_store.generation.trace import Trace
 
 _REMEMBER_SECONDS = 10.0  # that the command waits for an output to be added
-
-
-@dataclass(frozen=True)
-class _Text:
-    """A text that was written.
-
-    Attributes:
-        parts: the text, each part with the name of its origin.
-        statistics: of its generation, which has ended.
-        labels: of the sources.
-        comparison: with plain decoding, if it was asked for.
-        interrupted: whether somebody ended it.
-    """
-
-    parts: list[tuple[str, str]]
-    statistics: Statistics
-    labels: Sequence[str]
-    comparison: Comparison | None
-    interrupted: bool
-
-    @property
-    def text(self) -> str:
-        """All parts."""
-        return "".join(part for part, _ in self.parts)
-
-    def facts(self) -> dict[str, Any]:
-        """Return it with what it took, for JSON."""
-        statistics = self.statistics
-        facts: dict[str, Any] = {
-            "text": self.text,
-            "tokens": statistics.tokens,
-            "forward_passes": statistics.forward_passes,
-            "mean_tokens": round(statistics.mean_tokens, 3),
-            "tokens_per_second": round(statistics.tokens_per_second, 2),
-        }
-        if statistics.drafts.errors:
-            facts["drafter_errors"] = statistics.drafts.errors
-        if dropped := self._dropped():
-            facts["dropped_sources"] = dropped
-        if statistics.remembered.ids:
-            facts["remembered"] = statistics.remembered.added
-        if statistics.remembered.dropped:
-            facts["not_remembered"] = statistics.remembered.error
-        if self.interrupted:
-            facts["interrupted"] = True
-        if self.comparison is not None:
-            facts["speedup"] = round(self.comparison.speedup, 3)
-            facts["identical"] = self.comparison.identical
-        return facts
-
-    def summary(self) -> str:
-        """Return what it took in a line."""
-        line = self.statistics.summary()
-        return "; ".join([line if self.comparison is None else f"{line}, {self.comparison}", *self.remarks()])
-
-    def remarks(self) -> list[str]:
-        """Return what went wrong beside the text."""
-        statistics = self.statistics
-        remarks = [f"{counted(steps, 'step')} without {source}" for source, steps in self._dropped().items()]
-        if self.interrupted:
-            remarks.append("interrupted")
-        if statistics.remembered.dropped:
-            remarks.append(f"not remembered ({statistics.remembered.error})")
-        if statistics.drafts.errors:
-            remarks.append(f"drafting failed ({statistics.drafts.errors[0]})")
-        return remarks
-
-    def _dropped(self) -> dict[str, int]:
-        """Return in how many steps each source was left out."""
-        dropped = self.statistics.drafts.dropped.items()
-        return {f"{self.labels[place]} ({reason})": steps for (place, reason), steps in dropped}
 
 
 @dataclass
@@ -133,18 +61,18 @@ class Writer:
         tokenizer = self.generator.tokenizer
         text, inputs = Conversation(tokenizer).ask(prompt) if chat else rendered(tokenizer, prompt)
         self._echo(prompt, chat=chat)
-        trace = Trace() if page_path is not None else None
-        written = self._write(inputs, trace=trace)
-        if page_path is not None and trace is not None:
+        trace = Trace()
+        _, statistics, comparison = self._write(inputs, trace=trace)
+        if page_path is not None:
             shown = page(
                 trace,
-                written.statistics,
+                statistics,
                 tokenizer,
                 title=title,
                 prompt=text,
                 labels=self.labels,
-                comparison=written.comparison,
-                remarks=written.remarks(),
+                comparison=comparison,
+                remarks=self._remarks(statistics),
             )
             page_path.write_text(shown, encoding="utf-8", errors="replace")
 
@@ -160,9 +88,9 @@ class Writer:
                 if not (typed and chat):
                     self._echo(line, chat=chat)
                 with prompt_loop.interruptible() if typed else nullcontext(lambda: False) as interrupted:
-                    written = self._write(inputs, interrupted)
+                    text, *_ = self._write(inputs, interrupted)
                 if chat:
-                    conversation.add(line, written.text)
+                    conversation.add(line, text)
             except RestStoreError as error:
                 if not typed:
                     raise
@@ -174,59 +102,72 @@ class Writer:
             click.secho(f"> {prompt}\n" if chat else prompt, dim=True, nl=False)
 
     def _write(
-        self,
-        inputs: dict[str, Any],
-        interrupted: Callable[[], bool] = lambda: False,
-        *,
-        trace: Trace | None = None,
-    ) -> _Text:
-        """Write one text, and what it took."""
+        self, inputs: dict[str, Any], interrupted: Callable[[], bool] = lambda: False, *, trace: Trace | None = None
+    ) -> tuple[str, Statistics, Comparison | None]:
+        """Write one text and what it took; return the text, and its statistics and comparison."""
         model = self.generator.model
         if self.seed is not None:
             torch.manual_seed(self.seed)
-        random_state = RandomState(model.device) if self.compare else None
+        comparer = Comparer(model.device) if self.compare else None
         began = time.perf_counter()
         generation = self.generator.begin(inputs, **self.options)
         preparing = time.perf_counter() - began  # plain generation is timed with it, too
         generation.trace = trace
-        parts = _written(generation, self.generator.tokenizer, self.names, interrupted, show=not self.as_json)
+        text = self._show(generation, interrupted)
         self.generator.flush(_REMEMBER_SECONDS)
-        statistics, ended_early, comparison = generation.statistics, interrupted(), None
-        if random_state is not None and not ended_early:
+        statistics, comparison = generation.statistics, None
+        if comparer is not None and not interrupted():
             rows = {name: value.to(model.device) for name, value in inputs.items()}
             plain = partial(model.generate, **rows, **self.options)
-            seconds = preparing + statistics.seconds
-            comparison = Comparison.of(generation.result(), seconds, plain, random_state)
-        text = _Text(parts, statistics, self.labels, comparison, ended_early)
-        click.echo(json.dumps(text.facts(), ensure_ascii=False) if self.as_json else text.summary())
-        return text
+            comparison = comparer.compare(generation.result(), preparing + statistics.seconds, plain)
+        if self.as_json:
+            click.echo(json.dumps(self._facts(text, statistics, comparison), ensure_ascii=False))
+        else:
+            summary = statistics.summary() + ("" if comparison is None else f", {comparison}")
+            remarks = self._remarks(statistics) + (["interrupted"] if interrupted() else [])
+            click.echo("; ".join([summary, *remarks]))
+        return text, statistics, comparison
 
+    def _show(self, generation: Any, interrupted: Callable[[], bool]) -> str:
+        """Generate to the end, or until it is interrupted; show each token in the colour of its origin."""
+        detokenizer, parts, name = Detokenizer(self.generator.tokenizer), [], "model"
+        for piece in generation:
+            for token, origin in zip(piece.tokens[0], piece.origins[0], strict=True):
+                name = origin_name(origin, self.names)
+                parts.append(detokenizer.push(token))
+                if not self.as_json:
+                    click.echo(coloured(parts[-1], name), nl=False)
+            if interrupted():
+                generation.close()
+                break
+        parts.append(detokenizer.flush())
+        if not self.as_json:
+            click.echo(coloured(parts[-1], name))
+        return "".join(parts)
 
-def _written(
-    generation: Any, tokenizer: Any, names: Sequence[str], interrupted: Callable[[], bool], *, show: bool
-) -> list[tuple[str, str]]:
-    """Generate to the end, or until it is interrupted; return the text in parts, each with the name of its origin.
+    def _facts(self, text: str, statistics: Statistics, comparison: Comparison | None) -> dict[str, Any]:
+        """Return a text and what it took, for JSON."""
+        facts: dict[str, Any] = {
+            "text": text,
+            "tokens": statistics.tokens,
+            "forward_passes": statistics.forward_passes,
+            "mean_tokens": round(statistics.mean_tokens, 3),
+            "tokens_per_second": round(statistics.tokens_per_second, 2),
+        }
+        if statistics.remembered.ids:
+            facts["remembered"] = statistics.remembered.added
+        if remarks := self._remarks(statistics):
+            facts["remarks"] = remarks
+        if comparison is not None:
+            facts |= {"speedup": round(comparison.speedup, 3), "identical": comparison.identical}
+        return facts
 
-    Args:
-        generation: not begun yet.
-        tokenizer: the model's.
-        names: of the sources.
-        interrupted: tells after each forward pass whether to end there.
-        show: whether to print each part at once, in the colour of its origin.
-    """
-    detokenizer = Detokenizer(tokenizer)
-    parts: list[tuple[str, str]] = []
-    name = "model"
-    for piece in generation:
-        for token, origin in zip(piece.tokens[0], piece.origins[0], strict=True):
-            name = origin_name(origin, names)
-            parts.append((detokenizer.push(token), name))
-            if show:
-                click.echo(coloured(*parts[-1]), nl=False)
-        if interrupted():
-            generation.close()
-            break
-    parts.append((detokenizer.flush(), name))
-    if show:
-        click.echo(coloured(*parts[-1]))
-    return parts
+    def _remarks(self, statistics: Statistics) -> list[str]:
+        """Return what went wrong beside the text."""
+        dropped = statistics.drafts.dropped.items()
+        remarks = [f"{counted(steps, 'step')} without {self.labels[i]} ({why})" for (i, why), steps in dropped]
+        if statistics.remembered.dropped:
+            remarks.append(f"not remembered ({statistics.remembered.error})")
+        if statistics.drafts.errors:
+            remarks.append(f"drafting failed ({statistics.drafts.errors[0]})")
+        return remarks

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple
 
 from rest_store.datastore.check import Progress, check_shard
 from rest_store.datastore.header import separator_id, token_width
+from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME
 from rest_store.datastore.shard import Shard
 from rest_store.datastore.store import Snapshot
 from rest_store.errors import ChecksumError, DatastoreError, StorageError, describe
-from rest_store.live.database import FILE_NAME
-from rest_store.live.documents import Document, Documents, SegmentRecord
+from rest_store.live.documents import Documents, SegmentRecord
 from rest_store.live.segment import open_segment
 
 
@@ -43,20 +42,19 @@ def check_live(path: Path, *, full: bool = False, progress: Progress = lambda st
     """
     with closing(Documents(path, read_only=True)) as documents:
         size = documents.tokenizer().vocabulary_size
-        width, separator = token_width(size), separator_id(size).to_bytes(token_width(size), "big")
-        state = documents.state()
+        records = documents.records()
         segments = 0
-        for number, record in enumerate(state.records):
-            progress(FILE_NAME, number, 1 + len(state.records))
+        for number, record in enumerate(records):
+            progress(DOCUMENTS_FILE_NAME, number, 1 + len(records))
             try:
                 _check_segment(path, record, size, full=full, progress=progress)
-                _check_documents(path, record, documents.read(record.first, record.last), separator)
+                _check_content(path, record, documents, size)
                 segments += 1
             except (DatastoreError, OSError) as error:
-                if isinstance(error, StorageError) or record in documents.state().records:
+                if isinstance(error, StorageError) or record in documents.records():
                     raise
-        tokens = sum(len(document.symbols) // width for document in documents.read(documents.state().first))
-        progress(FILE_NAME, 1, 1)
+        tokens = sum(len(document.symbols) // token_width(size) for document in documents.read())
+        progress(DOCUMENTS_FILE_NAME, 1, 1)
     return Checked(segments, tokens)
 
 
@@ -67,12 +65,12 @@ def _check_segment(path: Path, record: SegmentRecord, vocabulary_size: int, *, f
     check_shard(shard, record.name, kernel.require_readable, full=full, progress=progress)
 
 
-def _check_documents(path: Path, record: SegmentRecord, documents: Iterable[Document], separator: bytes) -> None:
-    """Raise ChecksumError unless a segment holds exactly `documents`."""
+def _check_content(path: Path, record: SegmentRecord, documents: Documents, vocabulary_size: int) -> None:
+    """Raise ChecksumError unless a segment holds exactly the documents that are stored."""
+    separator = separator_id(vocabulary_size).to_bytes(token_width(vocabulary_size), "big")
     sha256 = hashlib.sha256()
-    for document in documents:
-        sha256.update(document.symbols)
-        sha256.update(separator)
+    for document in documents.read(record.first, record.last):
+        sha256.update(document.symbols + separator)
     if sha256.digest() != record.tokens_sha256:
         where = path / f"{record.name}.tokens"
         raise ChecksumError(describe(where, "SHA-256 of the content", record.tokens_sha256.hex(), sha256.hexdigest()))

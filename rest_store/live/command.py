@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,9 +19,7 @@ from rest_store.options import PATH, SETTINGS, json_option
 from rest_store.terminal import loading
 
 if TYPE_CHECKING:
-    from rest_store.live.corpora import Added
     from rest_store.live.live_datastore import LiveDatastore
-    from rest_store.live.live_info import LiveInfo
 
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
@@ -57,54 +52,32 @@ def info(directory: Path, as_json: bool) -> None:
 def show(directory: Path, *, as_json: bool) -> None:
     """Print what `rest-store live info` shows."""
     with _open(directory, read_only=True) as store:
-        described, stored = store.info(), _size_of_documents(directory)
-    facts = {**asdict(described), "path": str(directory), "documents_size": stored}
-    facts["tokenizer"] = described.tokenizer.to_manifest()
-    facts["live"] = True
-    for name in ("built", "oldest"):
-        facts[name] = None if facts[name] is None else facts[name].isoformat(timespec="seconds")
+        info = store.info()
+    tokenizer, size = info.tokenizer, sum(path.stat().st_size for path in directory.glob("documents.sqlite*"))
+    built, oldest = (time and time.isoformat(timespec="seconds") for time in (info.built, info.oldest))
     if as_json:
-        click.echo(json.dumps(facts, ensure_ascii=False))
+        facts = {**asdict(info), "path": str(directory), "documents_size": size, "tokenizer": tokenizer.to_manifest()}
+        click.echo(json.dumps({**facts, "built": built, "oldest": oldest, "live": True}, ensure_ascii=False))
         return
-    click.echo(table(_rows(described, facts)))
-
-
-def _rows(described: LiveInfo, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    tokenizer = described.tokenizer
-    limits = [] if described.max_tokens is None else [counted(described.max_tokens, "token")]
-    limits += [] if described.max_age is None else [_duration_text(described.max_age)]
-    files = described.token_count - described.memory_token_count
-    yield "live", str(described.path)
-    if described.failure is not None:
-        yield "failure", described.failure
-    yield "tokens", f"{described.token_count:,} in {counted(described.document_count, 'document')}"
-    yield "limits", ", ".join(limits) or "none"
-    yield "tokenizer", f"{tokenizer.name}, {counted(tokenizer.vocabulary_size, 'id')}"
-    if described.document_count:
-        yield "added", f"{facts['oldest']} to {facts['built']}"
-    yield "documents", f"{size_text(facts['documents_size'])} in SQLite"
-    yield "segments", f"{described.shard_count}, with {counted(files, 'token')} in files ({size_text(described.size)})"
-    yield "", f"and {described.memory_token_count:,} in memory ({size_text(described.memory_size)})"
-    yield "kernel", described.kernel
-    yield "identity", f"{tokenizer.fingerprint[:23]}..."
-
-
-def _size_of_documents(directory: Path) -> int:
-    return sum(path.stat().st_size for path in directory.glob("documents.sqlite*"))
-
-
-def _duration_text(seconds: float) -> str:
-    for unit, name in ((86_400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= 2 * unit:
-            return f"{seconds / unit:g} {name}"
-    return f"{seconds:g} second{'s' * (seconds != 1)}"
+    limits = [] if info.max_tokens is None else [counted(info.max_tokens, "token")]
+    limits += [] if info.max_age is None else [f"{info.max_age / 3600:g} hours"]
+    rows = [
+        ("live", str(info.path)),
+        ("tokens", f"{info.token_count:,} in {counted(info.document_count, 'document')}"),
+        ("limits", ", ".join(limits) or "none"),
+        ("tokenizer", f"{tokenizer.name}, {counted(tokenizer.vocabulary_size, 'id')}"),
+        ("added", f"{oldest} to {built}" if info.document_count else "nothing"),
+        ("documents", f"{size_text(size)} in SQLite"),
+        ("segments", f"{info.shard_count}, {size_text(info.size)} in files"),
+        ("identity", f"{tokenizer.fingerprint[:23]}..."),
+    ]
+    click.echo(table(rows))
 
 
 @live.command(
     epilog="""\b
 Examples:
   rest-store live add memory answers.jsonl --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct --max-tokens 20000000
-  rest-store live add memory notes.txt --id notes
   rest-store live add memory answers.jsonl --print-ids > ids.txt""",
 )
 @click.argument("directory", metavar="DIR", type=PATH)
@@ -120,14 +93,6 @@ Examples:
     "--max-age", metavar="TIME", type=duration, help="Keep documents for this time: seconds, or 12h, 30d, 4w."
 )
 @click.option(
-    "--id",
-    "ids",
-    metavar="ID",
-    multiple=True,
-    show_default="made of the content",
-    help="Id of a document, one for each document. Repeatable.",
-)
-@click.option(
     "--print-ids",
     is_flag=True,
     help="Print the id of each document, one per line, and all else to standard error; with --json, a list of them.",
@@ -140,7 +105,6 @@ def add(
     tokenizer: str | None,
     max_tokens: int | None,
     max_age: float | None,
-    ids: tuple[str, ...],
     print_ids: bool,
     reading: Reading,
     as_json: bool,
@@ -161,47 +125,30 @@ def add(
     source = tokenizer or directory / TOKENIZER_FILE_NAME
     with loading(f"tokenizer {source}"):
         target = load_tokenizer(source, chat_template=reading.chat_template)
-    all_ids: list[str] = []
-
-    def print_batch(so_far: Added, batch_ids: Sequence[str]) -> None:
-        if as_json:
-            all_ids.extend(batch_ids)
-        else:
-            click.echo("".join(f"{id}\n" for id in batch_ids), nl=False)
-
-    with _open(directory, tokenizer=target, max_tokens=max_tokens, max_age=max_age) as store, _progress() as progress:
-        added = add_corpora(store, corpora, target, ids, print_batch if print_ids else progress)
-        if not added.documents:
-            raise empty_corpora(corpora, added.without_tokens)
+    ids: list[str] = []
+    tokens = without_tokens = 0
+    with _open(directory, tokenizer=target, max_tokens=max_tokens, max_age=max_age) as store:
+        for added in add_corpora(store, corpora, target):
+            ids += added.ids
+            tokens += added.tokens
+            without_tokens += added.without_tokens
+            if print_ids and not as_json:
+                click.echo("".join(f"{id}\n" for id in added.ids), nl=False)
+        if not ids:
+            raise empty_corpora(corpora, without_tokens)
         described = store.info()
-    facts = {**asdict(added), "token_count": described.token_count, "document_count": described.document_count}
     if as_json:
-        click.echo(json.dumps({"path": str(directory), **facts, **({"ids": all_ids} if print_ids else {})}))
+        facts = {"documents": len(ids), "tokens": tokens, "without_tokens": without_tokens}
+        facts |= {"token_count": described.token_count, "document_count": described.document_count}
+        click.echo(json.dumps({"path": str(directory), **facts, **({"ids": ids} if print_ids else {})}))
         return
-    left_out = f" ({added.without_tokens:,} more without tokens)" if added.without_tokens else ""
-    click.echo(f"{directory}: {_amount(added.documents, added.tokens)} read{left_out},", err=print_ids)
+    left_out = f" ({without_tokens:,} more without tokens)" if without_tokens else ""
+    click.echo(f"{directory}: {_amount(len(ids), tokens)} read{left_out},", err=print_ids)
     click.echo(f"now {_amount(described.document_count, described.token_count)} there", err=print_ids)
 
 
 def _amount(documents: int, tokens: int) -> str:
     return f"{counted(documents, 'document')} of {counted(tokens, 'token')}"
-
-
-@contextmanager
-def _progress() -> Iterator[Any]:
-    """Yield what shows on a terminal how much was added, and clear the line in the end."""
-    on_terminal = sys.stderr.isatty()
-
-    def progress(so_far: Added, batch_ids: Sequence[str]) -> None:
-        if on_terminal:
-            line = _amount(so_far.documents, so_far.tokens)
-            click.echo(f"\r{line:<60}", nl=False, err=True)
-
-    try:
-        yield progress
-    finally:
-        if on_terminal:
-            click.echo("\r" + " " * 60 + "\r", nl=False, err=True)
 
 
 @live.command(epilog="Example: rest-store live delete memory notes 0f3a")

@@ -2,72 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 
-from build_index.document_stream import BATCH_CHARACTERS, BATCH_DOCUMENTS
 from build_index.documents import Document, batches
 from build_index.duplicates import content_digest
-from build_index.encoder import Tokens
 from build_index.target_tokenizer import TargetTokenizer
-from rest_store.errors import DocumentError, describe
 from rest_store.live.live_datastore import LiveDatastore
 
 
-@dataclass
+@dataclass(frozen=True)
 class Added:
-    """What was read and added.
+    """A batch that was read and added.
 
     Attributes:
-        documents: documents that are in the datastore now, those that were there already included.
+        ids: of the documents that are in the datastore now, those that were there already included.
         tokens: their tokens.
         without_tokens: documents that were left out, since they have none.
     """
 
-    documents: int = 0
-    tokens: int = 0
-    without_tokens: int = 0
+    ids: list[str]
+    tokens: int
+    without_tokens: int
 
 
 def add_corpora(
-    live: LiveDatastore,
-    corpora: Sequence[Iterable[Document]],
-    tokenizer: TargetTokenizer,
-    ids: Sequence[str] = (),
-    progress: Callable[[Added, Sequence[str]], None] = lambda added, batch_ids: None,
-) -> Added:
-    """Add the documents of corpora; each batch is durable when the next is read.
+    live: LiveDatastore, corpora: Iterable[Iterable[Document]], tokenizer: TargetTokenizer
+) -> Iterator[Added]:
+    """Add the documents of corpora; yield each batch when it is durable.
+
+    The id of a document is made of its content: one that is there already is not added again, and an interrupted call
+    can be made again.
 
     Args:
         live: opened for writing.
         corpora: what to read.
         tokenizer: the datastore's.
-        ids: one for each document, in order. Empty: an id made of the content, so that a document that is there already
-            is not added again, and an interrupted call can be made again.
-        progress: called after each batch, with what was added so far and the ids of the batch, one for each document.
 
     Raises:
-        DocumentError: another number of ids than of documents, and nothing was added; or a document is too large.
+        DocumentError: a document is too large.
         CorpusError: a corpus cannot be read, here and below after some batches were added.
         LiveDatastoreError: as `LiveDatastore.add`.
     """
-    documents: Iterable[Document] = chain.from_iterable(corpora)
-    if ids:
-        documents = list(documents)
-        if len(documents) != len(ids):
-            raise DocumentError(describe("add", "number of ids", len(ids), f"{len(documents)}, one for each document"))
-    added = Added()
-    names = iter(ids)
-    for batch in batches(documents, BATCH_CHARACTERS, BATCH_DOCUMENTS):
-        encoded = tokenizer.encode_documents(batch)
-        keys = [next(names) for _ in batch] if ids else [content_digest(document).hex() for document in batch]
-        entries: list[tuple[str, Tokens]] = [
-            (id, tokens) for id, tokens in zip(keys, encoded, strict=True) if len(tokens)
-        ]
-        batch_ids = live.add([tokens for _, tokens in entries], [id for id, _ in entries])
-        added.documents += len(entries)
-        added.tokens += sum(len(tokens) for _, tokens in entries)
-        added.without_tokens += len(batch) - len(entries)
-        progress(added, batch_ids)
-    return added
+    documents = (document for corpus in corpora for document in corpus)
+    for batch in batches(documents):
+        encoded = zip(batch, tokenizer.encode_documents(batch), strict=True)
+        tokens = {i: some for i, (_, some) in enumerate(encoded) if len(some)}
+        ids = live.add(list(tokens.values()), [content_digest(batch[i]).hex() for i in tokens])
+        yield Added(ids, sum(map(len, tokens.values())), len(batch) - len(ids))

@@ -1,32 +1,46 @@
-"""The documents of a live datastore, in SQLite: the truth that segments are sorted from."""
+"""The documents of a live datastore, in SQLite: the truth that segments are sorted from, and their log until then."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import re
+import sqlite3
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
 
+from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME
 from rest_store.datastore.tokenizer import TokenizerIdentity
-from rest_store.errors import ManifestError, StorageError, describe
-from rest_store.live.database import Database
-from rest_store.live.schema import DIGEST, digest_of
+from rest_store.errors import LiveFormatError, ManifestError, StorageError, describe
 
+_FORMAT = (1, 0x52535430)  # version and program ("RST0"), as the file says them
+_PATIENCE = 10_000  # milliseconds to wait for a lock of SQLite
+_LOG_PATIENCE = 2_000  # milliseconds that a deletion waits for readers of older states
 _IDS_AT_ONCE = 500  # variables of one statement
-_ROWS_AT_ONCE = 100  # likewise
-_SEGMENT = re.compile("segment-[0-9a-f]{32}")  # names of segments
-_LEAST_DIGEST = (1 << 64).to_bytes(DIGEST, "big")  # below it are those of what was deleted
-_LEAST_LOCAL = 489  # bytes that SQLite keeps at least in a page of rows, of a row that is larger than that
-_MOVED = 4 << 12  # bytes: more than three pages hold
+_SEGMENT_NAME = re.compile("segment-[0-9a-f]{32}")
+# `digest` is of the caller's id. `removals` counts deletions and evictions. While `unclean`, unused bytes of the file
+# or its log may hold what was deleted.
+_SCHEMA = f"""
+CREATE TABLE properties (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE documents (
+    number INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, added REAL NOT NULL, symbols BLOB NOT NULL,
+    crc INTEGER NOT NULL);
+CREATE TABLE segments (
+    name TEXT PRIMARY KEY, first INTEGER NOT NULL, last INTEGER NOT NULL, oldest REAL NOT NULL, newest REAL NOT NULL,
+    tokens_sha256 BLOB NOT NULL, suffixes_sha256 BLOB NOT NULL) WITHOUT ROWID;
+PRAGMA application_id={_FORMAT[1]};
+PRAGMA user_version={_FORMAT[0]}"""
 
 
 class Document(NamedTuple):
     """One document.
 
     Attributes:
-        number: ascending in the order of addition; never used again.
+        number: ascending in the order of addition.
         added: seconds since 1970.
         symbols: its tokens as a tokens file has them, without a separator.
     """
@@ -53,30 +67,97 @@ class SegmentRecord(NamedTuple):
     suffixes_sha256: bytes
 
 
-class State(NamedTuple):
-    """What changes besides documents that are added.
+class Change(NamedTuple):
+    """What one transaction does.
 
     Attributes:
-        first: documents with smaller numbers were evicted, even if they are still stored.
-        deletions: how often documents were deleted.
-        records: the segments in files, oldest first.
+        added: documents with numbers greater than any before; `ids`: of each.
+        deleted: numbers of documents.
+        evicted_before: documents with smaller numbers are evicted.
+        obsolete: records of segments that are gone; `records`: of those in their place.
     """
 
-    first: int
-    deletions: int
-    records: tuple[SegmentRecord, ...]
+    added: Sequence[Document] = ()
+    ids: Sequence[str] = ()
+    deleted: Sequence[int] = ()
+    evicted_before: int = 0
+    obsolete: Sequence[SegmentRecord] = ()
+    records: Sequence[SegmentRecord] = ()
 
 
-class Documents(Database):
-    """The documents in an open file, the segments that hold them, and the limits; arguments and errors of `Database`.
+class Documents:
+    """An open file of documents, with the records of segments and the limits. One thread at a time.
 
-    A document that is evicted is still stored, until it is purged. The row of one that is deleted stays, empty.
+    The file has a write-ahead log with `synchronous=FULL`: what a method has stored when it returns survives a kill and
+    a loss of power. Other threads and processes open it again.
+
+    Args:
+        directory: of the live datastore.
+        read_only: whether another connection writes it.
+
+    Raises:
+        LiveFormatError: the file is something else, or of another release.
+        StorageError: here and in all methods, if SQLite cannot read or write, or what it reads is damaged.
     """
+
+    def __init__(self, directory: Path, *, read_only: bool = False) -> None:
+        self.path = directory / DOCUMENTS_FILE_NAME
+        with self._named_errors("opened"):
+            uri = f"{self.path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
+            self._database = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+            try:
+                self._database.execute(f"PRAGMA busy_timeout={_PATIENCE}")
+                self.is_new = self._has_no_tables()
+                if not read_only:
+                    self._database.execute("PRAGMA journal_mode=WAL")
+                    self._database.execute("PRAGMA synchronous=FULL")
+                    self._database.execute("PRAGMA secure_delete=ON")
+            except BaseException:
+                self._database.close()
+                raise
+
+    def _has_no_tables(self) -> bool:
+        """Return whether the file is still empty; raise LiveFormatError unless it is that or in this format."""
+        found = self._number("PRAGMA user_version"), self._number("PRAGMA application_id")
+        if found == _FORMAT:
+            return False
+        if found != (0, 0) or self._number("SELECT count(*) FROM sqlite_master"):
+            words = [f"{version} (of {application:#x})" for version, application in (found, _FORMAT)]
+            raise LiveFormatError(describe(self.path, "format version", *words))
+        return True
+
+    def close(self) -> None:
+        """Close the file; may be called again."""
+        with self._named_errors("closed"):
+            self._database.close()
 
     def create(self, tokenizer: TokenizerIdentity) -> None:
         """Make the tables of a new file, for the tokens of `tokenizer`."""
-        properties = {"tokenizer": json.dumps(tokenizer.to_manifest()), "first": 0, "deletions": 0}
-        self._create({**properties, "max_tokens": None, "max_age": None, "moved": 0})
+        properties = {"tokenizer": json.dumps(tokenizer.to_manifest()), "removals": 0, "unclean": 0}
+        with self._transaction("created"):
+            for statement in _SCHEMA.split(";"):
+                self._database.execute(statement)
+            rows = {**properties, "max_tokens": None, "max_age": None}.items()
+            self._database.executemany("INSERT INTO properties VALUES (?, ?)", list(rows))
+        self.is_new = False
+
+    # --- Reading ------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def one_state(self) -> Iterator[None]:
+        """Read one state of the file within the block, whatever others write meanwhile."""
+        with self._named_errors("read"):
+            self._database.execute("BEGIN")
+        try:
+            yield
+        finally:
+            with self._named_errors("read"):
+                self._database.execute("COMMIT")
+
+    def version(self) -> int:
+        """Return a number that changes whenever another connection has written."""
+        with self._named_errors("read"):
+            return self._number("PRAGMA data_version")
 
     def tokenizer(self) -> TokenizerIdentity:
         """Return the identity of the tokenizer that the tokens are from."""
@@ -89,9 +170,52 @@ class Documents(Database):
     def limits(self) -> tuple[int | None, float | None]:
         """Return the most tokens, and the most seconds, that documents are kept; None: no limit."""
         tokens, age = self._property("max_tokens"), self._property("max_age")
-        self._require("max_tokens", tokens, tokens is None or (isinstance(tokens, int) and tokens > 0))
-        self._require("max_age", age, age is None or (isinstance(age, int | float) and 0 < age < math.inf))
+        self._require("max_tokens", tokens is None or (isinstance(tokens, int) and tokens > 0))
+        self._require("max_age", age is None or (isinstance(age, int | float) and 0 < age < math.inf))
         return tokens, None if age is None else float(age)
+
+    def removals(self) -> int:
+        """Return how often documents were deleted or evicted."""
+        found = self._property("removals")
+        self._require("the number of removals", isinstance(found, int))
+        return int(found)
+
+    def records(self) -> list[SegmentRecord]:
+        """Return the records of the segments in files, oldest first."""
+        with self._named_errors("read"):
+            rows = self._database.execute("SELECT * FROM segments ORDER BY first").fetchall()
+        for row in rows:
+            self._require("a segment", _is_record(row))
+        return [SegmentRecord(*row) for row in rows]
+
+    def last(self) -> tuple[int, float]:
+        """Return the number of the newest document, 0 if there is none, and when it was added."""
+        with self._named_errors("read"):
+            query = "SELECT number, added FROM documents ORDER BY number DESC LIMIT 1"
+            number, added = self._database.execute(query).fetchone() or (0, 0.0)
+        self._require("the newest document", _is_time(added))
+        return number, added
+
+    def read(self, first: int = 1, last: int = 2**62) -> Iterator[Document]:
+        """Yield the documents `first .. last` in the order of their numbers."""
+        with self._named_errors("read"):
+            query = "SELECT number, added, symbols, crc FROM documents WHERE number BETWEEN ? AND ? ORDER BY number"
+            for number, added, symbols, crc in self._database.execute(query, (first, last)):
+                is_sound = isinstance(symbols, bytes) and len(symbols) > 0 and zlib.crc32(symbols) == crc
+                self._require(f"document {number}", is_sound and _is_time(added))
+                yield Document(number, added, symbols)
+
+    def numbers(self, ids: Sequence[str]) -> dict[str, int]:
+        """Return the numbers of those of `ids` that are stored."""
+        numbers: dict[str, int] = {}
+        with self._named_errors("read"):
+            for start in range(0, len(ids), _IDS_AT_ONCE):
+                some = {_digest(id): id for id in ids[start : start + _IDS_AT_ONCE]}
+                query = f"SELECT digest, number FROM documents WHERE digest IN ({','.join('?' * len(some))})"
+                numbers |= {some[digest]: number for digest, number in self._database.execute(query, list(some))}
+        return numbers
+
+    # --- Writing ------------------------------------------------------------------------------------------------------
 
     def set_limits(self, max_tokens: int | None, max_age: float | None) -> None:
         """Store these limits from now on; None: as before."""
@@ -100,178 +224,89 @@ class Documents(Database):
                 if value is not None:
                     self._set_property(name, value)
 
-    def state(self) -> State:
-        """Return the present state."""
-        with self._named_errors("read"):
-            rows = self._database.execute("SELECT * FROM segments ORDER BY first").fetchall()
-        for row in rows:
-            self._require("a segment", row, _is_record(row))
-        first, deletions = self._property("first"), self._property("deletions")
-        for name, value in (("first", first), ("deletions", deletions)):
-            self._require(name, value, isinstance(value, int) and value >= 0)
-        return State(first, deletions, tuple(SegmentRecord(*row) for row in rows))
-
-    def last(self) -> tuple[int, float]:
-        """Return the greatest number ever used, 0 if none was, and when the newest document was added."""
-        with self._named_errors("read"):
-            number = self._database.execute("SELECT seq FROM sqlite_sequence WHERE name = 'documents'").fetchone()
-            added = self._database.execute("SELECT added FROM documents ORDER BY number DESC LIMIT 1").fetchone()
-        last, newest = 0 if number is None else number[0], 0.0 if added is None else added[0]
-        self._require("the last number", last, isinstance(last, int) and last >= 0)
-        self._require("the last time", newest, _is_time(newest))
-        return last, newest
-
-    def read(self, first: int, last: int | None = None) -> Iterator[Document]:
-        """Yield the documents `first .. last`, all from `first` on without `last`, in the order of their numbers."""
-        with self._named_errors("read"):
-            query = "SELECT number, added, symbols, crc FROM documents WHERE number BETWEEN ? AND ? ORDER BY number"
-            for number, added, symbols, crc in self._database.execute(query, (first, 2**62 if last is None else last)):
-                if symbols == b"" and crc == 0:
-                    continue  # deleted
-                sound = _is_time(added) and isinstance(symbols, bytes) and len(symbols) and zlib.crc32(symbols) == crc
-                self._require(f"document {number}", "damaged", bool(sound))
-                yield Document(number, added, symbols)
-
-    def numbers(self, ids: Sequence[str]) -> dict[str, int]:
-        """Return the numbers of those of `ids` that are stored, evicted ones included."""
-        numbers: dict[str, int] = {}
-        with self._named_errors("read"):
-            for start in range(0, len(ids), _IDS_AT_ONCE):
-                some = {digest_of(id): id for id in ids[start : start + _IDS_AT_ONCE]}
-                query = f"SELECT digest, number FROM documents WHERE digest IN ({','.join('?' * len(some))})"
-                rows = self._database.execute(query, list(some))
-                numbers |= {some[digest]: number for digest, number in rows}
-        return numbers
-
-    def add(
-        self,
-        documents: Sequence[Document],
-        ids: Sequence[str],
-        *,
-        replaced: Sequence[int] = (),
-        first: int | None = None,
-        purged: int = 0,
-    ) -> int:
-        """Store `documents` in one transaction.
-
-        Args:
-            documents: with numbers greater than any before.
-            ids: of each.
-            replaced: numbers of evicted documents whose ids are used again.
-            first: if given, evict the documents with smaller numbers.
-            purged: remove up to so many evicted documents from the file.
-
-        Returns:
-            How many were there to remove.
-        """
+    def commit(self, change: Change) -> None:
+        """Store `change` in one transaction."""
         rows = [
-            (number, digest_of(id), added, symbols, zlib.crc32(symbols))
-            for (number, added, symbols), id in zip(documents, ids, strict=True)
+            (number, _digest(id), added, symbols, zlib.crc32(symbols))
+            for (number, added, symbols), id in zip(change.added, change.ids, strict=True)
         ]
-        if len(rows) <= _ROWS_AT_ONCE and not replaced and first is None and not purged:
-            with self._named_errors("written"):
-                self._insert(rows)  # a transaction of its own
-            return 0
         with self._transaction("written"):
-            removed = self._purge(purged) if purged else 0
-            self._database.executemany("DELETE FROM documents WHERE number = ?", [(number,) for number in replaced])
-            for start in range(0, len(rows), _ROWS_AT_ONCE):
-                self._insert(rows[start : start + _ROWS_AT_ONCE])
-            if first is not None:
-                self._evict(first)
-        return removed
+            self._database.executemany("INSERT INTO documents VALUES (?, ?, ?, ?, ?)", rows)
+            if change.deleted or change.evicted_before:
+                self._database.execute("DELETE FROM documents WHERE number < ?", (change.evicted_before,))
+                self._database.executemany("DELETE FROM documents WHERE number = ?", [(n,) for n in change.deleted])
+                self._set_property("removals", self.removals() + 1)
+            if change.deleted:
+                self._set_property("unclean", 1)
+            names = [(record.name,) for record in change.obsolete]
+            self._database.executemany("DELETE FROM segments WHERE name = ?", names)
+            self._database.executemany("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?)", change.records)
 
-    def delete(
-        self, numbers: Sequence[int], removed: Sequence[SegmentRecord], records: Sequence[SegmentRecord]
-    ) -> None:
-        """Delete documents, and replace the records of segments that held them, in one transaction.
+    def clean(self) -> None:
+        """Remove what is left of deleted documents: write the whole file anew, and empty the log.
 
-        Their rows stay, empty, until they are purged or the file is rewritten: to remove rows would have SQLite move
-        others, which leaves copies of them in unused bytes. The bytes that a row gives up are overwritten. Rows that
-        may have been moved before have left copies: then the file is marked as one that `is_to_be_rewritten`.
+        SQLite overwrites the row of a deleted document, but copies of it may be in unused bytes since it moved rows.
+
+        Raises:
+            StorageError: there is no room for that; or readers of an older state have kept the log for seconds.
         """
-        with self._transaction("written"):
-            if numbers and min(numbers) <= self._last_moved():
-                self._set_to_be_rewritten(True)
-            rows = [(number.to_bytes(DIGEST, "big"), number) for number in numbers]
-            self._database.executemany("UPDATE documents SET digest = ?, symbols = x'', crc = 0 WHERE number = ?", rows)
-            self._replace(removed, records)
-            self._database.execute("UPDATE properties SET value = value + 1 WHERE name = 'deletions'")
-
-    def evict(self, first: int) -> None:
-        """Evict the documents with smaller numbers than `first`, and the records of their segments."""
-        with self._transaction("written"):
-            self._evict(first)
-
-    def replace(self, removed: Sequence[SegmentRecord], records: Sequence[SegmentRecord]) -> None:
-        """Replace the records `removed` of segments by `records`."""
-        with self._transaction("written"):
-            self._replace(removed, records)
-
-    def purge(self, most: int) -> int:
-        """Remove up to `most` evicted documents from the file; return how many were there."""
-        with self._transaction("written"):
-            return self._purge(most)
-
-    @property
-    def is_to_be_rewritten(self) -> bool:
-        """Whether unused bytes may hold what was deleted, or much room is unused."""
-        return bool(self._property("moved"))
-
-    def rewrite(self) -> None:
-        """Write the whole file anew, with nothing in unused bytes."""
+        if not self._property("unclean"):
+            return
         with self._named_errors("rewritten; what was deleted may still be in unused bytes"):
             self._database.execute("VACUUM")
-            self._set_to_be_rewritten(False)
-
-    def deleted_rows(self) -> int:
-        """Return how many rows of deleted documents are in the file; they keep their room."""
-        with self._named_errors("read"):
-            query = "SELECT count(*) FROM documents WHERE digest < ?"
-            return int(self._database.execute(query, (_LEAST_DIGEST,)).fetchone()[0])
-
-    def remove_deleted(self) -> None:
-        """Remove the rows of what was deleted; then the file is to be rewritten, if there were any."""
+            self._database.execute(f"PRAGMA busy_timeout={_LOG_PATIENCE}")
+            try:
+                is_kept = self._number("PRAGMA wal_checkpoint(TRUNCATE)")
+            finally:
+                self._database.execute(f"PRAGMA busy_timeout={_PATIENCE}")
+        if is_kept:
+            where = "in the log, while another process reads an older state"
+            raise StorageError(f"{self.path}: what was deleted is still {where}")
         with self._transaction("written"):
-            if self._database.execute("DELETE FROM documents WHERE digest < ?", (_LEAST_DIGEST,)).rowcount:
-                self._set_to_be_rewritten(True)
+            self._set_property("unclean", 0)
 
-    def _insert(self, rows: Sequence[tuple[object, ...]]) -> None:
-        """Store rows in one statement: each passes the GIL on several times, and has to wait for it again."""
-        statement = f"INSERT INTO documents VALUES {','.join(['(?, ?, ?, ?, ?)'] * len(rows))}"
-        self._database.execute(statement, [value for row in rows for value in row])
-
-    def _replace(self, removed: Sequence[SegmentRecord], records: Sequence[SegmentRecord]) -> None:
-        self._database.executemany("DELETE FROM segments WHERE name = ?", [(record.name,) for record in removed])
-        self._database.executemany("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?)", records)
-
-    def _last_moved(self) -> int:
-        """Return the last document that may have been moved between pages, which leaves copies in unused bytes.
-
-        Additions move none. When a row is removed, up to three pages of rows are, its own among them: those that follow
-        what was evicted.
-        """
-        first, size = self._property("first"), 0
-        if first == 0:
-            return 0
+    def _property(self, name: str) -> Any:
         with self._named_errors("read"):
-            query = "SELECT number, length(symbols) FROM documents WHERE number >= ? ORDER BY number"
-            for number, length in self._database.execute(query, (first,)):
-                size += min(DIGEST + length, _LEAST_LOCAL)
-                if size > _MOVED:
-                    return int(number)
-        return 2**62
+            row = self._database.execute("SELECT value FROM properties WHERE name = ?", (name,)).fetchone()
+        if row is None:
+            raise StorageError(describe(self.path, f"the property {name!r}", "absent", "one of a live datastore"))
+        return row[0]
 
-    def _set_to_be_rewritten(self, value: bool) -> None:
-        self._set_property("moved", int(value))
+    def _set_property(self, name: str, value: object) -> None:
+        self._database.execute("UPDATE properties SET value = ? WHERE name = ?", (value, name))
 
-    def _purge(self, most: int) -> int:
-        query = "DELETE FROM documents WHERE number IN (SELECT number FROM documents WHERE number < ? LIMIT ?)"
-        return self._database.execute(query, (self._property("first"), most)).rowcount
+    def _require(self, what: str, holds: bool) -> None:
+        if not holds:
+            raise StorageError(describe(self.path, what, "damaged", "as it was written"))
 
-    def _evict(self, first: int) -> None:
-        self._database.execute("DELETE FROM segments WHERE last < ?", (first,))
-        self._set_property("first", first)
+    def _number(self, statement: str) -> int:
+        return int(self._database.execute(statement).fetchone()[0])
+
+    @contextmanager
+    def _transaction(self, done: str) -> Iterator[None]:
+        """Change the file within the block, as a whole or not at all; `done` as in `_named_errors`."""
+        with self._named_errors(done):
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._database.execute("COMMIT")
+            except BaseException:
+                if self._database.in_transaction:
+                    self._database.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _named_errors(self, done: str) -> Iterator[None]:
+        """Raise StorageError for an error of SQLite within the block: documents cannot be `done`."""
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise StorageError(f"{self.path}: documents cannot be {done} ({error})") from error
+
+
+def _digest(id: str) -> bytes:
+    """Return what stands for an id in the file, which does not hold the id itself."""
+    return hashlib.blake2b(id.encode(), digest_size=16).digest()
 
 
 def _is_time(value: object) -> bool:
@@ -283,5 +318,5 @@ def _is_record(row: Sequence[object]) -> bool:
     name, first, last, oldest, newest, *digests = row
     numbers = isinstance(first, int) and isinstance(last, int) and first <= last
     checksums = all(isinstance(digest, bytes) and len(digest) == 32 for digest in digests)
-    named = isinstance(name, str) and _SEGMENT.fullmatch(name) is not None
+    named = isinstance(name, str) and _SEGMENT_NAME.fullmatch(name) is not None
     return named and numbers and _is_time(oldest) and _is_time(newest) and checksums

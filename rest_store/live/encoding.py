@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
+from uuid import uuid4
 
 import numpy as np
 
@@ -15,13 +15,24 @@ from rest_store.datastore.shard import encode_symbols
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.validation import IntSequence, document_ids, document_tokens
 from rest_store.errors import DocumentError, StorageError, TokenizerLoadError, describe
-from rest_store.live.additions import NewDocument
-from rest_store.live.segments import Bounds
+from rest_store.live.retention import Retention
 
 if TYPE_CHECKING:
     from build_index.target_tokenizer import TargetTokenizer
 
 _LARGEST = 1 << 24  # tokens of a document
+
+
+class NewDocument(NamedTuple):
+    """A document to be added.
+
+    Attributes:
+        id: of the document.
+        symbols: its tokens as a tokens file has them.
+    """
+
+    id: str
+    symbols: bytes
 
 
 class Encoder:
@@ -30,13 +41,13 @@ class Encoder:
     Args:
         tokenizer: identity of the datastore's.
         directory: of the datastore.
-        bounds: a document is no larger than what may be kept.
+        retention: a document is no larger than what may be kept.
     """
 
-    def __init__(self, tokenizer: TokenizerIdentity, directory: Path, bounds: Bounds) -> None:
+    def __init__(self, tokenizer: TokenizerIdentity, directory: Path, retention: Retention) -> None:
         self._identity = tokenizer
         self._directory = directory
-        self._most = min(_LARGEST, bounds.max_tokens or _LARGEST)
+        self._most = min(_LARGEST, retention.max_tokens or _LARGEST)
 
     def encode(self, documents: Sequence[IntSequence | str], ids: Sequence[str] | None) -> list[NewDocument]:
         """Return `documents` with their ids; raises what `LiveDatastore.add` says of invalid ones."""
@@ -45,16 +56,13 @@ class Encoder:
             raise DocumentError(
                 describe("add", "documents", f"a {type(documents).__name__}", "a sequence of documents")
             )
-        names = _new_ids(len(documents)) if ids is None else document_ids("add", ids)
+        names = [uuid4().hex for _ in documents] if ids is None else document_ids("add", ids)
         if len(names) != len(documents):
             raise DocumentError(describe("add", "ids", f"{len(names)} ids", f"{len(documents)}, one for each document"))
         texts = [document for document in documents if isinstance(document, str)]
         encoded = iter(self._tokenizer.encode_batch(texts) if texts else [])
         tokens = [next(encoded) if isinstance(document, str) else document for document in documents]
-        return [
-            NewDocument(names[place], self._symbols(document, place), is_new=ids is None)
-            for place, document in enumerate(tokens)
-        ]
+        return [NewDocument(names[i], self._symbols(document, i)) for i, document in enumerate(tokens)]
 
     @functools.cached_property
     def _tokenizer(self) -> TargetTokenizer:
@@ -69,19 +77,13 @@ class Encoder:
         self._identity.require_same(loaded.identity, self._directory)
         return loaded
 
-    def _symbols(self, document: IntSequence, place: int) -> bytes:
-        """Return the tokens of the document at `place` as a tokens file has them."""
-        tokens = document_tokens(document, place, self._identity.vocabulary_size, expected="1-D integers or text")
+    def _symbols(self, document: IntSequence, index: int) -> bytes:
+        """Return the tokens of document `index` as a tokens file has them."""
+        tokens = document_tokens(document, index, self._identity.vocabulary_size, expected="1-D integers or text")
         if tokens.size > self._most:
-            what = f"the size of document {place}"
+            what = f"the size of document {index}"
             raise DocumentError(describe("add", what, f"{tokens.size} tokens", f"at most {self._most}"))
         return encode_symbols(tokens, self._identity.vocabulary_size)
-
-
-def _new_ids(count: int) -> list[str]:
-    """Return random ids; in one call of the system, since each passes the GIL on and has to wait for it again."""
-    digits = os.urandom(16 * count).hex()
-    return [digits[start : start + 32] for start in range(0, len(digits), 32)]
 
 
 def store_tokenizer(tokenizer: object, directory: Path) -> None:

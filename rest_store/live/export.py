@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from pathlib import Path
 
 import rest_store
@@ -15,7 +16,7 @@ from rest_store.datastore.shard import Shard
 from rest_store.datastore.shard_view import ShardView
 from rest_store.errors import EmptyCorpusError, describe
 from rest_store.live.live_datastore import LiveDatastore
-from rest_store.live.segment import Segment, Span, write_segment
+from rest_store.live.segment import write_shard
 
 
 def export(live: LiveDatastore, out: Path) -> Datastore:
@@ -45,10 +46,11 @@ def export(live: LiveDatastore, out: Path) -> Datastore:
             records = []
             for number, view in enumerate(views):
                 _require_intact(view)
-                name, documents = shard_name(number), view.position_count - view.entry_count
-                segment = Segment(Span(0, documents - 1, documents, 0.0, 0.0), view)
-                write_segment(segment, staging.datastore, name, live.vocabulary_size)
-                records.append(ShardRecord.of(name, Shard.open(staging.datastore, name)))
+                write_shard(view, staging.datastore, shard_name(number), live.vocabulary_size)
+                shard = Shard.open(staging.datastore, shard_name(number))
+                for file in (shard.tokens, shard.suffixes):
+                    _flush(file.path)
+                records.append(ShardRecord.of(shard_name(number), shard))
             stored = live.path / TOKENIZER_FILE_NAME
             tokenizer = stored.read_text(encoding="utf-8") if stored.is_file() else None
             digest = None
@@ -60,10 +62,9 @@ def export(live: LiveDatastore, out: Path) -> Datastore:
             program = f"rest-store {rest_store.__version__}"
             manifest = Manifest(program, live.tokenizer, tuple(records), (corpus,), {}, digest)
             staging.write(MANIFEST_NAME, manifest.to_json())
-            staging.sync()
             staging.put_in_place()
         except BaseException:
-            staging.discard()
+            staging.abandon()
             raise
     return Datastore.open(out)
 
@@ -73,3 +74,9 @@ def _require_intact(view: ShardView) -> None:
     for file in view.files:
         file.require_tail()
         file.require_checksum()
+
+
+def _flush(path: Path) -> None:
+    """Flush a file to disk."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

@@ -7,7 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from contextlib import closing
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -27,29 +27,28 @@ from rest_store.errors import (
     WriterError,
     describe,
 )
-from rest_store.live.directory import require_live
+from rest_store.live.background import Background
 from rest_store.live.documents import Documents
 from rest_store.live.encoding import Encoder, store_tokenizer
 from rest_store.live.follower import Follower
 from rest_store.live.live_info import LiveInfo
-from rest_store.live.locks import WriterLock
-from rest_store.live.maintenance import Maintenance
-from rest_store.live.segments import Bounds, Segments, checked_limits
+from rest_store.live.opening import require_live
+from rest_store.live.retention import Retention
+from rest_store.live.segments import Segments
 from rest_store.live.writer import Writer
+from rest_store.live.writer_lock import WriterLock
 
 with build_packages("live datastores", LiveDatastoreError, "live"):
     import pydivsufsort  # noqa: F401 - what sorts segments
-
-_REFRESH_SECONDS = 0.02  # between looks of a reading process
 
 
 class LiveDatastore(Store):
     """A directory of documents that one process writes and any number read. Open one with `LiveDatastore.open`.
 
     Answers what a `Datastore` of the same documents would. What `add` stored when it returned survives a kill and a
-    loss of power. Documents are in SQLite (`documents.sqlite`). They are sorted into segments: the newest in memory,
-    the others in files, which are shards in the format of FORMAT.md and are made again from the documents if they are
-    damaged.
+    loss of power. Documents are in SQLite (`documents.sqlite`). They are sorted into segments, an LSM tree: the newest
+    few thousand tokens are in memory, the others in files, which are shards in the format of FORMAT.md and are made
+    again from the documents if they are damaged.
 
     A context manager; `close` ends it, and so do the end of the interpreter and, up to a second later, that of the
     last reference. Pickling keeps the path: the receiver opens the directory for reading. After a fork, only the parent
@@ -60,35 +59,19 @@ class LiveDatastore(Store):
 
     is_live: ClassVar[bool] = True
 
-    def __init__(self, path: Path, backend: Writer | Follower, bounds: Bounds, lock: WriterLock | None) -> None:
+    def __init__(self, path: Path, backend: Writer | Follower, lock: WriterLock | None) -> None:
         self.path = path
         self.tokenizer = backend.tokenizer
         self._process = os.getpid()
-        self._bounds = bounds
         self._backend = backend
         self._segments: Segments | None = backend.segments
         self._lock = lock
         self._location = path.absolute()
-        self._encoder = Encoder(self.tokenizer, self._location, bounds)
-        self._end = partial(_end, backend, lock)
+        self._encoder = Encoder(self.tokenizer, self._location, backend.retention)
         self._before_close: dict[Callable[[LiveDatastore], object], None] = {}
         self._closing = threading.Lock()
-        if isinstance(backend, Writer):
-            # Two threads: merging files takes seconds, in which segments in memory must not become many.
-            files = Maintenance(self, "rest-store files", [backend.merge_files])
-
-            def seal() -> bool:
-                sealed = backend.seal()
-                if sealed:
-                    files.wake()
-                return sealed
-
-            housekeeping = backend.housekeeping
-            jobs = [backend.evict, housekeeping.checkpoint, seal, backend.merge_in_memory, housekeeping.purge]
-            self._threads = [Maintenance(self, "rest-store memory", jobs, abandoned=self._end), files]
-        else:
-            refresh = Maintenance(self, "rest-store refresh", [backend.refresh], _REFRESH_SECONDS, self._end)
-            self._threads = [refresh]
+        self._end = partial(_end, backend, lock)
+        self._background = Background(self, backend.work, backend.interval, abandoned=self._end)
         _opened.add(self)
 
     @classmethod
@@ -103,7 +86,7 @@ class LiveDatastore(Store):
     ) -> LiveDatastore:
         """Open the live datastore in directory `path`, or begin one.
 
-        Reads the segments once, to verify them, and sorts the documents that are in none: about a million tokens.
+        Reads the segments once, to verify them.
 
         Args:
             path: its directory; a new one is made if it is absent or empty, unless `read_only`.
@@ -126,20 +109,11 @@ class LiveDatastore(Store):
         """
         directory = Path(path)
         location = directory.absolute()  # also when the program changes its working directory
-        limits = checked_limits(max_tokens, max_age)
+        limits = Retention.checked(max_tokens, max_age)
         identity = None if tokenizer is None else identity_of(tokenizer)
         require_live(directory, new=identity is not None and not read_only)
         if read_only:
-            documents = Documents(directory, read_only=True)
-            try:
-                if documents.is_new:
-                    raise DatastoreNotFoundError(describe(directory, "live datastore", "empty", "one with documents"))
-                stored, bounds = documents.tokenizer(), Bounds(*documents.limits())
-            finally:
-                documents.close()
-            if identity is not None:
-                stored.require_same(identity, directory)
-            return cls(directory, Follower(location), bounds, None)
+            return cls(directory, Follower(location, identity), None)
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except (OSError, ValueError) as error:  # ValueError: a NUL in the path
@@ -147,22 +121,16 @@ class LiveDatastore(Store):
             raise StorageError(f"{directory}: the directory cannot be written ({problem})") from error
         lock = WriterLock(directory)
         try:
-            documents = Documents(directory)
-            try:
+            with closing(Documents(location)) as documents:
+                if not documents.is_new and identity is not None:
+                    documents.tokenizer().require_same(identity, directory)
                 if documents.is_new:
                     if identity is None:
-                        raise DatastoreNotFoundError(
-                            describe(directory, "live datastore", "empty", "one with documents")
-                        )
+                        raise DatastoreNotFoundError(describe(directory, "live datastore", "empty", "one to open"))
                     store_tokenizer(tokenizer, directory)
                     documents.create(identity)
-                elif identity is not None:
-                    documents.tokenizer().require_same(identity, directory)
-                documents.set_limits(*limits)
-                bounds = Bounds(*documents.limits())
-            finally:
-                documents.close()
-            return cls(directory, Writer(location, bounds), bounds, lock)
+                documents.set_limits(limits.max_tokens, limits.max_age)
+            return cls(directory, Writer(location), lock)
         except BaseException:
             lock.release()
             raise
@@ -180,8 +148,7 @@ class LiveDatastore(Store):
             call(self)
         with self._closing:
             self._segments = None
-            for thread in self._threads:
-                thread.stop()
+            self._background.stop()
             self._end()
 
     def before_close(self, call: Callable[[LiveDatastore], object]) -> None:
@@ -210,24 +177,19 @@ class LiveDatastore(Store):
     def info(self) -> LiveInfo:
         """Return a description of this datastore as it is now."""
         segments = self._open_segments().all
-        memory = [segment for segment in segments if segment.record is None]
-        failures = [thread.failure for thread in self._threads if thread.failure is not None]
         return LiveInfo(
             path=self.path,
             tokenizer=self.tokenizer,
             token_count=sum(segment.token_count for segment in segments),
             document_count=sum(segment.span.document_count for segment in segments),
             shard_count=len(segments),
-            memory_token_count=sum(segment.token_count for segment in memory),
-            memory_size=sum(segment.size for segment in memory),
+            memory_token_count=sum(segment.token_count for segment in segments if segment.record is None),
             size=sum(segment.size for segment in segments if segment.record is not None),
             built=_time(segments[-1].span.newest) if segments else None,
             oldest=_time(segments[0].span.oldest) if segments else None,
-            max_tokens=self._bounds.max_tokens,
-            max_age=self._bounds.max_age,
-            kernel="native",
-            failure=failures[0] if failures else None,
-            counts=replace(self._backend.counts) if isinstance(self._backend, Writer) else None,
+            max_tokens=self._backend.retention.max_tokens,
+            max_age=self._backend.retention.max_age,
+            failure=self._background.failure,
         )
 
     def add(self, documents: Sequence[IntSequence | str], ids: Sequence[str] | None = None) -> list[str]:
@@ -256,17 +218,16 @@ class LiveDatastore(Store):
         """
         writer = self._writer()
         new = self._encoder.encode(documents, ids)
-        if writer.add(new):
-            self._threads[0].wake()
+        writer.add(new)
+        self._background.wake()
         return [document.id for document in new]
 
     def delete(self, ids: Sequence[str]) -> int:
         """Delete documents: when this returns, no answer of this process holds them, and no file. Evicted ones, too.
 
         Sorts the segments that held them anew, which takes up to some seconds; additions and queries go on meanwhile.
-        So delete many at once. Where one of them is among the oldest, and documents were evicted before, additions then
-        wait until the file of documents is rewritten, about a second for 100 million tokens: SQLite has moved what came
-        after the evicted ones, and may have left copies in unused bytes.
+        Additions then wait until the file of documents is rewritten, about a second for 100 million tokens: SQLite may
+        have left copies in unused bytes. So delete many at once.
 
         Args:
             ids: of the documents, as in `add`; those that are not there are passed over.
@@ -277,18 +238,14 @@ class LiveDatastore(Store):
         Raises:
             DocumentError: an id is invalid; nothing was deleted, likewise with the next one.
             StorageError: that cannot be written. Or the documents are deleted, and this says where they still are: in
-                unused bytes, because there is no room to rewrite the others, which the next call tries again; in the
-                log, because another process has been reading an older state for seconds; or in a file that cannot be
-                removed.
+                unused bytes, because there is no room to rewrite the others; or in the log, because another process has
+                been reading an older state for seconds. The next call tries again.
             WriterError, DatastoreClosedError: as in `add`.
         """
         return self._writer().delete(document_ids("delete", ids))
 
     def compact(self) -> None:
         """Write all documents that are there now to files, and merge these into as few segments as there may be.
-
-        Then gives back the room of what was deleted: if there was anything, additions wait until the file of documents
-        is rewritten.
 
         Raises:
             StorageError: that cannot be written; the documents are there as before.
@@ -305,7 +262,7 @@ class LiveDatastore(Store):
         """
         self._open_segments()
         if isinstance(self._backend, Follower):
-            self._backend.refresh()
+            self._backend.work()
 
     def _open_segments(self) -> Segments:
         segments = self._segments
@@ -317,8 +274,9 @@ class LiveDatastore(Store):
         self._open_segments()
         if not isinstance(self._backend, Writer):
             raise WriterError(describe(self.path, "the live datastore", "opened for reading", "opened for writing"))
-        assert self._lock is not None
-        self._lock.require_held()
+        if os.getpid() != self._process:
+            expected = "used by the process that opened it"
+            raise WriterError(describe(self.path, "the live datastore", "used after a fork", expected))
         return self._backend
 
     def __reduce__(self) -> tuple[Any, ...]:

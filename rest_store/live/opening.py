@@ -1,4 +1,4 @@
-"""Opening a datastore of either kind, where it is not known which lies in a directory."""
+"""What lies in a directory: a live datastore, a frozen one, or something else; and opening either kind."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rest_store.datastore.datastore import Datastore
-from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME
+from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME, TOKENIZER_FILE_NAME
+from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
+from rest_store.errors import DatastoreNotFoundError, LiveFormatError, RestStoreError, StorageError, describe
 
 if TYPE_CHECKING:
     from rest_store.live.live_datastore import LiveDatastore
+
+LOCK_NAME = "writer.lock"
+_BEGUN = {LOCK_NAME, TOKENIZER_FILE_NAME}  # in a directory that was being begun when the process was killed
 
 
 def is_live(path: Path) -> bool:
@@ -37,3 +42,34 @@ def open_store(path: str | Path, *, tokenizer: object = None) -> Datastore | Liv
     from rest_store.live.live_datastore import LiveDatastore
 
     return LiveDatastore.open(path, tokenizer=tokenizer, read_only=True)
+
+
+def require_live(directory: Path, *, new: bool) -> None:
+    """Check that there is a live datastore, or with `new` that one may be begun.
+
+    Raises:
+        DatastoreNotFoundError: there is nothing, or a file.
+        LiveFormatError: it holds a frozen datastore, or something else.
+        StorageError: it cannot be read.
+    """
+    if is_live(directory):
+        return
+    try:
+        _require_room(directory, new=new)
+    except OSError as error:
+        if isinstance(error, RestStoreError):
+            raise
+        raise StorageError(f"{directory}: the directory cannot be read ({error.strerror})") from error
+
+
+def _require_room(directory: Path, *, new: bool) -> None:
+    """Raise unless a live datastore may be begun at `directory`; OSErrors pass through."""
+    what = "live datastore"
+    if (directory / MANIFEST_NAME).exists():
+        raise LiveFormatError(describe(directory, "datastore", "a frozen one", "a live one, or a new directory"))
+    if directory.is_dir() and {entry.name for entry in directory.iterdir()} - _BEGUN:
+        raise LiveFormatError(describe(directory, what, "a directory of something else", "one, or a new directory"))
+    is_file = directory.exists() and not directory.is_dir()
+    if is_file or not new:
+        found = "a file" if is_file else "empty" if directory.exists() else "absent"
+        raise DatastoreNotFoundError(describe(directory, what, found, "a directory; give a tokenizer for a new one"))

@@ -89,34 +89,11 @@ def _is_loopback(host: str) -> bool:
     return all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in entries)
 
 
-def is_parts_file(text: str) -> bool:
-    """Return whether `text` names a file that says where the parts of a datastore are served."""
-    return text.endswith(".toml")
-
-
 def is_service(text: str) -> bool:
-    """Return whether a client takes `text`: a parts file, or what looks like an address where no such file exists."""
-    if is_parts_file(text):
-        return True
+    """Return whether a client takes `text`: what looks like addresses, or like one, where no such file exists."""
     host, _, port = text.rpartition(":")
     try:
         exists = Path(text).exists()
     except (OSError, ValueError):  # no path can be so long, or hold these bytes
         exists = False
     return not exists and (text.startswith("unix:") or bool(host and port.isdecimal()))
-
-
-def is_local_peer(peer: str) -> bool:
-    """Whether `peer`, as gRPC names the other side of a call, is on this machine."""
-    kind, _, rest = peer.partition(":")
-    if kind == "unix":
-        return True
-    if kind not in ("ipv4", "ipv6"):
-        return False
-    host = rest.replace("%5B", "[").replace("%5D", "]").rpartition(":")[0].strip("[]").partition("%")[0]
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback

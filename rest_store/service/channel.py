@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import grpc.aio
 
 from rest_store.datastore.validation import real
 from rest_store.errors import LimitError, ServeError, ServiceError, TargetError, describe
@@ -93,12 +92,6 @@ class Dialer:
         if self._credentials is None:
             return grpc.insecure_channel(target, self._options)
         return grpc.secure_channel(target, self._credentials, self._options)
-
-    def connect_async(self, target: str) -> grpc.aio.Channel:
-        """As `connect`, for asyncio; the channel belongs to the running event loop."""
-        if self._credentials is None:
-            return grpc.aio.insecure_channel(target, self._options)
-        return grpc.aio.secure_channel(target, self._credentials, self._options)
 
 
 def seconds_of(timeout: float) -> float:

@@ -33,7 +33,6 @@ STATUSES = (
     Status("TOKEN_RANGE", "INVALID_ARGUMENT", errors.TokenRangeError),
     Status("LIMIT", "INVALID_ARGUMENT", errors.LimitError),
     Status("DOCUMENT", "INVALID_ARGUMENT", errors.DocumentError),
-    Status("PART", "FAILED_PRECONDITION", errors.PartError),
     Status("MESSAGE_ORDER", "FAILED_PRECONDITION", errors.MessageOrderError),
     Status("TOKENIZER_MISMATCH", "FAILED_PRECONDITION", errors.TokenizerMismatchError),
     Status("NOT_LIVE", "FAILED_PRECONDITION", errors.LiveFormatError),
@@ -92,17 +91,6 @@ def error_of(target: str, code: str, details: str, metadata: Iterable[Any] | Non
         error, message = _BY_CODE[code]
         return error(f"{target}: {message} ({details})" if details else f"{target}: {message}")
     return errors.ProtocolError(describe(target, "status", f"{code} ({details})", "one of a datastore service"))
-
-
-def error_of_end(target: str, code: int, message: str, reason: str) -> RestStoreError:
-    """Return our error for the SessionEnd of a session that shares its stream."""
-    if (status := _BY_REASON.get(reason)) is not None:
-        return status.error(message)
-    if not code:
-        return errors.ServiceUnavailableError(f"{target}: service ended the session")
-    return errors.ProtocolError(
-        describe(target, "reason of a session's end", repr(reason), "one of a datastore service")
-    )
 
 
 def error_of_call(target: str, error: Any) -> RestStoreError:

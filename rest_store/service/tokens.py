@@ -17,14 +17,18 @@ class Grant(NamedTuple):
     """A token, and what it allows.
 
     Attributes:
-        token: as clients send it.
+        token: as clients send it; empty where none is required.
         may_write: whether it allows adding to live datastores and deleting.
-        datastores: names of the datastores that it is for; None: all.
+        datastores: names of the datastores that it is for, the others are hidden from it; None: all.
     """
 
     token: str
     may_write: bool = False
     datastores: frozenset[str] | None = None
+
+    def includes(self, name: str) -> bool:
+        """Whether it is for the datastore of this name."""
+        return self.datastores is None or name in self.datastores
 
 
 def is_token(token: object) -> bool:
@@ -60,8 +64,7 @@ def grants_in(path: Path) -> list[Grant]:
 
 def _grant(line: str) -> Grant | None:
     """Return the grant of a line; None if the line is malformed."""
-    token, *allowed = line.replace("\t", " ").split(" ")
-    allowed = [word for word in allowed if word]
+    token, *allowed = line.split()
     names = frozenset(word.removeprefix(_DATASTORE) for word in allowed if word.startswith(_DATASTORE))
     others = [word for word in allowed if not word.startswith(_DATASTORE)]
     if not is_token(token) or "" in names or others not in ([], [_WRITE]):

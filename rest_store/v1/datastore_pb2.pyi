@@ -10,14 +10,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Selection(_message.Message):
-    __slots__ = ("datastores", "tokenizer_fingerprint", "parts")
+    __slots__ = ("datastores", "tokenizer_fingerprint")
     DATASTORES_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
-    PARTS_FIELD_NUMBER: _ClassVar[int]
     datastores: _containers.RepeatedScalarFieldContainer[str]
     tokenizer_fingerprint: str
-    parts: _containers.RepeatedCompositeFieldContainer[PartDescription]
-    def __init__(self, datastores: _Optional[_Iterable[str]] = ..., tokenizer_fingerprint: _Optional[str] = ..., parts: _Optional[_Iterable[_Union[PartDescription, _Mapping]]] = ...) -> None: ...
+    def __init__(self, datastores: _Optional[_Iterable[str]] = ..., tokenizer_fingerprint: _Optional[str] = ...) -> None: ...
 
 class DraftLimits(_message.Message):
     __slots__ = ("max_nodes", "max_suffix", "max_depth")
@@ -29,33 +27,11 @@ class DraftLimits(_message.Message):
     max_depth: int
     def __init__(self, max_nodes: _Optional[int] = ..., max_suffix: _Optional[int] = ..., max_depth: _Optional[int] = ...) -> None: ...
 
-class Proposals(_message.Message):
-    __slots__ = ("tokens", "parents", "scores")
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PARENTS_FIELD_NUMBER: _ClassVar[int]
-    SCORES_FIELD_NUMBER: _ClassVar[int]
-    tokens: _containers.RepeatedScalarFieldContainer[int]
-    parents: _containers.RepeatedScalarFieldContainer[int]
-    scores: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., parents: _Optional[_Iterable[int]] = ..., scores: _Optional[_Iterable[float]] = ...) -> None: ...
-
-class EvidenceLimits(_message.Message):
-    __slots__ = ("max_nodes", "max_rows", "max_suffix")
-    MAX_NODES_FIELD_NUMBER: _ClassVar[int]
-    MAX_ROWS_FIELD_NUMBER: _ClassVar[int]
-    MAX_SUFFIX_FIELD_NUMBER: _ClassVar[int]
-    max_nodes: int
-    max_rows: int
-    max_suffix: int
-    def __init__(self, max_nodes: _Optional[int] = ..., max_rows: _Optional[int] = ..., max_suffix: _Optional[int] = ...) -> None: ...
-
 class Context(_message.Message):
-    __slots__ = ("tokens", "proposals")
+    __slots__ = ("tokens",)
     TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PROPOSALS_FIELD_NUMBER: _ClassVar[int]
     tokens: _containers.RepeatedScalarFieldContainer[int]
-    proposals: Proposals
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ..., proposals: _Optional[_Union[Proposals, _Mapping]] = ...) -> None: ...
+    def __init__(self, tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Tree(_message.Message):
     __slots__ = ("nodes", "match_length", "match_count")
@@ -67,103 +43,53 @@ class Tree(_message.Message):
     match_count: int
     def __init__(self, nodes: _Optional[bytes] = ..., match_length: _Optional[int] = ..., match_count: _Optional[int] = ...) -> None: ...
 
-class Evidence(_message.Message):
-    __slots__ = ("rows",)
-    ROWS_FIELD_NUMBER: _ClassVar[int]
-    rows: bytes
-    def __init__(self, rows: _Optional[bytes] = ...) -> None: ...
-
 class DraftRequest(_message.Message):
-    __slots__ = ("selection", "limits", "contexts", "evidence")
+    __slots__ = ("selection", "limits", "contexts")
     SELECTION_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     CONTEXTS_FIELD_NUMBER: _ClassVar[int]
-    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
     selection: Selection
     limits: DraftLimits
     contexts: _containers.RepeatedCompositeFieldContainer[Context]
-    evidence: EvidenceLimits
-    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., limits: _Optional[_Union[DraftLimits, _Mapping]] = ..., contexts: _Optional[_Iterable[_Union[Context, _Mapping]]] = ..., evidence: _Optional[_Union[EvidenceLimits, _Mapping]] = ...) -> None: ...
+    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., limits: _Optional[_Union[DraftLimits, _Mapping]] = ..., contexts: _Optional[_Iterable[_Union[Context, _Mapping]]] = ...) -> None: ...
 
 class DraftResponse(_message.Message):
-    __slots__ = ("trees", "datastores", "evidence")
+    __slots__ = ("trees", "datastores")
     TREES_FIELD_NUMBER: _ClassVar[int]
     DATASTORES_FIELD_NUMBER: _ClassVar[int]
-    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
     trees: _containers.RepeatedCompositeFieldContainer[Tree]
     datastores: _containers.RepeatedScalarFieldContainer[str]
-    evidence: _containers.RepeatedCompositeFieldContainer[Evidence]
-    def __init__(self, trees: _Optional[_Iterable[_Union[Tree, _Mapping]]] = ..., datastores: _Optional[_Iterable[str]] = ..., evidence: _Optional[_Iterable[_Union[Evidence, _Mapping]]] = ...) -> None: ...
-
-class DraftStreamRequest(_message.Message):
-    __slots__ = ("selection", "limits", "tokens", "proposals", "sequence", "evidence")
-    SELECTION_FIELD_NUMBER: _ClassVar[int]
-    LIMITS_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    PROPOSALS_FIELD_NUMBER: _ClassVar[int]
-    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
-    selection: Selection
-    limits: DraftLimits
-    tokens: _containers.RepeatedScalarFieldContainer[int]
-    proposals: Proposals
-    sequence: int
-    evidence: EvidenceLimits
-    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., limits: _Optional[_Union[DraftLimits, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., proposals: _Optional[_Union[Proposals, _Mapping]] = ..., sequence: _Optional[int] = ..., evidence: _Optional[_Union[EvidenceLimits, _Mapping]] = ...) -> None: ...
-
-class DraftStreamResponse(_message.Message):
-    __slots__ = ("trees", "datastores", "sequence", "evidence")
-    TREES_FIELD_NUMBER: _ClassVar[int]
-    DATASTORES_FIELD_NUMBER: _ClassVar[int]
-    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    EVIDENCE_FIELD_NUMBER: _ClassVar[int]
-    trees: _containers.RepeatedCompositeFieldContainer[Tree]
-    datastores: _containers.RepeatedScalarFieldContainer[str]
-    sequence: int
-    evidence: _containers.RepeatedCompositeFieldContainer[Evidence]
-    def __init__(self, trees: _Optional[_Iterable[_Union[Tree, _Mapping]]] = ..., datastores: _Optional[_Iterable[str]] = ..., sequence: _Optional[int] = ..., evidence: _Optional[_Iterable[_Union[Evidence, _Mapping]]] = ...) -> None: ...
+    def __init__(self, trees: _Optional[_Iterable[_Union[Tree, _Mapping]]] = ..., datastores: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DraftSessionRequest(_message.Message):
-    __slots__ = ("open", "accepted", "draft", "finished")
+    __slots__ = ("open", "accepted", "draft")
     OPEN_FIELD_NUMBER: _ClassVar[int]
     ACCEPTED_FIELD_NUMBER: _ClassVar[int]
     DRAFT_FIELD_NUMBER: _ClassVar[int]
-    FINISHED_FIELD_NUMBER: _ClassVar[int]
     open: SessionOpening
     accepted: _containers.RepeatedCompositeFieldContainer[Accepted]
     draft: TreeRequest
-    finished: bool
-    def __init__(self, open: _Optional[_Union[SessionOpening, _Mapping]] = ..., accepted: _Optional[_Iterable[_Union[Accepted, _Mapping]]] = ..., draft: _Optional[_Union[TreeRequest, _Mapping]] = ..., finished: bool = ...) -> None: ...
+    def __init__(self, open: _Optional[_Union[SessionOpening, _Mapping]] = ..., accepted: _Optional[_Iterable[_Union[Accepted, _Mapping]]] = ..., draft: _Optional[_Union[TreeRequest, _Mapping]] = ...) -> None: ...
 
 class SessionOpening(_message.Message):
-    __slots__ = ("selection", "tokens", "written", "top_k", "prompt_lookup", "recycled_logits", "calibration_weights", "shared_calibration", "fixed_calibration", "max_suffix", "remember", "output_id", "recent")
+    __slots__ = ("selection", "tokens", "top_k", "prompt_lookup", "recycled_logits", "shared_calibration", "fixed_calibration", "max_suffix")
     SELECTION_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
-    WRITTEN_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOOKUP_FIELD_NUMBER: _ClassVar[int]
     RECYCLED_LOGITS_FIELD_NUMBER: _ClassVar[int]
-    CALIBRATION_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     SHARED_CALIBRATION_FIELD_NUMBER: _ClassVar[int]
     FIXED_CALIBRATION_FIELD_NUMBER: _ClassVar[int]
     MAX_SUFFIX_FIELD_NUMBER: _ClassVar[int]
-    REMEMBER_FIELD_NUMBER: _ClassVar[int]
-    OUTPUT_ID_FIELD_NUMBER: _ClassVar[int]
-    RECENT_FIELD_NUMBER: _ClassVar[int]
     selection: Selection
     tokens: _containers.RepeatedScalarFieldContainer[int]
-    written: int
     top_k: TopK
     prompt_lookup: bool
     recycled_logits: bytes
-    calibration_weights: _containers.RepeatedScalarFieldContainer[float]
     shared_calibration: str
     fixed_calibration: bool
     max_suffix: int
-    remember: str
-    output_id: str
-    recent: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., written: _Optional[int] = ..., top_k: _Optional[_Union[TopK, _Mapping]] = ..., prompt_lookup: bool = ..., recycled_logits: _Optional[bytes] = ..., calibration_weights: _Optional[_Iterable[float]] = ..., shared_calibration: _Optional[str] = ..., fixed_calibration: bool = ..., max_suffix: _Optional[int] = ..., remember: _Optional[str] = ..., output_id: _Optional[str] = ..., recent: _Optional[_Iterable[float]] = ...) -> None: ...
+    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., top_k: _Optional[_Union[TopK, _Mapping]] = ..., prompt_lookup: bool = ..., recycled_logits: _Optional[bytes] = ..., shared_calibration: _Optional[str] = ..., fixed_calibration: bool = ..., max_suffix: _Optional[int] = ...) -> None: ...
 
 class TopK(_message.Message):
     __slots__ = ("k", "tokens")
@@ -198,12 +124,8 @@ class TreeRequest(_message.Message):
     def __init__(self, max_nodes: _Optional[int] = ..., sequence: _Optional[int] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., chain: _Optional[_Union[ChainRequest, _Mapping]] = ..., min_score: _Optional[float] = ...) -> None: ...
 
 class ChainRequest(_message.Message):
-    __slots__ = ("max_nodes", "costs")
-    MAX_NODES_FIELD_NUMBER: _ClassVar[int]
-    COSTS_FIELD_NUMBER: _ClassVar[int]
-    max_nodes: int
-    costs: StepCosts
-    def __init__(self, max_nodes: _Optional[int] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ...) -> None: ...
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class StepCosts(_message.Message):
     __slots__ = ("of_step",)
@@ -212,85 +134,14 @@ class StepCosts(_message.Message):
     def __init__(self, of_step: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class DraftSessionResponse(_message.Message):
-    __slots__ = ("sequence", "datastores", "nodes", "calibration_weights", "recent")
+    __slots__ = ("sequence", "datastores", "nodes")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     DATASTORES_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
-    CALIBRATION_WEIGHTS_FIELD_NUMBER: _ClassVar[int]
-    RECENT_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     datastores: _containers.RepeatedScalarFieldContainer[str]
     nodes: bytes
-    calibration_weights: _containers.RepeatedScalarFieldContainer[float]
-    recent: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, sequence: _Optional[int] = ..., datastores: _Optional[_Iterable[str]] = ..., nodes: _Optional[bytes] = ..., calibration_weights: _Optional[_Iterable[float]] = ..., recent: _Optional[_Iterable[float]] = ...) -> None: ...
-
-class DraftSessionsRequest(_message.Message):
-    __slots__ = ("steps",)
-    STEPS_FIELD_NUMBER: _ClassVar[int]
-    steps: _containers.RepeatedCompositeFieldContainer[SessionStep]
-    def __init__(self, steps: _Optional[_Iterable[_Union[SessionStep, _Mapping]]] = ...) -> None: ...
-
-class SessionStep(_message.Message):
-    __slots__ = ("session", "request", "last")
-    SESSION_FIELD_NUMBER: _ClassVar[int]
-    REQUEST_FIELD_NUMBER: _ClassVar[int]
-    LAST_FIELD_NUMBER: _ClassVar[int]
-    session: int
-    request: bytes
-    last: bool
-    def __init__(self, session: _Optional[int] = ..., request: _Optional[bytes] = ..., last: bool = ...) -> None: ...
-
-class DraftSessionsResponse(_message.Message):
-    __slots__ = ("answers",)
-    ANSWERS_FIELD_NUMBER: _ClassVar[int]
-    answers: _containers.RepeatedCompositeFieldContainer[SessionAnswer]
-    def __init__(self, answers: _Optional[_Iterable[_Union[SessionAnswer, _Mapping]]] = ...) -> None: ...
-
-class SessionAnswer(_message.Message):
-    __slots__ = ("session", "response", "end")
-    SESSION_FIELD_NUMBER: _ClassVar[int]
-    RESPONSE_FIELD_NUMBER: _ClassVar[int]
-    END_FIELD_NUMBER: _ClassVar[int]
-    session: int
-    response: bytes
-    end: SessionEnd
-    def __init__(self, session: _Optional[int] = ..., response: _Optional[bytes] = ..., end: _Optional[_Union[SessionEnd, _Mapping]] = ...) -> None: ...
-
-class SessionEnd(_message.Message):
-    __slots__ = ("code", "message", "reason")
-    CODE_FIELD_NUMBER: _ClassVar[int]
-    MESSAGE_FIELD_NUMBER: _ClassVar[int]
-    REASON_FIELD_NUMBER: _ClassVar[int]
-    code: int
-    message: str
-    reason: str
-    def __init__(self, code: _Optional[int] = ..., message: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
-
-class LongestSuffixMatchRequest(_message.Message):
-    __slots__ = ("selection", "max_suffix", "tokens")
-    SELECTION_FIELD_NUMBER: _ClassVar[int]
-    MAX_SUFFIX_FIELD_NUMBER: _ClassVar[int]
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    selection: Selection
-    max_suffix: int
-    tokens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., max_suffix: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
-
-class LongestSuffixMatchResponse(_message.Message):
-    __slots__ = ("matches",)
-    class Match(_message.Message):
-        __slots__ = ("datastore", "length", "count")
-        DATASTORE_FIELD_NUMBER: _ClassVar[int]
-        LENGTH_FIELD_NUMBER: _ClassVar[int]
-        COUNT_FIELD_NUMBER: _ClassVar[int]
-        datastore: str
-        length: int
-        count: int
-        def __init__(self, datastore: _Optional[str] = ..., length: _Optional[int] = ..., count: _Optional[int] = ...) -> None: ...
-    MATCHES_FIELD_NUMBER: _ClassVar[int]
-    matches: _containers.RepeatedCompositeFieldContainer[LongestSuffixMatchResponse.Match]
-    def __init__(self, matches: _Optional[_Iterable[_Union[LongestSuffixMatchResponse.Match, _Mapping]]] = ...) -> None: ...
+    def __init__(self, sequence: _Optional[int] = ..., datastores: _Optional[_Iterable[str]] = ..., nodes: _Optional[bytes] = ...) -> None: ...
 
 class TokenSequence(_message.Message):
     __slots__ = ("tokens",)
@@ -319,21 +170,19 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("version", "kernel", "datastores", "limits", "calibration")
+    __slots__ = ("version", "kernel", "datastores", "limits")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     KERNEL_FIELD_NUMBER: _ClassVar[int]
     DATASTORES_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
-    CALIBRATION_FIELD_NUMBER: _ClassVar[int]
     version: str
     kernel: str
     datastores: _containers.RepeatedCompositeFieldContainer[DatastoreDescription]
     limits: ServiceLimits
-    calibration: str
-    def __init__(self, version: _Optional[str] = ..., kernel: _Optional[str] = ..., datastores: _Optional[_Iterable[_Union[DatastoreDescription, _Mapping]]] = ..., limits: _Optional[_Union[ServiceLimits, _Mapping]] = ..., calibration: _Optional[str] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., kernel: _Optional[str] = ..., datastores: _Optional[_Iterable[_Union[DatastoreDescription, _Mapping]]] = ..., limits: _Optional[_Union[ServiceLimits, _Mapping]] = ...) -> None: ...
 
 class DatastoreDescription(_message.Message):
-    __slots__ = ("name", "tokenizer", "token_count", "document_count", "shard_count", "size", "built", "format_version", "generation", "live", "part")
+    __slots__ = ("name", "tokenizer", "token_count", "document_count", "shard_count", "size", "built", "format_version", "live", "part")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FIELD_NUMBER: _ClassVar[int]
     TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -342,7 +191,6 @@ class DatastoreDescription(_message.Message):
     SIZE_FIELD_NUMBER: _ClassVar[int]
     BUILT_FIELD_NUMBER: _ClassVar[int]
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
-    GENERATION_FIELD_NUMBER: _ClassVar[int]
     LIVE_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     name: str
@@ -353,10 +201,9 @@ class DatastoreDescription(_message.Message):
     size: int
     built: _timestamp_pb2.Timestamp
     format_version: int
-    generation: int
     live: LiveDescription
     part: PartDescription
-    def __init__(self, name: _Optional[str] = ..., tokenizer: _Optional[_Union[TokenizerDescription, _Mapping]] = ..., token_count: _Optional[int] = ..., document_count: _Optional[int] = ..., shard_count: _Optional[int] = ..., size: _Optional[int] = ..., built: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., format_version: _Optional[int] = ..., generation: _Optional[int] = ..., live: _Optional[_Union[LiveDescription, _Mapping]] = ..., part: _Optional[_Union[PartDescription, _Mapping]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., tokenizer: _Optional[_Union[TokenizerDescription, _Mapping]] = ..., token_count: _Optional[int] = ..., document_count: _Optional[int] = ..., shard_count: _Optional[int] = ..., size: _Optional[int] = ..., built: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., format_version: _Optional[int] = ..., live: _Optional[_Union[LiveDescription, _Mapping]] = ..., part: _Optional[_Union[PartDescription, _Mapping]] = ...) -> None: ...
 
 class PartDescription(_message.Message):
     __slots__ = ("number", "parts", "build")
@@ -415,7 +262,7 @@ class TokenizerDescription(_message.Message):
     def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., special_tokens: _Optional[_Mapping[str, int]] = ..., added_tokens: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class ServiceLimits(_message.Message):
-    __slots__ = ("max_message_bytes", "max_contexts", "max_nodes", "max_suffix", "max_depth", "max_streams", "max_in_flight", "max_evidence_rows", "max_waiting", "max_request_bytes", "max_session_tokens", "max_session_memory", "session_idle_seconds", "max_stream_sessions")
+    __slots__ = ("max_message_bytes", "max_contexts", "max_nodes", "max_suffix", "max_depth", "max_streams", "max_in_flight", "max_request_bytes", "max_session_tokens", "max_session_memory", "session_idle_seconds")
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXTS_FIELD_NUMBER: _ClassVar[int]
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
@@ -423,13 +270,10 @@ class ServiceLimits(_message.Message):
     MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
     MAX_STREAMS_FIELD_NUMBER: _ClassVar[int]
     MAX_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
-    MAX_EVIDENCE_ROWS_FIELD_NUMBER: _ClassVar[int]
-    MAX_WAITING_FIELD_NUMBER: _ClassVar[int]
     MAX_REQUEST_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_SESSION_TOKENS_FIELD_NUMBER: _ClassVar[int]
     MAX_SESSION_MEMORY_FIELD_NUMBER: _ClassVar[int]
     SESSION_IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
-    MAX_STREAM_SESSIONS_FIELD_NUMBER: _ClassVar[int]
     max_message_bytes: int
     max_contexts: int
     max_nodes: int
@@ -437,14 +281,11 @@ class ServiceLimits(_message.Message):
     max_depth: int
     max_streams: int
     max_in_flight: int
-    max_evidence_rows: int
-    max_waiting: int
     max_request_bytes: int
     max_session_tokens: int
     max_session_memory: int
     session_idle_seconds: int
-    max_stream_sessions: int
-    def __init__(self, max_message_bytes: _Optional[int] = ..., max_contexts: _Optional[int] = ..., max_nodes: _Optional[int] = ..., max_suffix: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_streams: _Optional[int] = ..., max_in_flight: _Optional[int] = ..., max_evidence_rows: _Optional[int] = ..., max_waiting: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., max_session_tokens: _Optional[int] = ..., max_session_memory: _Optional[int] = ..., session_idle_seconds: _Optional[int] = ..., max_stream_sessions: _Optional[int] = ...) -> None: ...
+    def __init__(self, max_message_bytes: _Optional[int] = ..., max_contexts: _Optional[int] = ..., max_nodes: _Optional[int] = ..., max_suffix: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_streams: _Optional[int] = ..., max_in_flight: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., max_session_tokens: _Optional[int] = ..., max_session_memory: _Optional[int] = ..., session_idle_seconds: _Optional[int] = ...) -> None: ...
 
 class Document(_message.Message):
     __slots__ = ("tokens", "id")
@@ -483,22 +324,3 @@ class DeleteResponse(_message.Message):
     DELETED_FIELD_NUMBER: _ClassVar[int]
     deleted: int
     def __init__(self, deleted: _Optional[int] = ...) -> None: ...
-
-class ReloadRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
-
-class ReloadResponse(_message.Message):
-    __slots__ = ("outcomes",)
-    class Outcome(_message.Message):
-        __slots__ = ("datastore", "generation", "refused")
-        DATASTORE_FIELD_NUMBER: _ClassVar[int]
-        GENERATION_FIELD_NUMBER: _ClassVar[int]
-        REFUSED_FIELD_NUMBER: _ClassVar[int]
-        datastore: str
-        generation: int
-        refused: str
-        def __init__(self, datastore: _Optional[str] = ..., generation: _Optional[int] = ..., refused: _Optional[str] = ...) -> None: ...
-    OUTCOMES_FIELD_NUMBER: _ClassVar[int]
-    outcomes: _containers.RepeatedCompositeFieldContainer[ReloadResponse.Outcome]
-    def __init__(self, outcomes: _Optional[_Iterable[_Union[ReloadResponse.Outcome, _Mapping]]] = ...) -> None: ...

@@ -39,25 +39,10 @@ class DatastoreServiceStub(object):
                 request_serializer=rest__store_dot_v1_dot_datastore__pb2.DraftRequest.SerializeToString,
                 response_deserializer=rest__store_dot_v1_dot_datastore__pb2.DraftResponse.FromString,
                 _registered_method=True)
-        self.DraftStream = channel.stream_stream(
-                '/rest_store.v1.DatastoreService/DraftStream',
-                request_serializer=rest__store_dot_v1_dot_datastore__pb2.DraftStreamRequest.SerializeToString,
-                response_deserializer=rest__store_dot_v1_dot_datastore__pb2.DraftStreamResponse.FromString,
-                _registered_method=True)
         self.DraftSession = channel.stream_stream(
                 '/rest_store.v1.DatastoreService/DraftSession',
                 request_serializer=rest__store_dot_v1_dot_datastore__pb2.DraftSessionRequest.SerializeToString,
                 response_deserializer=rest__store_dot_v1_dot_datastore__pb2.DraftSessionResponse.FromString,
-                _registered_method=True)
-        self.DraftSessions = channel.stream_stream(
-                '/rest_store.v1.DatastoreService/DraftSessions',
-                request_serializer=rest__store_dot_v1_dot_datastore__pb2.DraftSessionsRequest.SerializeToString,
-                response_deserializer=rest__store_dot_v1_dot_datastore__pb2.DraftSessionsResponse.FromString,
-                _registered_method=True)
-        self.LongestSuffixMatch = channel.unary_unary(
-                '/rest_store.v1.DatastoreService/LongestSuffixMatch',
-                request_serializer=rest__store_dot_v1_dot_datastore__pb2.LongestSuffixMatchRequest.SerializeToString,
-                response_deserializer=rest__store_dot_v1_dot_datastore__pb2.LongestSuffixMatchResponse.FromString,
                 _registered_method=True)
         self.Count = channel.unary_unary(
                 '/rest_store.v1.DatastoreService/Count',
@@ -79,11 +64,6 @@ class DatastoreServiceStub(object):
                 request_serializer=rest__store_dot_v1_dot_datastore__pb2.DeleteRequest.SerializeToString,
                 response_deserializer=rest__store_dot_v1_dot_datastore__pb2.DeleteResponse.FromString,
                 _registered_method=True)
-        self.Reload = channel.unary_unary(
-                '/rest_store.v1.DatastoreService/Reload',
-                request_serializer=rest__store_dot_v1_dot_datastore__pb2.ReloadRequest.SerializeToString,
-                response_deserializer=rest__store_dot_v1_dot_datastore__pb2.ReloadResponse.FromString,
-                _registered_method=True)
 
 
 class DatastoreServiceServicer(object):
@@ -91,14 +71,6 @@ class DatastoreServiceServicer(object):
 
     def Draft(self, request, context):
         """Drafts for one or many contexts.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def DraftStream(self, request_iterator, context):
-        """Drafts for one generation: the first message has the end of the context, each later one only the new tokens.
-        One response per request, in order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -113,22 +85,6 @@ class DatastoreServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
-    def DraftSessions(self, request_iterator, context):
-        """Many sessions on one stream, as a batch of generations has them: one message has the steps of many, and what they ask
-        for is drafted together. Each session is as on a stream of its own: it begins with its opening, an error ends it
-        alone. Only for services with max_stream_sessions in Describe.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def LongestSuffixMatch(self, request, context):
-        """The longest suffix of a context that occurs, without its continuations.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
     def Count(self, request, context):
         """Occurrences of token sequences.
         """
@@ -137,15 +93,14 @@ class DatastoreServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Describe(self, request, context):
-        """The datastores served, and the limits of requests.
+        """The datastores, and the limits of requests.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Add(self, request, context):
-        """Adds documents to a live datastore. Answered when they are durable, and all later answers know them. The same id is
-        the same document: a request whose outcome is unknown can be sent again.
+        """Adds documents to a live datastore. Answered when they are durable, and all later answers know them.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -153,15 +108,6 @@ class DatastoreServiceServicer(object):
 
     def Delete(self, request, context):
         """Deletes documents of a live datastore. Answered when no later answer knows them, and no file holds them.
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def Reload(self, request, context):
-        """Opens every datastore again, after this was asked, and swaps in those whose manifest, headers and file sizes are
-        valid; the others stay as they are, as live ones do. For operators: answered on loopback addresses and Unix sockets
-        only, UNAUTHENTICATED elsewhere.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -175,25 +121,10 @@ def add_DatastoreServiceServicer_to_server(servicer, server):
                     request_deserializer=rest__store_dot_v1_dot_datastore__pb2.DraftRequest.FromString,
                     response_serializer=rest__store_dot_v1_dot_datastore__pb2.DraftResponse.SerializeToString,
             ),
-            'DraftStream': grpc.stream_stream_rpc_method_handler(
-                    servicer.DraftStream,
-                    request_deserializer=rest__store_dot_v1_dot_datastore__pb2.DraftStreamRequest.FromString,
-                    response_serializer=rest__store_dot_v1_dot_datastore__pb2.DraftStreamResponse.SerializeToString,
-            ),
             'DraftSession': grpc.stream_stream_rpc_method_handler(
                     servicer.DraftSession,
                     request_deserializer=rest__store_dot_v1_dot_datastore__pb2.DraftSessionRequest.FromString,
                     response_serializer=rest__store_dot_v1_dot_datastore__pb2.DraftSessionResponse.SerializeToString,
-            ),
-            'DraftSessions': grpc.stream_stream_rpc_method_handler(
-                    servicer.DraftSessions,
-                    request_deserializer=rest__store_dot_v1_dot_datastore__pb2.DraftSessionsRequest.FromString,
-                    response_serializer=rest__store_dot_v1_dot_datastore__pb2.DraftSessionsResponse.SerializeToString,
-            ),
-            'LongestSuffixMatch': grpc.unary_unary_rpc_method_handler(
-                    servicer.LongestSuffixMatch,
-                    request_deserializer=rest__store_dot_v1_dot_datastore__pb2.LongestSuffixMatchRequest.FromString,
-                    response_serializer=rest__store_dot_v1_dot_datastore__pb2.LongestSuffixMatchResponse.SerializeToString,
             ),
             'Count': grpc.unary_unary_rpc_method_handler(
                     servicer.Count,
@@ -214,11 +145,6 @@ def add_DatastoreServiceServicer_to_server(servicer, server):
                     servicer.Delete,
                     request_deserializer=rest__store_dot_v1_dot_datastore__pb2.DeleteRequest.FromString,
                     response_serializer=rest__store_dot_v1_dot_datastore__pb2.DeleteResponse.SerializeToString,
-            ),
-            'Reload': grpc.unary_unary_rpc_method_handler(
-                    servicer.Reload,
-                    request_deserializer=rest__store_dot_v1_dot_datastore__pb2.ReloadRequest.FromString,
-                    response_serializer=rest__store_dot_v1_dot_datastore__pb2.ReloadResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -259,33 +185,6 @@ class DatastoreService(object):
             _registered_method=True)
 
     @staticmethod
-    def DraftStream(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/rest_store.v1.DatastoreService/DraftStream',
-            rest__store_dot_v1_dot_datastore__pb2.DraftStreamRequest.SerializeToString,
-            rest__store_dot_v1_dot_datastore__pb2.DraftStreamResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
     def DraftSession(request_iterator,
             target,
             options=(),
@@ -302,60 +201,6 @@ class DatastoreService(object):
             '/rest_store.v1.DatastoreService/DraftSession',
             rest__store_dot_v1_dot_datastore__pb2.DraftSessionRequest.SerializeToString,
             rest__store_dot_v1_dot_datastore__pb2.DraftSessionResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def DraftSessions(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/rest_store.v1.DatastoreService/DraftSessions',
-            rest__store_dot_v1_dot_datastore__pb2.DraftSessionsRequest.SerializeToString,
-            rest__store_dot_v1_dot_datastore__pb2.DraftSessionsResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def LongestSuffixMatch(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/rest_store.v1.DatastoreService/LongestSuffixMatch',
-            rest__store_dot_v1_dot_datastore__pb2.LongestSuffixMatchRequest.SerializeToString,
-            rest__store_dot_v1_dot_datastore__pb2.LongestSuffixMatchResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -464,33 +309,6 @@ class DatastoreService(object):
             '/rest_store.v1.DatastoreService/Delete',
             rest__store_dot_v1_dot_datastore__pb2.DeleteRequest.SerializeToString,
             rest__store_dot_v1_dot_datastore__pb2.DeleteResponse.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def Reload(request,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.unary_unary(
-            request,
-            target,
-            '/rest_store.v1.DatastoreService/Reload',
-            rest__store_dot_v1_dot_datastore__pb2.ReloadRequest.SerializeToString,
-            rest__store_dot_v1_dot_datastore__pb2.ReloadResponse.FromString,
             options,
             channel_credentials,
             insecure,

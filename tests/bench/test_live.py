@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +11,10 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from rest_store.bench.exhibits import Lines, Table
-from rest_store.bench.live import IN_TURN, REMEMBERED
+from rest_store.bench.live import REMEMBERED
 from rest_store.bench.recordings import Recording
-from rest_store.bench.remembering import among_others, in_turn, logits_of, new_live_datastore, with_all
-from rest_store.bench.results import read_results
-from rest_store.bench.sections import section_of
+from rest_store.bench.remembering import among_others, in_turn, new_live_datastore, with_all
 from rest_store.cli import main
-from rest_store.drafting.session import DraftSession
 from tests.shared.strategies import Corpus, identity, write_datastore
 
 VOCABULARY = 300
@@ -38,7 +32,6 @@ def recording(number: int, key: str = "") -> Recording:
     [
         (in_turn, [[], [0], [0, 1]]),
         (among_others, [[2], [2], [0, 1]]),
-        (functools.partial(among_others, same_task=True), [[1, 2], [0, 2], [0, 1]]),
         (with_all, [[0, 1, 2]] * 3),
     ],
 )
@@ -54,19 +47,6 @@ def test_a_live_datastore_holds_what_each_order_says(order: Callable[..., Any], 
             assert [recordings.index(other) for other in known] == held_now()
             replayed.append((one, held_now()))
         assert replayed == list(zip(recordings, held, strict=True))
-    with new_live_datastore(identity(VOCABULARY)) as live:
-        last = recordings[2]
-        assert [(one, held_now()) for one, _ in order(recordings, live, lambda one: one is last)] == [(last, held[2])]
-
-
-def test_logits_have_learnt_from_all_recordings_that_have_some() -> None:
-    top_k = np.arange(6 * 8, dtype=np.int32).reshape(6, 8)
-    known = [recording(0), replace(recording(1), top_k=top_k)]
-    assert len(logits_of(known[:1])) == 0
-    logits = logits_of(known)
-    with DraftSession([logits], known[1].prompt) as session:  # the last token of the prompt is in row 1
-        assert set(session.draft(4).tokens.tolist()) <= set(top_k.ravel().tolist())
-        assert top_k[1][0] in session.draft(4).tokens
 
 
 def test_the_command_writes_a_row_for_all_that_is_remembered(tmp_path: Path) -> None:
@@ -84,17 +64,3 @@ def test_the_command_writes_a_row_for_all_that_is_remembered(tmp_path: Path) -> 
     for with_stores in (True, False):
         nothing, all_others = (figures[with_stores, name]["M"] for name in ("nothing", "all of other tasks"))
         assert all_others > 1.2 * nothing
-        curve = figures[with_stores, IN_TURN]["curve"]
-        assert [part["remembered"] for part in curve] == sorted(part["remembered"] for part in curve)
-        assert all(part["M"] >= part["M without"] for part in curve)
-    table, curves = section_of(read_results(tmp_path)["live"]).exhibits
-    assert isinstance(table, Table)
-    assert [row[0] for row in table.rows] == ["nothing", *REMEMBERED]
-    assert isinstance(curves, Lines)
-    assert [len(points) for points in curves.series.values()] == [5, 5]
-
-
-def test_a_datastore_is_required_before_anything_is_read(tmp_path: Path) -> None:
-    done = CliRunner().invoke(main, ["bench", "live", "--recordings", str(tmp_path / "missing")])
-    assert done.exit_code == 1
-    assert done.output == "Error: bench live: number of datastores is 0, expected at least one --datastore\n"

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rest_store.bench.prompts import Prompt, limited, read_prompts
+from rest_store.bench.prompts import Prompt, interleaved, read_prompts
 from rest_store.bench.recordings import FIT_PARTS, LEAST_TO_FIT, Recording, part_of, split, unfitted, without
 from rest_store.drafting.calibration import Calibration
 from rest_store.errors import RecordingError
@@ -66,10 +66,11 @@ def test_what_is_no_prompt_is_refused_by_its_place(line: str, tmp_path: Path) ->
     refused(RecordingError, lambda: read_prompts(listed, encode), where, "prompt is malformed")
 
 
-def test_families_may_be_limited() -> None:
-    prompts = [Prompt(family, str(number), [1]) for family in "ab" for number in range(3)]
-    assert [one.family + one.key for one in limited(prompts, 2)] == ["a0", "a1", "b0", "b1"]
-    assert limited(prompts, 9, ["b"]) == prompts[3:]
+def test_families_take_turns_and_may_be_limited() -> None:
+    prompts = [Prompt(family, str(number), [1]) for family, count in (("a", 3), ("b", 1)) for number in range(count)]
+    assert [one.family + one.key for one in interleaved(prompts)] == ["a0", "b0", "a1", "a2"]
+    assert [one.family + one.key for one in interleaved(prompts, 2)] == ["a0", "b0", "a1"]
+    assert interleaved([]) == []
 
 
 # --- Recordings that a calibration was fitted to ----------------------------------------------------------------------

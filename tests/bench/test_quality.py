@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rest_store.bench import calibrate as calibrating
-from rest_store.bench import quality as measuring
-from rest_store.bench.quality import measure, measure_series, prompt_lookup_rule, rest_rule
+from rest_store.bench.baselines import PromptLookupRule, RestRule
+from rest_store.bench.quality import measure
 from rest_store.bench.recordings import Recording
 from rest_store.bench.replay import replay, walk
 from rest_store.cli import main
@@ -48,7 +49,7 @@ def bench(folder: Path, *options: object) -> Result:
 
 
 def test_json_is_all_of_standard_output(folder: Path) -> None:
-    options = ["--datastore", folder / "a", "--calibration", "default", "--no-ablations", "--json"]
+    options = ["--datastore", folder / "a", "--no-ablations", "--json"]
     done = bench(folder, *options, "--out", folder / "printed.json")
     facts = json.loads(done.stdout)
     assert facts == json.loads((folder / "printed.json").read_text())
@@ -65,8 +66,8 @@ def test_outputs_and_prompts_may_be_empty_and_outside_the_vocabulary(folder: Pat
         recording(LINE[:7], [3, 4, 70_000, 3, 4, 5], "leaving"),
     ]
     for outcome in (
-        walk(odd, rest_rule([store])),
-        walk(odd, prompt_lookup_rule()),
+        walk(odd, lambda prompt: closing(RestRule([store], prompt)), max_nodes=24),
+        walk(odd, lambda prompt: closing(PromptLookupRule(prompt)), max_nodes=10),
         replay(odd, [PromptLookup(), store], calibration),
     ):
         assert outcome.families.keys() == {"unprompted", "outside", "leaving"}
@@ -76,53 +77,22 @@ def test_outputs_and_prompts_may_be_empty_and_outside_the_vocabulary(folder: Pat
     assert {row["tokens"] for row in rows} == {46}
 
 
-def test_rest_reads_the_context_after_what_is_not_in_the_vocabulary(folder: Path) -> None:
-    draft = rest_rule([Datastore.open(folder / "a")])
-    assert draft(np.array([9, 300, 1, 2, 3], np.int32)) == draft(np.array([1, 2, 3], np.int32))
-    assert len(draft(np.array([1, 2, 300], np.int32))) == 0
-
-
-def test_datastores_of_one_name_are_told_apart(folder: Path) -> None:
-    two = ["--datastore", folder / "a", "--datastore", folder / "other/a"]
-    done = bench(folder, *two, "--calibration", "default", "--out", folder / "two.json")
-    assert done.exit_code == 0, done.output
-    results = json.loads((folder / "two.json").read_text())["results"]
-    assert set(results["datastores"]) == {str(folder / "a"), str(folder / "other/a")}
-    assert sum(row["drafting"].endswith(" alone") for row in results["rows"]) == 3
-    done = bench(folder, "--datastore", folder / "a", "--datastore", folder / "b/../a", "--calibration", "default")
-    assert done.exit_code == 1
-    assert "twice" in done.output
-
-
 def test_a_live_datastore_is_measured_as_a_frozen_one(folder: Path) -> None:
     with LiveDatastore.open(folder / "live", tokenizer=identity(VOCABULARY)) as live:
         live.add([LINE])
-    done = bench(folder, "--datastore", folder / "live", "--calibration", "default", "--out", folder / "live.json")
+    done = bench(folder, "--datastore", folder / "live", "--out", folder / "live.json")
     assert done.exit_code == 0, done.output
     results = json.loads((folder / "live.json").read_text())["results"]
     assert results["datastores"] == {"live": len(LINE)}
     (alone,) = (row for row in results["rows"] if row["drafting"] == "session, live alone")
     assert alone["M"] > 2
-    done = bench(folder, "--datastore", folder / "live", "--calibration", "default", "--curves")
-    assert (done.exit_code, "rest-store live export" in done.stderr) == (1, True)
-
-
-def test_larger_datastores_and_longer_suffixes_are_measured_as_such(folder: Path) -> None:
-    held = [recording([8, 1, 2], [3, 4, 5, 1, 2, 3, 4, 5])]
-    whole, part = {"a": Datastore.open(folder / "a")}, {"b": Datastore.open(folder / "b")}
-    curves = measure_series(held, {0.1: part, 1.0: whole}, Calibration.default(), suffixes=(1, 8), budgets=(0, 1, 8))
-    assert [size for size, _ in curves["size"]] == [0.1, 1.0]
-    assert curves["size"][0][1] < curves["size"][1][1]
-    assert curves["nodes"][0] == (0, 1.0)
-    assert curves["nodes"][1][1] < curves["nodes"][2][1]
 
 
 def test_bad_options_are_refused_before_anything_is_fitted(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def costly(*arguments: Any, **options: Any) -> Calibration:
         raise AssertionError("fitted first")
 
-    for module in (measuring, calibrating):
-        monkeypatch.setattr(module, "fit_calibration", costly)
+    monkeypatch.setattr(calibrating, "replay", costly)
     store = ["--datastore", folder / "a"]
     for options, fragment in (
         (["--datastore", folder / "none"], "none"),
@@ -131,32 +101,15 @@ def test_bad_options_are_refused_before_anything_is_fitted(folder: Path, monkeyp
         done = bench(folder, *store, *options)
         assert done.exit_code == 1, done.output
         assert fragment in done.output
-    for number in range(7):
-        (folder / f"many/{number}").mkdir(parents=True)
-        write_datastore(folder / f"many/{number}", Corpus(VOCABULARY, [[LINE]]))
-    many = [option for number in range(7) for option in ("--datastore", str(folder / f"many/{number}"))]
-    recordings = ["--recordings", str(folder / "recordings.jsonl")]
-    for command in (["bench", "quality"], ["calibrate", "--out", str(folder / "out")]):
-        done = CliRunner().invoke(main, [*command, *recordings, *many])
-        assert done.exit_code == 1
-        assert "number of sources with counts is 7" in done.output
 
 
-def test_recordings_without_output_are_not_used(folder: Path, tmp_path: Path) -> None:
-    rows = [{"prompt": [1, 2, number], "output": []} for number in range(30)]
-    (tmp_path / "recordings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = bench(tmp_path, "--datastore", folder / "a", "--calibration", "default")
-    assert done.exit_code == 1
-    assert "record more prompts" in done.output
-
-
-def test_through_a_service_the_figures_are_those_in_process(folder: Path) -> None:
+def test_sessions_over_some_of_the_datastores_are_merged(folder: Path) -> None:
+    pytest.importorskip("rest_store.drafting.merge")
     stores = ["--datastore", folder / "a", "--datastore", folder / "other/a"]
-    options = [*stores, "--calibration", "default", "--no-ablations", "--through-service", "--out", folder / "s.json"]
-    done = bench(folder, *options)
+    members = ["--member", folder / "a", "--member", f"{folder}/a:1/1,{folder}/other/a"]
+    done = bench(folder, *stores, *members, "--no-ablations", "--out", folder / "members.json")
     assert done.exit_code == 0, done.output
-    rows = {row["drafting"]: row["M"] for row in json.loads((folder / "s.json").read_text())["results"]["rows"]}
-    assert rows["session through a service"] == rows["session"] > 1
-    none = bench(folder, "--through-service", "--calibration", "default")
-    assert none.exit_code == 1
-    assert "at least one --datastore" in none.output
+    rows = {row["drafting"]: row["M"] for row in json.loads((folder / "members.json").read_text())["results"]["rows"]}
+    assert rows["2 sessions, merged"] > 2
+    done = bench(folder, *stores, "--member", f"{folder}/a:3/2")
+    assert (done.exit_code, "part is 3/2" in done.output) == (1, True)

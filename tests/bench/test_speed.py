@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from click.testing import CliRunner
 from transformers import AutoTokenizer
 
-from rest_store.bench.environment import file_hash
-from rest_store.bench.exhibits import Bars
-from rest_store.bench.methods import decoding, make_methods
-from rest_store.bench.prompts import (
-    FIRST,
-    SECOND,
-    Prompt,
-    Question,
-    chat_tokens,
-    interleaved,
-    question_prompts,
-    read_questions,
-)
+from rest_store.bench.methods import make_methods
+from rest_store.bench.prompts import chat_tokens
 from rest_store.bench.recordings import FIT_PARTS, part_of
-from rest_store.bench.results import Result, read_results
-from rest_store.bench.sections import section_of
-from rest_store.bench.tables import decodings_table, speed_table
+from rest_store.bench.results import file_hash, read_results
 from rest_store.cli import main
 from rest_store.drafting.calibration import Calibration
-from rest_store.errors import RecordingError
-from tests.shared.strategies import refused
+from rest_store.errors import RecordingError, SourceError
+from tests.shared.strategies import ONE_TO_NINE, open_datastore, refused
 from tests.shared.tiny import write_model
 
 OURS = ["REST's rule", "DraftSession"]
@@ -45,14 +30,9 @@ def run(*arguments: Any) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def held_out(family: str) -> list[int]:
-    """Numbers of questions that no calibration may be fitted to."""
-    return [number for number in range(60) if part_of(f"{family}{number}") >= FIT_PARTS]
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model, a datastore, recordings and questions of one and of two turns."""
+    """A tiny model, a datastore and recordings."""
     folder = tmp_path_factory.mktemp("speed")
     write_model(folder / "model")
     (folder / "text.txt").write_text("def add(first, second):\n    return first + second\n" * 20)
@@ -60,11 +40,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert run(*build)[0] == 0
     rows = [{"set": "humaneval-raw", "id": f"HumanEval/{n}", "prompt": [5, 6, n], "output": [8]} for n in range(60)]
     (folder / "traces.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    with gzip.open(folder / "questions.jsonl.gz", "wt") as file:
-        for number in range(60):
-            two = {"question_id": number, "category": "writing", "turns": [f"add {number}", f"and first {number}"]}
-            one = {"question_id": number, "category": "qa", "turns": [f"What is {number}?"]}
-            file.write(json.dumps(two) + "\n" + json.dumps(one) + "\n")
+    prompts = [{"category": "qa", "question_id": n, "turns": [f"What is {n}?", "and?"]} for n in range(3)]
+    (folder / "questions.jsonl").write_text("\n".join(map(json.dumps, prompts)))
     return folder
 
 
@@ -79,25 +56,24 @@ def test_all_methods_sample_from_the_same_seeds_and_ours_write_the_plain_text(fo
         "--max-new-tokens",
         12,
     ]
-    command += ["--questions", folder / "questions.jsonl.gz", "--datastore", folder / "ds", "--per-family", 2]
-    command += ["--assistant", "early-exit:1", "--sampling", "nucleus", "--seed", 40, "--prepacked-weights"]
+    command += ["--prompts", folder / "questions.jsonl", "--datastore", folder / "ds", "--per-family", 2]
+    command += ["--assistant", folder / "model", "--sampling", "nucleus", "--seed", 40, "--prepacked-weights"]
     methods = [word for name in (*THEIRS, *OURS) for word in ("--method", name)]
     status, shown = run(*command, *methods, "--out", tmp_path / "speed_nucleus.json")
     assert status == 0, shown
     result = read_results(tmp_path)["speed_nucleus"]
     families = result.figures["families"]
-    assert set(families) == {"humaneval-raw", FIRST, SECOND, "qa", "all"}
+    assert set(families) == {"humaneval-raw", "qa", "all"}
     assert set(families["all"]) == {"plain", *THEIRS, *OURS}
     for name in OURS:
         assert families["all"][name]["identical"] == 1, name
-        assert families["all"][name]["prompts"] == 8
-    assert [one["seed"] for one in result.figures["prompts"]] == list(range(40, 48))
+        assert families["all"][name]["prompts"] == 4
+    assert [one["seed"] for one in result.figures["prompts"]] == list(range(40, 44))
     assert Counter(one["family"] for one in result.figures["prompts"]) == dict.fromkeys(set(families) - {"all"}, 2)
     assert result.figures["sampling"]["humaneval-raw"] == {
         "do_sample": True, "top_k": 0, "temperature": 0.8, "top_p": 0.95,
     }  # fmt: skip
-    assert result.figures["sampling"][SECOND] == {"do_sample": True, "top_k": 0, "temperature": 0.7, "top_p": 0.8}
-    assert section_of(result).title == "Generation: nucleus"
+    assert result.figures["sampling"]["qa"] == {"do_sample": True, "top_k": 0, "temperature": 0.7, "top_p": 0.8}
 
 
 def test_greedy_decoding_of_all_methods_writes_the_plain_text(folder: Path, tmp_path: Path) -> None:
@@ -122,48 +98,6 @@ def test_greedy_decoding_of_all_methods_writes_the_plain_text(folder: Path, tmp_
     assert figures["families"]["all"]["transformers assisted generation"]["mean_tokens"] > 1, "it is the model itself"
 
 
-def test_the_papers_settings_belong_to_families() -> None:
-    assert decoding("greedy", "qa") == {"do_sample": False}
-    assert decoding("nucleus", "humaneval-chat")["temperature"] == 0.8
-    assert decoding("nucleus", "humaneval-chat")["top_p"] == 0.95
-    for family in (FIRST, SECOND, "mt_bench", "summarization"):
-        assert (decoding("nucleus", family)["temperature"], decoding("nucleus", family)["top_p"]) == (0.7, 0.8)
-
-
-def test_second_turns_follow_the_models_own_answer(folder: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    questions = [Question("mt_bench", "a", ("add", "and first")), Question("qa", "b", ("What?",))]
-    asked = []
-
-    def answer(prompt: list[int]) -> str:
-        asked.append(prompt)
-        return "naïve café"
-
-    first, second, single = question_prompts(questions, tokenizer, answer, count=1)
-    assert (first.family, second.family, single.family) == (FIRST, SECOND, "qa")
-    assert asked == [first.tokens] == [chat_tokens(tokenizer, ["add"])]
-    text = "<|im_start|>user\nadd<|im_end|>\n<|im_start|>assistant\n"
-    assert tokenizer.decode(first.tokens) == "<|im_start|>" + text, "the template writes one token more"
-    assert tokenizer.decode(second.tokens) == "<|im_start|>" + text + (
-        "naïve café<|im_end|>\n<|im_start|>user\nand first<|im_end|>\n<|im_start|>assistant\n"
-    )
-    assert [one.family for one in question_prompts(questions, tokenizer, answer, count=1, families=[SECOND])] == [
-        SECOND
-    ]
-    assert [one.family for one in question_prompts(questions, tokenizer, str, count=1, families=["qa", FIRST])] == [
-        FIRST,
-        "qa",
-    ]
-    assert question_prompts(questions, tokenizer, str, count=0) == []
-
-
-def test_only_questions_are_taken_that_nothing_was_fitted_to(folder: Path) -> None:
-    questions = read_questions(folder / "questions.jsonl.gz")
-    numbers = [f"mt_bench{number}" for number in held_out("mt_bench")]
-    assert [one.key for one in questions if len(one.turns) == 2] == numbers
-    assert [one.key for one in questions if one.family == "qa"] == [f"qa{number}" for number in held_out("qa")]
-
-
 def test_all_of_ones_own_prompts_are_taken(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("for i in\ndef add\n")
     command = ["bench", "speed", "--model", folder / "model", "--max-new-tokens", 2, "--method", "DraftSession"]
@@ -184,102 +118,19 @@ def test_all_of_ones_own_prompts_are_taken(folder: Path, tmp_path: Path) -> None
     assert (status, f"Error: {other}: content is something else, expected a calibration\n" in shown) == (1, True)
 
 
-def test_families_take_turns() -> None:
-    prompts = [Prompt(family, str(number), [1]) for family, count in (("a", 3), ("b", 1)) for number in range(count)]
-    assert [one.family + one.key for one in interleaved(prompts)] == ["a0", "b0", "a1", "a2"]
-    assert interleaved([]) == []
-
-
 def test_what_cannot_be_compared_is_refused(folder: Path, tmp_path: Path) -> None:
-    refused(RecordingError, lambda: make_methods([], None, max_nodes=4, only=["REST's rule"]), "REST's rule", "plain")
+    refused(RecordingError, lambda: make_methods([], max_nodes=4, only=["REST's rule"]), "REST's rule", "plain")
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     tokenizer.chat_template = None
-    refused(RecordingError, lambda: chat_tokens(tokenizer, ["a"]), "chat template is absent", str(folder / "model"))
+    refused(RecordingError, lambda: chat_tokens(tokenizer, "a"), "chat template is absent", str(folder / "model"))
     command = ["bench", "speed", "--model", folder / "model"]
     assert run(*command)[0] == 2
     command += ["--recordings", folder / "traces.jsonl"]
     for extra, fragment in (
         (["--method", "magic"], "'magic', expected one of 'plain'"),
         (["--through-service"], "number of datastores is 0"),
-        (["--assistant", "early-exit:x"], "'x', expected a number"),
-        (["--assistant", "early-exit:2"], "expected 1..1"),
-        (["--family", "none"], "number of prompts of none is 0"),
     ):
         status, shown = run(*command, *extra)
         assert (status, fragment in shown) == (1, True), shown
-    path = tmp_path / "questions.jsonl"
-    for line in ("{", "{}", '{"question_id": 1, "category": "a", "turns": 3}'):
-        path.write_text("\n" + line)
-        refused(RecordingError, lambda: read_questions(path), f"{path}, line 2", "malformed")
-    for turns in ("[]", "[3]", '[""]'):
-        path.write_text('{"question_id": 1, "category": "a", "turns": ' + turns + "}")
-        refused(RecordingError, lambda: read_questions(path), "turns is malformed")
-    refused(RecordingError, lambda: read_questions(tmp_path / "none"), "unreadable")
-
-
-def figures_of(**speedups: float) -> dict[str, Any]:
-    rows = {
-        name.replace("_", " "): {"speedup": value, "mean_tokens": 2.0, "identical": 0.5}
-        for name, value in speedups.items()
-    }
-    return {"families": {"qa": rows, "new": rows, "all": rows}}
-
-
-def test_ways_of_decoding_stand_side_by_side() -> None:
-    both = {"greedy": figures_of(plain=1.0, DraftSession=3.0), "nucleus": figures_of(plain=1.0, prompt_lookup=0.25)}
-    table = decodings_table(both)
-    assert table.header == ["family", "`DraftSession`", "prompt lookup"]
-    assert table.rows == [
-        ["questions, greedy", "3.00 (2.00)", None],
-        ["questions, nucleus", None, "0.25 (2.00)"],
-        ["new, greedy", "3.00 (2.00)", None],
-        ["new, nucleus", None, "0.25 (2.00)"],
-        ["**all**, greedy", "3.00 (2.00)", None],
-        ["**all**, nucleus", None, "0.25 (2.00)"],
-        ["the text of plain generation, greedy", "50 %", None],
-        ["the text of plain generation, nucleus", None, "50 %"],
-    ]
-    assert speed_table(both["greedy"]).rows[1] == ["new", "3.00 (2.00)"]
-
-
-def test_the_chart_shows_families_of_any_name() -> None:
-    figures = figures_of(plain=1.0, DraftSession=3.0)
-    for family in figures["families"].values():
-        for one in family.values():
-            one |= {"median_speedup": 1.0, "tokens_per_second": 9.0}
-    exhibits = section_of(Result("speed", "speed", {}, figures)).exhibits
-    (bars,) = (exhibit for exhibit in exhibits if isinstance(exhibit, Bars))
-    assert bars.categories == ["questions", "new", "all prompts"]
-
-
-def test_seeds_are_those_of_torch(folder: Path) -> None:
-    """One prompt alone, with the seed that the JSON names, is what the run wrote."""
-    from rest_store.bench.speed import write
-    from rest_store.generation.model import load_model
-
-    model, _ = load_model(str(folder / "model"), dtype="float32")
-    how = decoding("nucleus", "qa")
-    runs = [write(model, {}, [5, 6, 7], 12, how, seed)["written"] for seed in (1, 1, 2)]
-    torch.manual_seed(1)
-    expected = model.generate(input_ids=torch.tensor([[5, 6, 7]]), max_new_tokens=12, **how)[0, 3:].tolist()
-    assert runs[0] == runs[1] == expected != runs[2]
-
-
-def test_every_method_is_warmed_up_before_the_first_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rest_store.bench import speed
-
-    calls: list[tuple[str, list[int], int]] = []
-
-    def write(model: Any, method: Any, prompt: list[int], max_new_tokens: int, *_: Any) -> dict[str, Any]:
-        calls.append((method["name"], prompt, max_new_tokens))
-        return {"seconds": 1.0, "passes": 1, "written": [1], "tokens": 1}
-
-    monkeypatch.setattr(speed, "write", write)
-    methods = {"plain": {"name": "plain"}, "drafts": {"name": "drafts"}}
-    prompts = [Prompt("qa", "0", [5, 6, 7]), Prompt("qa", "1", [8, 9])]
-    runs = speed.write_all(None, methods, prompts, sampling="greedy", max_new_tokens=64, seed=0, progress=str)
-    warm_up, timed = calls[:2], calls[2:]
-    assert [name for name, *_ in warm_up] == ["plain", "drafts"]
-    assert all(prompt not in [one.tokens for one in prompts] for _, prompt, _ in warm_up), "nothing measured is learnt"
-    assert [most for *_, most in timed] == [64] * 4
-    assert [len(one) for one in runs["qa"].values()] == [2, 2], "the warm-up is not counted"
+    stores = [open_datastore(tmp_path, ONE_TO_NINE) for _ in range(7)]
+    refused(SourceError, lambda: make_methods(stores, max_nodes=16), "number of sources")

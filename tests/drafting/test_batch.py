@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +12,6 @@ from hypothesis import strategies as st
 
 from rest_store import accept_all, draft_all
 from rest_store.datastore.datastore import Datastore
-from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession, SessionStatistics
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
@@ -28,8 +25,6 @@ from rest_store.errors import (
 )
 from rest_store.live.live_datastore import LiveDatastore
 from tests.datastore.test_opening import run_python
-from tests.drafting.test_remote import TEXT, Elsewhere
-from tests.drafting.test_session import Blocked, PythonSource, Raising
 from tests.shared.strategies import ONE_TO_NINE, contexts, corpora, identity, open_datastore, refused
 
 
@@ -51,10 +46,10 @@ def test_a_batch_drafts_and_learns_what_its_sessions_do_alone(data: st.DataObjec
         together, alone = Calibration.default(), Calibration.default()
 
         def opened(calibration: Calibration) -> list[DraftSession]:
-            shared = [PromptLookup(), RecycledLogits(), store, PythonSource(store)]
+            shared = [PromptLookup(), RecycledLogits(), store]
             rows = [[[text[-1], corpus.vocabulary_size // 2]] for text in texts]
             return [
-                DraftSession(shared[: 3 + i % 2], text, calibration=calibration, prompt_top_k=rows[i])
+                DraftSession(shared[i % 2 :], text, calibration=calibration, prompt_top_k=rows[i])
                 for i, text in enumerate(texts)
             ]
 
@@ -80,15 +75,6 @@ def test_a_batch_drafts_and_learns_what_its_sessions_do_alone(data: st.DataObjec
 def _likely(tokens: list[int], vocabulary: int, kind: int) -> list[list[int]] | None:
     """Rows for `accept` of these tokens, or nodes, and what is before them; None for every third kind."""
     return [[token % vocabulary, kind % vocabulary] for token in [0, *tokens]] if kind % 3 else None
-
-
-def test_many_sessions_of_one_calibration_draft_the_same_every_time(store: Datastore) -> None:
-    calibration, recycled = Calibration.default(), RecycledLogits()
-    texts = [[start % 9 + 1, (start + 1) % 9 + 1] for start in range(100)]
-    sessions = [DraftSession([PromptLookup(), recycled, store], text, calibration=calibration) for text in texts]
-    expected = [session.draft(16) for session in sessions]
-    for _ in range(5):
-        assert draft_all(sessions, 16) == expected
 
 
 def test_batches_of_several_threads_go_on_side_by_side(store: Datastore) -> None:
@@ -173,115 +159,3 @@ def test_datastores_that_change_or_close_are_seen_by_every_session(tmp_path: Pat
         trees = draft_all(sessions)
         assert trees == [DraftSession([live], [1, 2]).draft()] * 6
         assert all(session.statistics.dropped == {(1, "error"): 1} for session in sessions)
-
-
-class Meeting(PythonSource):
-    """Answers once as many sources as expected have been asked."""
-
-    def __init__(self, store: Datastore, barrier: threading.Barrier) -> None:
-        super().__init__(store)
-        self.barrier = barrier
-
-    def draft_batch(self, contexts: Any, **limits: int) -> list[TokenTree]:
-        self.barrier.wait()
-        return super().draft_batch(contexts, **limits)
-
-
-def test_sources_with_a_timeout_are_asked_all_at_once_and_faults_stay_with_their_session(store: Datastore) -> None:
-    barrier = threading.Barrier(3)
-    sources = [Meeting(store, barrier), Raising(store), Meeting(store, barrier), Meeting(store, barrier)]
-    sessions = [DraftSession([source, PromptLookup()], TEXT, source_timeout=30) for source in sources]
-    blocked = Blocked(store)
-    sessions.append(DraftSession([blocked, PromptLookup()], TEXT, source_timeout=0.01))
-    trees = draft_all(sessions, 8)
-    blocked.go.set()
-    dropped = [session.statistics.dropped for session in sessions]
-    assert dropped == [{}, {(0, "error"): 1}, {}, {}, {(0, "late"): 1}]
-    assert trees[0] == trees[2] == trees[3] != trees[1] == trees[4]
-    with DraftSession([PythonSource(store), PromptLookup()], TEXT) as alone:
-        assert trees[0] == alone.draft(8)
-
-
-class Remote(Elsewhere):
-    """A session elsewhere that takes requests ahead, unless it is `shy`.
-
-    Args:
-        log: gets "send" and "draft".
-        shy: whether it has to wait for a connection.
-        meets: where it waits for others before it answers.
-    """
-
-    def __init__(
-        self, log: list[str], answer: Any = None, *, shy: bool = False, meets: threading.Barrier | None = None
-    ) -> None:
-        super().__init__(Elsewhere().answer if answer is None else answer)
-        self.log, self.shy, self.meets = log, shy, meets
-
-    def send(self, *_: Any, **__: Any) -> bool:
-        self.log.append("send")
-        return not self.shy
-
-    def draft(self, *arguments: Any, **options: Any) -> Any:
-        self.log.append("draft")
-        if self.meets is not None:
-            self.meets.wait()
-        return super().draft(*arguments, **options)
-
-
-def test_services_are_asked_for_all_sessions_before_any_answer_is_awaited(store: Datastore) -> None:
-    log: list[str] = []
-    answers: list[Any] = [None, ValueError("no"), b"no tree", None]
-    sessions = [DraftSession([Remote(log, answer), PromptLookup()], TEXT) for answer in answers]
-    sessions.insert(1, DraftSession([store], [1, 2]))
-    trees = draft_all(sessions, [8, 4, 8, 8, 8])
-    assert log == ["send"] * 4 + ["draft"] * 4
-    assert trees[0] == trees[4] != trees[2]
-    assert trees[2] == trees[3]
-    assert trees[2].tokens.tolist() == DraftSession([PromptLookup()], TEXT).draft(8).tokens.tolist()
-    assert trees[1] == DraftSession([store], [1, 2]).draft(4)
-    assert [session.statistics.dropped for session in sessions] == [{}, {}, {(0, "error"): 1}, {(0, "error"): 1}, {}]
-    accept_all(sessions, [[3]] * 5)
-    assert [session.statistics.accepted for session in sessions] == [1] * 5
-
-
-def test_services_that_cannot_be_asked_ahead_wait_side_by_side() -> None:
-    barrier = threading.Barrier(3)
-    log: list[str] = []
-    sources = [Remote(log, shy=True, meets=barrier) for _ in range(3)]
-    sessions = [DraftSession([source], TEXT) for source in sources]
-    trees = draft_all(sessions, 8)
-    assert trees[0] == trees[1] == trees[2]
-    assert len(trees[0]) == 3
-
-
-def test_without_more_threads_services_wait_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    log: list[str] = []
-    sessions = [DraftSession([Remote(log, shy=True)], TEXT) for _ in range(3)]
-    monkeypatch.setattr(threading.Thread, "start", start)
-    assert [len(tree) for tree in draft_all(sessions, 8)] == [3] * 3
-    assert log == ["send"] * 3 + ["draft"] * 3
-
-
-def test_rows_of_an_earlier_tree_are_not_sent_after_an_interrupt() -> None:
-    """The session elsewhere knows of the tree that was drafted last, which has not come."""
-    empty = Remote([], b"")
-    session = DraftSession([empty], TEXT)
-    assert len(session.draft(8)) == 0
-    with pytest.raises(KeyboardInterrupt):
-        draft_all([DraftSession([Remote([], KeyboardInterrupt())], TEXT), session], 8)
-    session.accept([3], node_top_k=[[1, 2]])
-    assert empty.accepted == [([3], None, None)]
-
-
-@pytest.mark.parametrize("shy", [False, True])
-def test_an_interrupt_passes_through_and_the_batch_is_as_before(store: Datastore, shy: bool) -> None:
-    sources = [Remote([], KeyboardInterrupt(), shy=shy), Remote([])]
-    sessions = [DraftSession([source], TEXT) for source in sources] + [DraftSession([store], [1, 2])]
-    with pytest.raises(KeyboardInterrupt):
-        draft_all(sessions, 8)
-    assert all(session.statistics == SessionStatistics() for session in sessions)
-    accept_all(sessions, [[3]] * 3)
-    assert [session.statistics.accepted for session in sessions] == [0, 0, 0]

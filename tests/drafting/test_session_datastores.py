@@ -18,8 +18,6 @@ from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.live.live_datastore import LiveDatastore
-from tests.datastore.test_opening import run_python
-from tests.drafting.test_evidence import Behind
 from tests.shared.strategies import Corpus, identity, open_datastore
 
 FEATURES = int(_kernel.FEATURES)
@@ -89,76 +87,11 @@ def test_what_is_cached_of_many_shards_has_a_bound(tmp_path: Path) -> None:
     assert resident_bytes() - before < 100 << 20
 
 
-WITHOUT_MEMORY = """
-import resource
-import numpy as np
-from rest_store.drafting.session import DraftSession
-from rest_store.drafting.sources import PromptLookup
-
-session, other = (DraftSession([PromptLookup()], [1, 2, 3, 1, 2]) for _ in range(2))
-text = np.arange(1_000_000, dtype=np.int32)  # takes about 108 MB
-with open("/proc/self/statm") as file:
-    used = int(file.read().split()[0]) * resource.getpagesize()
-unlimited = resource.getrlimit(resource.RLIMIT_AS)
-session.draft()
-failures = 0
-for megabytes in range(5, 200, 10):
-    resource.setrlimit(resource.RLIMIT_AS, (used + (megabytes << 20), unlimited[1]))
-    try:
-        session.accept(text)
-    except MemoryError:
-        assert len(session) == 5
-        failures += 1
-    else:
-        break
-resource.setrlimit(resource.RLIMIT_AS, unlimited)
-assert failures
-other.draft()
-other.accept(text)
-assert len(session) == len(other) == 1_000_005
-print(session.draft() == other.draft(), session.calibration.weights == other.calibration.weights)
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the size of a process from Linux's /proc")
-@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="a sanitizer reserves all memory at once")
-def test_without_memory_for_its_text_a_session_is_as_before(tmp_path: Path) -> None:
-    assert run_python(WITHOUT_MEMORY, tmp_path, REST_STORE_KERNEL="") == "True True\n"
-
-
-WITHOUT_MEMORY_FOR_LOGITS = """
-import resource
-import numpy as np
-from rest_store.drafting.session import DraftSession
-from rest_store.drafting.sources import RecycledLogits
-
-logits = RecycledLogits()
-session = DraftSession([logits], [1])
-text = np.random.default_rng(0).integers(0, 50_000, 9_000, dtype=np.int32)
-session.accept(text[:8_000], text[:8_000, None])
-with open("/proc/self/statm") as file:
-    used = int(file.read().split()[0]) * resource.getpagesize()
-unlimited = resource.getrlimit(resource.RLIMIT_AS)
-resource.setrlimit(resource.RLIMIT_AS, (used + (4 << 20), unlimited[1]))
-for place in range(8_000, 9_000):
-    session.accept(text[place : place + 1], text[place : place + 1, None])
-few = logits.memory
-resource.setrlimit(resource.RLIMIT_AS, unlimited)
-session.accept(text[:1], text[:1, None])
-print(len(session), logits.memory == 2 * few)
-"""
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads the size of a process from Linux's /proc")
-@pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="a sanitizer reserves all memory at once")
-def test_without_memory_for_logits_a_session_takes_in_its_text(tmp_path: Path) -> None:
-    assert run_python(WITHOUT_MEMORY_FOR_LOGITS, tmp_path, REST_STORE_KERNEL="") == "9002 True\n"
-
-
 def test_sessions_of_one_maker_learn_together(tmp_path: Path) -> None:
     store = open_datastore(tmp_path, Corpus(300, [[[1, 2, 3, 4, 5]]]))
     generate = pytest.importorskip("rest_store.generation.generate", reason="the extra [hf] is not installed")
-    make = generate.default_session_factory([store])
+    options = pytest.importorskip("rest_store.generation.options").Options()
+    make = generate.session_factory_of([store], options)
     first = make([1, 2])
     for _ in range(20):
         first.draft()
@@ -166,7 +99,7 @@ def test_sessions_of_one_maker_learn_together(tmp_path: Path) -> None:
     second = make([1, 2])
     assert second.calibration is first.calibration
     assert min(second.calibration.weights) < 0
-    assert generate.default_session_factory([store])([1, 2]).calibration.weights == [0] * 5
+    assert generate.session_factory_of([store], options)([1, 2]).calibration.weights == [0] * 5
 
 
 @pytest.fixture
@@ -264,14 +197,3 @@ def test_steps_with_a_live_datastore_have_trees_of_their_own(frozen: Datastore, 
 
 def test_without_trees_of_its_own_a_live_datastore_counts_as_any_other(frozen: Datastore, live: LiveDatastore) -> None:
     assert scores(live, reading(BEST + SHARE)) == scores(frozen, reading(BEST + SHARE))
-
-
-def test_the_evidence_of_a_live_datastore_counts_as_in_process(frozen: Datastore, live: LiveDatastore) -> None:
-    usual = reading(BEST + SHARE).native.gbdt
-    for calibration in (Calibration(usual, live_gbdt=usual), Calibration.default()):
-        of_live, of_frozen = (
-            scores(Behind({"one": store}, drafted(store, calibration)), calibration) for store in (live, frozen)
-        )
-        assert of_live == scores(live, calibration)
-        assert of_frozen == scores(frozen, calibration)
-        assert of_live != of_frozen

@@ -9,18 +9,16 @@ import pytest
 
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import RecycledLogits
-from rest_store.drafting.whole_file import read_whole, write_whole
+from rest_store.drafting.whole_file import write_whole
 from rest_store.errors import CalibrationError, RecycledLogitsError
 from tests.shared.strategies import identity
-
-INVALID = ["a\0b", "a\0b/file", "a\ud800b", "x" * 300]
 
 
 def test_a_name_may_be_as_long_as_the_system_allows(tmp_path: Path) -> None:
     path = tmp_path / ("x" * 255)
     write_whole(path, b"old")
     write_whole(path, b"new")
-    assert read_whole(path) == b"new"
+    assert path.read_bytes() == b"new"
     assert list(tmp_path.iterdir()) == [path], "nothing temporary is left"
 
 
@@ -31,7 +29,6 @@ def test_what_cannot_be_replaced_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "directory"]
 
 
-@pytest.mark.parametrize("name", INVALID)
 @pytest.mark.parametrize(
     ("error", "use"),
     [
@@ -43,8 +40,8 @@ def test_what_cannot_be_replaced_leaves_nothing_behind(tmp_path: Path) -> None:
     ids=["load a calibration", "save a calibration", "load logits", "save logits"],
 )
 def test_a_path_that_the_system_refuses_is_a_named_error(
-    tmp_path: Path, name: str, error: type[Exception], use: Callable[[Path], object]
+    tmp_path: Path, error: type[Exception], use: Callable[[Path], object]
 ) -> None:
     with pytest.raises(error, match=r"expected a (readable file|writable place)"):
-        use(tmp_path / name)
+        use(tmp_path / ("x" * 300))
     assert list(tmp_path.iterdir()) == []

@@ -14,7 +14,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +29,7 @@ from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from tests.shared.services import PATIENCE, Service, running
 from tests.shared.strategies import write_datastore, zipf_corpus
 
+pytestmark = pytest.mark.slow  # npm and Node
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "node-client"
 BUILD = ROOT / "build" / "node-client"  # as far below the root, where the client looks for proto/
@@ -125,30 +126,16 @@ def session_in_process(directory: Path, prompt: list[int]) -> Iterator[DraftSess
         yield session
 
 
-class Learnt(NamedTuple):
-    """What a session has learnt, as its answers say."""
-
-    weights: list[float]
-    recent: list[float]
-
-    @classmethod
-    def by(cls, session: DraftSession) -> Learnt:
-        return cls(session.calibration.weights, session.sources.native.recent)
-
-
-def reopened(directory: Path, prompt: list[int], output: list[int], learnt: Learnt) -> tuple[TokenTree, Learnt]:
-    """The first tree of a session that takes over a text and what was learnt; and what has been learnt then."""
-    with session_in_process(directory, prompt) as session:
-        session.calibration.native.weights = learnt.weights
-        session.accept(output)
-        session.sources.native.recent = learnt.recent
-        return session.draft(NODES), Learnt.by(session)
+def first_tree(directory: Path, text: list[int]) -> TokenTree:
+    """The first tree of a session that begins with a text."""
+    with session_in_process(directory, text) as session:
+        return session.draft(NODES)
 
 
 class Text:
     """A prompt, an output, and the steps in which a session in process drafts it.
 
-    Of each step, `trees` has the draft, `learnt` what the session had learnt, and `accepted` the tokens.
+    Of each step, `trees` has the draft, and `accepted` the tokens.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -157,7 +144,6 @@ class Text:
         self.prompt = [token for piece in pieces[:4] for token in piece]
         self.output = [token for piece in pieces[2:] for token in piece]
         self.trees: list[TokenTree] = []
-        self.learnt: list[Learnt] = []
         self.accepted: list[list[int]] = []
         place = 0
         with session_in_process(directory, self.prompt) as session:
@@ -165,7 +151,6 @@ class Text:
                 tree = session.draft(NODES)
                 accepted = self.output[place : place + len(tree.longest_path(self.output[place:])) + 1]
                 self.trees.append(tree)
-                self.learnt.append(Learnt.by(session))
                 self.accepted.append(accepted)
                 session.accept(accepted)
                 place += len(accepted)
@@ -266,15 +251,14 @@ def test_a_broken_stream_is_opened_again_from_the_text(built: None, directory: P
         require_same(client.step(accept=first), text.trees[1])
         service.kill()
         service.restart()
-        tree, learnt = reopened(directory, text.prompt, first + second, text.learnt[1])
-        require_same(client.step(accept=second), tree)
+        require_same(client.step(accept=second), first_tree(directory, text.prompt + first + second))
         service.kill()
         assert client.step(accept=third)["tokens"] == []
         service.restart()
         end = time.monotonic() + PATIENCE
         while not (drafted := client.step())["tokens"] and time.monotonic() < end:
             pass
-        require_same(drafted, reopened(directory, text.prompt, first + second + third, learnt)[0])
+        require_same(drafted, first_tree(directory, text.prompt + first + second + third))
 
 
 def test_tokens_may_be_accepted_for_long_without_a_tree(service: Service, text: Text) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -16,7 +15,7 @@ import numpy as np
 import rest_store
 from rest_store.bench.baselines import tree_of
 from rest_store.datastore.tree import SuffixMatch, TokenTree
-from rest_store.v1 import datastore_pb2 as pb
+from rest_store.errors import DeadlineError
 from tests.shared.services import PATIENCE, Service, running
 from tests.shared.strategies import Corpus, identity, write_datastore
 from tests.shared.tiny import VOCABULARY
@@ -50,9 +49,7 @@ class UnspeakableError(Exception):
 
 def fault(chance: random.Random) -> BaseException:
     """An error such as the code of others raises."""
-    return chance.choice(
-        [ValueError("no"), SystemExit(3), GeneratorExit(), UnspeakableError(), StopIteration(), MemoryError()]
-    )
+    return chance.choice([ValueError("no"), SystemExit(3), UnspeakableError(), StopIteration(), MemoryError()])
 
 
 class Altered(TokenTree):
@@ -154,48 +151,49 @@ class Session(Reader):
 
 
 class Source(Reader):
-    """A source of draft trees which fails at times, in the ways of `faults`."""
+    """A source whose member fails at times, in the ways of `faults`."""
 
     def __init__(self, texts: Texts, chance: random.Random, faults: frozenset[str]) -> None:
         super().__init__(texts, chance)
         self.faults = faults
+        self.context: list[int] = []
+        self.max_nodes = 0
 
     def _fails(self, name: str) -> bool:
         return name in self.faults and self.chance.random() < 0.2
 
-    def draft_batch(self, contexts: list[Any], *, max_nodes: int, max_suffix: int, max_depth: int) -> Any:
+    def members(self, settings: Any, text: Callable[[], Any]) -> list[Any]:
+        if self._fails("raises"):
+            raise fault(self.chance)
+        self.context = text().tolist()
+        return [self]
+
+    def send(self, limits: Any) -> None:
+        if self._fails("raises"):
+            raise fault(self.chance)
+        self.max_nodes = limits.max_nodes
+
+    def receive(self, timeout: float | None) -> Any:
         if self._fails("slow"):
             time.sleep(self.chance.choice([0.001, 0.02]))
+            raise DeadlineError("late")
         if self._fails("raises"):
             raise fault(self.chance)
         if self._fails("nonsense"):
-            return self.chance.choice([nonsense(self.chance), [nonsense(self.chance) for _ in contexts], []])
-        trees = []
-        for context in contexts:
-            tree = self.tree(list(context), max_nodes)
-            match = SuffixMatch(1, 9) if len(tree) else SuffixMatch(0, 0)
-            trees.append(TokenTree(tree.tokens, tree.parents, [1] * len(tree), match=match))
+            return nonsense(self.chance)
+        tree = self.tree(self.context, self.max_nodes)
+        scores, origins = 0.9**tree.depths, [self.chance.randrange(8)] * len(tree)
+        return TokenTree(tree.tokens, tree.parents, tree.counts, scores=scores, origins=origins)
+
+    def accept(self, tokens: Any, top_k: Any, node_top_k: Any) -> None:
+        self.context += tokens.tolist()
         if self._fails("mutates"):
-            for context in contexts:
-                np.asarray(context)[...] = 7
-            contexts.clear()
-        return trees
+            for array in (tokens, top_k, node_top_k):
+                if array is not None and array.flags.writeable:
+                    array[...] = 7
 
-
-class EvidenceSource(Source):
-    """The same with evidence, which is nonsense."""
-
-    def evidence(self, context: Any, proposals: Any, **limits: int) -> Any:
-        if self._fails("raises"):
-            raise fault(self.chance)
-        if self._fails("mutates"):
-            np.asarray(context)[...] = 7
-            for name in ("tokens", "parents", "counts"):
-                getattr(proposals, name)[...] = 7
-        size = self.chance.randrange(200)
-        return self.chance.choice(
-            [None, [], [None], 3, [rest_store.drafting.evidence.Evidence("a", self.chance.randbytes(size))]]
-        )
+    def close(self) -> None:
+        pass
 
 
 def some_faults(chance: random.Random) -> frozenset[str]:
@@ -219,7 +217,7 @@ def some_datastore(chance: random.Random, texts: Texts, directory: Path) -> tupl
 
 
 class Services:
-    """One service for all cases, whose datastore is another one in each.
+    """One service for all cases.
 
     Args:
         directory: of its datastore.
@@ -231,23 +229,16 @@ class Services:
         self._service: Service | None = None
 
     def target(self, documents: list[list[int]]) -> str:
-        """Return its address, once it has these documents."""
-        new = self._place.with_name("new")
-        new.mkdir()
-        write_datastore(new, Corpus(VOCABULARY, [documents]))
-        if self._place.exists():
-            shutil.rmtree(self._place)
-        new.rename(self._place)
+        """Return its address; the first case says which documents it has."""
         if self._service is None:
+            self._place.mkdir()
+            write_datastore(self._place, Corpus(VOCABULARY, [documents]))
             self._service = self._stack.enter_context(running(self._place))
-        else:
-            with self._service.stub() as stub:
-                assert not stub.Reload(pb.ReloadRequest(), timeout=PATIENCE).outcomes[0].refused
         return self._service.target
 
 
 def some_client(chance: random.Random, texts: Texts, services: Services) -> tuple[str, Callable[[], Any]]:
-    """A client of a service which runs the session, or only answers it."""
+    """A client of a service."""
     target = services.target([[token for token in text if 0 <= token < VOCABULARY] or [1] for text in texts])
     options = {
         "send_text": chance.random() < 0.7,
@@ -262,8 +253,11 @@ def some_sources(chance: random.Random, texts: Texts, directory: Path, services:
     makers: list[Callable[[], Any]] = []
     names = []
     sizes = set()
-    kinds = ["datastore", "lookup", "recycled", "own", "evidence", "service"]
-    alone = ["service", *chance.sample(["lookup", "recycled"], chance.randrange(3))]  # so that it runs the session
+    kinds = ["datastore", "lookup", "recycled", "own", "service"]
+    alone = [
+        "service",
+        *chance.sample(["lookup", "recycled"], chance.randrange(3)),
+    ]  # its tree is the session's
     for kind in alone if chance.random() < 0.3 else chance.choices(kinds, k=chance.randrange(1, 6)):
         if kind in ("lookup", "recycled") and kind in names:
             continue
@@ -282,10 +276,9 @@ def some_sources(chance: random.Random, texts: Texts, directory: Path, services:
         else:
             faults, seed = some_faults(chance), chance.randrange(2**32)
             names[-1] += str(sorted(faults))
-            kind_of = Source if kind == "own" else EvidenceSource
-            makers.append(lambda k=kind_of, f=faults, s=seed: k(texts, random.Random(s), f))
+            makers.append(lambda f=faults, s=seed: Source(texts, random.Random(s), f))
     refusals = {"TokenizerMismatchError"} if len(sizes) > 1 else set()
-    refusals |= {"SystemExit"} if any("raises" in name for name in names) else set()  # without a timeout: no thread
+    refusals |= {"SystemExit"} if any("raises" in name for name in names) else set()  # passes through
     return Drafter(f"{names}", lambda: [make() for make in makers], frozenset(refusals))
 
 

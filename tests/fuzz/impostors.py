@@ -18,12 +18,9 @@ from tests.shared.services import PATIENCE
 
 RESPONSES: dict[str, type[Message]] = {
     "Draft": pb.DraftResponse,
-    "DraftStream": pb.DraftStreamResponse,
     "DraftSession": pb.DraftSessionResponse,
-    "LongestSuffixMatch": pb.LongestSuffixMatchResponse,
     "Count": pb.CountResponse,
     "Describe": pb.DescribeResponse,
-    "Reload": pb.ReloadResponse,
 }
 
 

@@ -23,23 +23,20 @@ import numpy as np
 
 import rest_store
 from rest_store.datastore.tree import SuffixMatch, TokenTree
-from rest_store.drafting.evidence import Evidence
 from rest_store.errors import RestStoreError
 from rest_store.generation.drafts import tree_fault
 from rest_store.service.client.client import DatastoreClient
 from rest_store.v1 import datastore_pb2 as pb
 from tests.fuzz import campaign
 from tests.fuzz.impostors import Impostor
-from tests.fuzz.sessions import some_session, some_shared_stream
+from tests.fuzz.sessions import some_session
 from tests.shared.clients import Waiting
 from tests.shared.messages import (
     METHODS,
     STREAMS,
     begin,
     begin_live_datastore,
-    damaged,
     ending,
-    ends_in,
     fuzzed,
     outcome_of,
     outcomes,
@@ -70,23 +67,13 @@ def some_heavy_message(chance: random.Random) -> tuple[str, bytes]:
     """A method and a message of up to 4 MiB that is small for what is in it."""
     number = int(10 ** chance.uniform(2, 6.3))
     selection = chance.choice([b""] + [pb.Selection(datastores=["one"]).SerializeToString()] * 5)
-    context = chance.choice(
-        [
-            pb.Context(),
-            pb.Context(tokens=[1]),
-            pb.Context(tokens=[1, 2] * 32),
-            pb.Context(tokens=[2], proposals=pb.Proposals(tokens=[1] * 1023, parents=range(-1, 1022))),
-        ]
-    )
+    context = chance.choice([pb.Context(), pb.Context(tokens=[1]), pb.Context(tokens=[1, 2] * 32)])
     limits = pb.DraftRequest(limits=pb.DraftLimits(max_nodes=chance.choice([0, 1024]), max_depth=32))
     begin = chance.choice([b"", limits.SerializeToString()])
-    if chance.random() < 0.5:
-        rows = chance.choice([0, 1, 1024])
-        begin += pb.DraftRequest(evidence=pb.EvidenceLimits(max_rows=rows, max_nodes=rows)).SerializeToString()
     names = pb.Selection(datastores=[chance.choice(["one", "two", "", "none"])]).SerializeToString()
     one = pb.DraftRequest(contexts=[context]).SerializeToString()
     sequences = pb.CountRequest(sequences=[pb.TokenSequence(tokens=[1] * chance.choice([0, 1, 64]))])
-    long = pb.LongestSuffixMatchRequest(tokens=[chance.randrange(300)] * number)
+    long = pb.DraftRequest(contexts=[pb.Context(tokens=[chance.randrange(300)] * number)])
     asked: dict[str, bytes] = {
         "contexts": begin + field(1, selection) + times(one, number),
         "names": begin + field(1, times(names, number)) + one,
@@ -97,8 +84,8 @@ def some_heavy_message(chance: random.Random) -> tuple[str, bytes]:
         "nested": nested(chance.randrange(1, 5000)),
     }
     kind = chance.choices(list(asked), weights=[6, 3, 1, 3, 1, 1, 1])[0]
-    methods = {"sequences": "Count", "tokens": "LongestSuffixMatch", "contexts": "Draft"}
-    method = methods.get(kind) or chance.choice([name for name in METHODS if name != "Reload"])
+    methods = {"sequences": "Count", "tokens": "Draft", "contexts": "Draft"}
+    method = methods.get(kind) or chance.choice([*METHODS])
     return method, asked[kind]
 
 
@@ -205,10 +192,10 @@ class Fuzzer(campaign.Fuzzer):
     def run(self, chance: random.Random) -> Counter[str]:
         """Run one case."""
         kinds = [
-            *(self._requests, self._heavy, self._streams, self._sessions),
+            *(self._requests, self._heavy, self._sessions),
             *(self._others, self._strangers, self._clients),
         ]
-        kind = chance.choices(kinds, weights=[5, 3, 2, 4, 1, 1, 6])[0]
+        kind = chance.choices(kinds, weights=[5, 3, 5, 1, 1, 6])[0]
         self.case = kind.__name__.strip("_")
         victim = self.victim
         try:
@@ -232,28 +219,18 @@ class Fuzzer(campaign.Fuzzer):
         assert spent < SECONDS + SECONDS_PER_BYTE * len(data), f"{where}: {spent:.1f} s of processors ({code} {reason})"
         return Counter([outcome_of(code, reason, where)])
 
-    def _streams(self, chance: random.Random) -> Counter[str]:
-        ask = pb.DraftStreamRequest(tokens=[2, 3], sequence=1).SerializeToString()
-        talks = [
-            [ask if chance.random() < 0.6 else damaged(chance, ask) for _ in range(chance.randrange(12))]
-            for _ in range(chance.randrange(1, 30))
-        ]
-        return self._talked(chance, "DraftStream", talks)
-
     def _sessions(self, chance: random.Random) -> Counter[str]:
         victim = self.victim
-        found = self._talked(chance, "DraftSession", [some_session(chance) for _ in range(chance.randrange(1, 30))])
-        shared = [some_shared_stream(chance) for _ in range(chance.randrange(1, 9))]
-        found += self._talked(chance, "DraftSessions", shared)
+        found = self._talked(chance, [some_session(chance) for _ in range(chance.randrange(1, 30))])
         end = time.monotonic() + PATIENCE
         while sessions_of(victim.service)[0] > 0:  # those that were left
             assert time.monotonic() < end, "sessions without streams"
         return found
 
-    def _talked(self, chance: random.Random, method: str, talks: list[list[bytes]]) -> Counter[str]:
+    def _talked(self, chance: random.Random, talks: list[list[bytes]]) -> Counter[str]:
         """Send the messages of several streams at once, and leave some of these before they end."""
         found: Counter[str] = Counter()
-        calls = [begin(self.victim.channel, method, *sent) for sent in talks]
+        calls = [begin(self.victim.channel, "DraftSession", *sent) for sent in talks]
         for call in calls:
             if chance.random() < 0.3:
                 for _ in range(chance.randrange(3)):
@@ -262,10 +239,8 @@ class Fuzzer(campaign.Fuzzer):
                 call.cancel()
                 found["left"] += 1
             else:
-                answers, code, reason = ending(call, stream=True)
-                found[outcome_of(code, reason, "a stream")] += 1
-                for end in ends_in(answers) if method == "DraftSessions" else ():
-                    found[outcome_of(*end, "a session")] += 1
+                _, code, reason = ending(call, stream=True)
+                found[outcome_of(code, reason, "a session")] += 1
         return found
 
     def _others(self, chance: random.Random) -> Counter[str]:
@@ -308,13 +283,10 @@ class Fuzzer(campaign.Fuzzer):
         found: Counter[str] = Counter()
         kind: Any = chance.choice([DatastoreClient, Waiting])
         datastore = chance.choice(["one", "one", "one", "two", None, ["one", "two"]])
-        client = kind(self._impostor.target, datastore=datastore, timeout=0.3, retries=chance.randrange(3), pause=0.0)
+        client = kind(self._impostor.target, datastore=datastore, timeout=0.3)
         try:
-            stream = client.stream()
             for _ in range(12):
-                found[asked_of(chance, client, stream)] += 1
-            with contextlib.suppress(RestStoreError):
-                stream.close()
+                found[asked_of(chance, client)] += 1
         finally:
             client.close()
             if isinstance(client, Waiting):
@@ -324,21 +296,16 @@ class Fuzzer(campaign.Fuzzer):
         return found
 
 
-def asked_of(chance: random.Random, client: Any, stream: Any) -> str:
+def asked_of(chance: random.Random, client: Any) -> str:
     """Ask a client something, check what it returns, and return how that ended."""
     context = [chance.randrange(9) for _ in range(chance.randrange(1, 9))]
-    proposals = TokenTree([3, 4], [-1, 0], [1, 1], scores=[0.5, 0.25])
-    sizes = {"max_nodes": 8, "max_suffix": 4, "max_rows": 9}
     calls: dict[str, Callable[[], Any]] = {
         "draft": lambda: client.draft(context, max_nodes=8),
         "draft_batch": lambda: client.draft_batch([context, [1]], max_nodes=8),
         "match": lambda: client.longest_suffix_match(context),
         "count": lambda: client.count(context),
-        "evidence": lambda: client.evidence(context, proposals, **sizes),
         "info": client.info,
         "connect": client.connect,
-        "stream": lambda: stream.draft(context),
-        "stream evidence": lambda: stream.evidence(context, proposals, **sizes),
         "tokenizer": lambda: client.tokenizer if isinstance(client, DatastoreClient) else None,
     }
     name = chance.choice(list(calls))
@@ -358,8 +325,6 @@ def require_valid(answer: Any, where: str) -> None:
             assert not len(item) or int(np.min(item.counts)) > 0, where
         elif isinstance(item, SuffixMatch):
             assert (item.length > 0) == (item.count > 0), f"{where}: {item}"
-        elif isinstance(item, Evidence):
-            assert isinstance(item.rows, bytes), where
         elif isinstance(item, int):
             assert item >= 0, f"{where}: {item}"
 
@@ -372,8 +337,6 @@ def drafted_through(chance: random.Random, target: str) -> Counter[str]:
         DatastoreClient(
             target,
             timeout=0.3,
-            retries=chance.randrange(2),
-            pause=0.0,
             datastore=chance.choice(["one", "two", None]),
             send_text=chance.random() < 0.8,
             shared_calibration=chance.choice([None, "model"]),

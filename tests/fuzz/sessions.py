@@ -8,7 +8,7 @@ import numpy as np
 
 from rest_store.v1 import datastore_pb2 as pb
 from tests.fuzz.impostors import change_somewhere
-from tests.shared.messages import FRACTIONS, NAMES, damaged, some_message, some_tokens
+from tests.shared.messages import NAMES, damaged, some_message, some_tokens
 
 
 def some_session(chance: random.Random) -> list[bytes]:
@@ -18,7 +18,6 @@ def some_session(chance: random.Random) -> list[bytes]:
     for message in messages:
         for _ in range(chance.choice([0, 1, 1, 2, 40])):
             message.accepted.append(some_accepted(chance))
-        message.finished = chance.random() < 0.1
         if chance.random() < 0.8:
             message.draft.max_nodes = chance.choice([0, 1, 8, 8, 64, 1024])
             message.draft.sequence = chance.choice([0, 1, 2**64 - 1])
@@ -48,42 +47,20 @@ def some_session(chance: random.Random) -> list[bytes]:
     return sent
 
 
-def some_shared_stream(chance: random.Random) -> list[bytes]:
-    """The messages of a stream that several sessions share."""
-    sessions = [some_session(chance) for _ in range(chance.randrange(1, 9))]
-    sent = []
-    while any(sessions):
-        message = pb.DraftSessionsRequest()
-        for number, left in enumerate(sessions):
-            if left and chance.random() < 0.7:
-                message.steps.add(session=number, request=left.pop(0), last=not left and chance.random() < 0.5)
-        if message.steps and chance.random() < 0.02:
-            message.steps.append(chance.choice(message.steps))
-        data = message.SerializeToString()
-        sent.append(damaged(chance, data) if chance.random() < 0.02 else data)
-    return sent
-
-
 def some_opening(chance: random.Random) -> pb.SessionOpening:
     text = [chance.randrange(9) for _ in range(chance.choice([0, 1, 5, 100, 2000]))]
     opening = pb.SessionOpening(
         selection=pb.Selection(datastores=[chance.choice(["one", "one", "two"])]),
         tokens=text,
-        written=chance.choice([0, 0, len(text) // 2, len(text)]),
         prompt_lookup=chance.random() < 0.5,
         fixed_calibration=chance.random() < 0.2,
         max_suffix=chance.choice([0, 1, 16, 64]),
-        output_id=chance.choice(NAMES[:6]),
     )
     if chance.random() < 0.5:
         opening.recycled_logits = chance.choice([b"", b"key", chance.randbytes(64)])
-        rows = chance.choice([0, 1, len(text) - opening.written])
-        if 0 < rows <= len(text) - opening.written:
+        rows = chance.choice([0, 1, len(text)])
+        if 0 < rows <= len(text):
             opening.top_k.CopyFrom(some_top_k(chance, rows))
-    if chance.random() < 0.3:
-        opening.calibration_weights.extend(chance.choice(FRACTIONS[:5]) for _ in range(5))
-    if chance.random() < 0.3:
-        opening.recent.extend(chance.choice(FRACTIONS[:5]) for _ in range(chance.choice([3, 4, 5, 16])))
     if chance.random() < 0.3:
         opening.shared_calibration = chance.choice(NAMES[:6])
     return opening

@@ -17,9 +17,7 @@ import rest_store
 from rest_store.cli import main
 from rest_store.errors import ModelLoadError
 from rest_store.generation import comparison, progress, writer
-from rest_store.generation.generator import Generator
 from rest_store.generation.model import load_model
-from rest_store.generation.options import WIDTHS, Options
 from tests.shared.html import read
 from tests.shared.strategies import refused
 from tests.shared.tiny import text_tokenizer, write_model
@@ -45,41 +43,6 @@ def test_the_command_writes_text(model_directory: Path, tmp_path: Path, options:
     facts = json.loads(as_json.stdout)
     assert facts["tokens"] == 12
     assert facts["text"].strip() in done.output
-
-
-@pytest.fixture
-def options_used(monkeypatch: pytest.MonkeyPatch) -> list[Options]:
-    """The options of each generation that begins."""
-    used: list[Options] = []
-    begin = Generator.begin
-
-    def begin_and_note(generator: Generator, *prompt: Any, **options: Any) -> Any:
-        used.append(generator._options)
-        return begin(generator, *prompt, **options)
-
-    monkeypatch.setattr(Generator, "begin", begin_and_note)
-    return used
-
-
-def test_the_command_drafts_whatever_steps_cost_when_asked_to(
-    model_directory: Path, options_used: list[Options]
-) -> None:
-    for words in ([], ["--adaptive"], ["--no-adaptive"]):
-        assert write(model_directory, "--prompt", "for i in", "--json", *words).exit_code == 0
-    assert [options.adaptive for options in options_used] == [True, True, False]
-
-
-def test_the_command_accepts_typical_drafts_when_asked_to(model_directory: Path, options_used: list[Options]) -> None:
-    words = ["--prompt", "for i in i in i in", "--json"]
-    done = write(model_directory, *words, "--acceptance", "typical")
-    assert done.exit_code == 2
-    assert "--acceptance typical is for sampling: give --temperature" in done.output
-    words += ["--temperature", "0.5"]
-    for more in ([], ["--acceptance", "typical"], ["--acceptance", "typical", "--typical-threshold", "0.2"]):
-        assert write(model_directory, *words, *more, "--typical-alpha", "0.3").exit_code == 0
-    assert [options.acceptance for options in options_used] == ["exact", "typical", "typical"]
-    assert [options.typical_threshold for options in options_used] == [Options().typical_threshold] * 2 + [0.2]
-    assert [options.typical_alpha for options in options_used] == [Options().typical_alpha] * 3
 
 
 def test_the_command_refuses_what_is_not_there(tmp_path: Path, model_directory: Path) -> None:
@@ -122,43 +85,6 @@ def test_the_command_refuses_numbers_and_places_before_it_loads_anything(words: 
     assert re.fullmatch(r"Error: .+", done.stderr.strip().splitlines()[-1])
     assert words[0] in done.stderr.splitlines()[-1]
     assert "not loaded" not in done.output
-
-
-@pytest.mark.parametrize("words", [["--top-p", "0.5"], ["--top-k", "3"], ["--temperature", "2", "--top-p", "0.9"]])
-def test_the_command_samples_with_what_it_is_given(
-    words: list[str], model_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = []
-    begin = Generator.begin
-
-    def noted(self: Generator, prompt: Any, **options: Any) -> Any:
-        given.append(options)
-        return begin(self, prompt, **options)
-
-    monkeypatch.setattr(Generator, "begin", noted)
-    done = write(model_directory, "--prompt", "for i in", "--compare", *words)
-    assert done.exit_code == 0, done.output
-    assert "the same text" in done.output
-    names = [name.removeprefix("--").replace("-", "_") for name in words[::2]]
-    assert given == [{"max_new_tokens": 4, "do_sample": True, **dict(zip(names, map(float, words[1::2]), strict=True))}]
-
-
-@pytest.mark.parametrize(("words", "widths"), [([], ()), (["--graphs"], WIDTHS)])
-def test_the_command_turns_fixed_widths_on(
-    words: list[str], widths: Any, model_directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given = []
-    begin = Generator.begin
-
-    def noted(self: Generator, prompt: Any, **options: Any) -> Any:
-        given.append(self._options.widths)
-        return begin(self, prompt, **options)
-
-    monkeypatch.setattr(Generator, "begin", noted)
-    done = write(model_directory, "--prompt", "for i in i in i in", "--compare", *words)
-    assert done.exit_code == 0, done.output
-    assert "the same text" in done.output
-    assert given == [widths]
 
 
 def test_a_comparison_times_preparing_on_both_sides(model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,25 +176,6 @@ def test_what_the_command_remembers_drafts_for_the_next_prompt(speaking_model: P
     assert again.exit_code == 0, again.output
     labels = read(page.read_text(encoding="utf-8")).data["labels"]
     assert labels[:2] == [str(live), "prompt lookup"], "one source, though named twice"
-
-
-def test_what_the_model_found_likely_is_kept_for_the_next_run(speaking_model: Path, tmp_path: Path) -> None:
-    path = tmp_path / "logits"
-    words = ["--prompt", "for i in i in i in", "--max-new-tokens", "24", "--json", "--logits", str(path)]
-    _, tokenizer = load_model(str(speaking_model))
-    earlier = rest_store.RecycledLogits()
-    rest_store.DraftSession([earlier], [1, 2, 3], prompt_top_k=[[4], [5], [6]]).close()
-    earlier.save(path, tokenizer)
-    assert write(speaking_model, *words).exit_code == 0
-    later = rest_store.RecycledLogits.load(path, tokenizer)
-    assert len(later) > len(earlier)
-    with rest_store.DraftSession([later], [1, 2, 3]) as session:
-        assert session.draft(1).tokens.tolist() == [6]
-    path.write_bytes(b"something else")
-    done = write(speaking_model, *words)
-    assert done.exit_code == 1
-    assert f"Error: {path}: content is something else, expected recycled logits" in done.output
-    assert path.read_bytes() == b"something else"
 
 
 def test_a_page_takes_one_prompt(model_directory: Path, tmp_path: Path) -> None:

@@ -1,11 +1,7 @@
-"""Every causal language model that the installed transformers has, tiny: the same text, or refused by name.
-
-Long, so only asked for: REST_STORE_FAMILIES=all, or the names of some, "gpt_neo llama4_text".
-"""
+"""Every causal language model that the installed transformers has, tiny: the same text, or refused by name."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 import pytest
@@ -17,8 +13,6 @@ from rest_store.errors import CacheNotSupportedError, ModelNotSupportedError
 from tests.shared.families import family_model
 from tests.shared.tiny import SCRIPTS, Scripted, futures_of, prompts
 
-WANTED = os.environ.get("REST_STORE_FAMILIES", "")
-FAMILIES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) if WANTED == "all" else WANTED.split()
 FIXED = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": None}
 
 # GIT takes the mask of a left-padded text to begin with image tokens, also where there is no image: of several rows,
@@ -38,7 +32,7 @@ def tiny(family: str) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 def test_the_same_text_or_refused_by_name(family: str) -> None:
     model = tiny(family)
     for rows in (1,) if family in PADDED_OTHERWISE else (1, 3):

@@ -9,19 +9,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache, LogitsProcessor, StaticCache
+from transformers import DynamicCache, LogitsProcessor
 
 import rest_store
 from rest_store.errors import GenerationFailedError
 from rest_store.generation.loop import Generation
-from tests.shared.tiny import Scripted, bushy, futures_of, prompts, right, tiny_model
+from tests.shared.tiny import Scripted, bushy, futures_of, prompts, tiny_model
 
 FIXED = {"max_new_tokens": 24, "do_sample": False}
 KINDS = ["llama", "mistral with a sliding window"]
-
-
-def cache_of(model: Any, static: bool) -> Any:
-    return StaticCache(config=model.config, max_cache_len=80) if static else DynamicCache(config=model.config)
 
 
 class Raising:
@@ -76,7 +72,7 @@ def answers_twice(model: Any, cache: Any, held: list[BaseException]) -> None:
     other = prompts(1, 9, seed=7)["input_ids"]
     new = prompts(1, 6, seed=8)["input_ids"]
     texts = []
-    for used in (cache_of(model, isinstance(cache, StaticCache)), cache):
+    for used in (DynamicCache(config=model.config), cache):
         first = model.generate(other, past_key_values=used, max_new_tokens=8, do_sample=False)
         if used is cache:
             held.clear()
@@ -89,12 +85,11 @@ def answers_twice(model: Any, cache: Any, held: list[BaseException]) -> None:
 # --- A cache that is in use again -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("static", [True, False])
 @pytest.mark.parametrize("architecture", KINDS)
 @pytest.mark.parametrize("way", ["function", "generator"])
-def test_an_error_that_is_held_changes_no_cache(way: str, architecture: str, static: bool) -> None:
+def test_an_error_that_is_held_changes_no_cache(way: str, architecture: str) -> None:
     model = tiny_model(architecture)
-    cache = cache_of(model, static)
+    cache = DynamicCache(config=model.config)
     held: list[BaseException] = []
 
     def ask() -> None:
@@ -113,32 +108,11 @@ def test_an_error_that_is_held_changes_no_cache(way: str, architecture: str, sta
     answers_twice(model, cache, held)
 
 
-@pytest.mark.parametrize("static", [True, False])
-@pytest.mark.parametrize("architecture", KINDS)
-def test_a_reader_that_raises_and_is_held_changes_no_cache(architecture: str, static: bool) -> None:
-    model = tiny_model(architecture)
-    cache = cache_of(model, static)
-    held: list[BaseException] = []
-
-    def read() -> None:
-        stream = rest_store.Generator(model).stream(prompts(1), **FIXED, past_key_values=cache)
-        for _ in stream:
-            raise ConnectionError("the reader went away")
-
-    try:
-        read()
-    except ConnectionError as error:
-        held.append(error)
-    cache.reset()
-    answers_twice(model, cache, held)
-
-
 @pytest.mark.parametrize("drafted", [True, False])
-@pytest.mark.parametrize("static", [True, False])
 @pytest.mark.parametrize("architecture", KINDS)
-def test_a_cache_that_is_in_use_again_is_not_filled_on_closing(architecture: str, static: bool, drafted: bool) -> None:
+def test_a_cache_that_is_in_use_again_is_not_filled_on_closing(architecture: str, drafted: bool) -> None:
     model = tiny_model(architecture)
-    cache = cache_of(model, static)
+    cache = DynamicCache(config=model.config)
     first, plain = begun(model, prompts(1), past_key_values=cache)
     next(first)
     other = prompts(1, 9, seed=7)
@@ -155,23 +129,21 @@ def test_a_cache_that_is_in_use_again_is_not_filled_on_closing(architecture: str
     assert torch.equal(model.generate(more, **FIXED, past_key_values=cache), model.generate(more, **FIXED))
 
 
-@pytest.mark.parametrize("static", [True, False])
 @pytest.mark.parametrize("architecture", KINDS)
-def test_the_cache_of_a_generation_that_was_dropped_is_empty(architecture: str, static: bool) -> None:
+def test_the_cache_of_a_generation_that_was_dropped_is_empty(architecture: str) -> None:
     model = tiny_model(architecture)
-    cache = cache_of(model, static)
+    cache = DynamicCache(config=model.config)
     for _ in begun(model, prompts(1), past_key_values=cache)[0]:
         break
     assert int(cache.get_seq_length()) == 0
-    inputs = prompts(1 if static else 3, 20, seed=3)
+    inputs = prompts(3, 20, seed=3)
     assert torch.equal(model.generate(**inputs, **FIXED, past_key_values=cache), model.generate(**inputs, **FIXED))
 
 
-@pytest.mark.parametrize("static", [True, False])
 @pytest.mark.parametrize("architecture", KINDS)
-def test_a_cache_that_was_reset_meanwhile_is_filled_on_closing(architecture: str, static: bool) -> None:
+def test_a_cache_that_was_reset_meanwhile_is_filled_on_closing(architecture: str) -> None:
     model = tiny_model(architecture)
-    cache = cache_of(model, static)
+    cache = DynamicCache(config=model.config)
     generation, plain = begun(model, prompts(1), past_key_values=cache)
     next(generation)
     cache.reset()
@@ -198,15 +170,6 @@ def test_what_is_dropped_is_freed_at_once(place: int, closing: type[Closing]) ->
     del generation
     assert [reference() for reference in held] == [None] * len(held)
     assert closing.closed == 2
-
-
-@pytest.mark.usefixtures("uncollected")
-def test_what_was_never_begun_is_freed_at_once(closing: type[Closing]) -> None:
-    generation, _ = begun(tiny_model("llama"), prompts(1), closing)
-    held = weakref.ref(generation)
-    del generation
-    assert held() is None
-    assert closing.closed == 0
 
 
 def test_leaving_the_block_closes(closing: type[Closing]) -> None:
@@ -301,30 +264,3 @@ def test_what_is_refused_leaves_nothing_to_close(monkeypatch: pytest.MonkeyPatch
 
 
 # --- What sessions are given ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rows", [1, 2])
-def test_what_a_session_does_to_its_tokens_changes_no_piece(rows: int) -> None:
-    model = tiny_model("llama")
-    inputs = prompts(rows)
-
-    class Clearing(Scripted):
-        def accept(self, tokens: Any, top_k: Any = None, node_top_k: Any = None) -> None:
-            super().accept(tokens)
-            tokens.clear()
-            top_k[:] = -1
-            if node_top_k is not None:
-                node_top_k[:] = -1
-
-    plain = model.generate(**inputs, **FIXED)
-    futures = futures_of(inputs, plain)
-    generator = rest_store.Generator(model, None, lambda prompt: Clearing(prompt, futures, right), adaptive=False)
-    pieces = generator.begin(inputs, **FIXED)
-    written: list[list[int]] = [[] for _ in range(rows)]
-    for piece in pieces:
-        for row, tokens in enumerate(piece.tokens):
-            written[row] += tokens
-            tokens.clear()
-    assert written == plain[:, 14:].tolist()
-    assert torch.equal(pieces.result(), plain)
-    assert not pieces.statistics.drafts.errors

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from transformers import GenerationMixin
 
 import rest_store
 from rest_store.errors import DrafterError
@@ -44,7 +43,7 @@ def scripted(model: Any, inputs: Any, script: Any = right, **options: Any) -> tu
     return plain, lambda prompt: Scripted(prompt, futures, script)
 
 
-@pytest.mark.parametrize("way", ["plain", "wrapped", "named", "partial", "generator"])
+@pytest.mark.parametrize("way", ["named", "generator"])
 def test_a_streamer_gets_what_plain_decoding_gives_it(way: str) -> None:
     model = tiny_model("llama")
     inputs = prompts(1)
@@ -54,63 +53,22 @@ def test_a_streamer_gets_what_plain_decoding_gives_it(way: str) -> None:
     streamer = Collected()
     if way == "generator":
         rest_store.Generator(model, None, drafter).generate(inputs, **FIXED, streamer=streamer)
-    elif way in ("plain", "wrapped"):  # as for transformers' own decoding
-        custom: Any = rest_store.generate
-        if way == "wrapped":
-            custom = lambda *arguments, **options: rest_store.generate(*arguments, **options, drafter=drafter)  # noqa: E731
-        options = {"drafter": drafter} if way == "plain" else {}
-        model.generate(**inputs, **FIXED, custom_generate=custom, **options, streamer=streamer)
-    elif way == "named":
-        model.generate(
-            **inputs, **FIXED, custom_generate=rest_store.generate, drafter=drafter, stream_to=streamer, max_nodes=3
-        )
     else:
-        custom = functools.partial(rest_store.generate, streamer=streamer)
-        model.generate(**inputs, **FIXED, custom_generate=custom, drafter=drafter)
+        options = {"custom_generate": rest_store.generate, "drafter": drafter, "stream_to": streamer}
+        model.generate(**inputs, **FIXED, **options)
     assert streamer.given == expected.given
     assert streamer.ended == expected.ended == 1
 
 
-def test_a_streamer_is_seen_through_what_others_wrap_around_generate(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model("llama")
-    inputs = prompts(1)
-    original = GenerationMixin.generate
-
-    def generate(self: Any, *arguments: Any, **options: Any) -> Any:
-        return original(self, *arguments, **options)
-
-    monkeypatch.setattr(GenerationMixin, "generate", generate)
-    streamer = Collected()
-    output = model.generate(**inputs, **FIXED, custom_generate=rest_store.generate, streamer=streamer)
-    assert [token for tokens in streamer.given for token in tokens] == output[0].tolist()
-    assert streamer.ended == 1
-
-
-def test_a_streamer_of_another_generation_is_left_alone() -> None:
-    """A call from within plain decoding is nothing that its streamer waits for."""
-    model = tiny_model("llama")
-    other = tiny_model("llama")
-    inputs = prompts(1)
-    expected = model.generate(**inputs, **FIXED)[0, 14:].tolist()
-    streamer = Collected()
-
-    def asking(ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        other.generate(**inputs, **FIXED, custom_generate=rest_store.generate, drafter=[rest_store.PromptLookup()])
-        return torch.tensor([False])
-
-    model.generate(**inputs, **FIXED, streamer=streamer, stopping_criteria=[asking])
-    assert [token for tokens in streamer.given[1:] for token in tokens] == expected
-
-
 @pytest.mark.parametrize("sample", [False, True])
-@pytest.mark.parametrize("name", ["prompt_lookup_num_tokens", "assistant_early_exit", "assistant_model"])
+@pytest.mark.parametrize("name", ["prompt_lookup_num_tokens", "assistant_early_exit"])
 def test_another_way_to_draft_is_said_to_be_ignored(name: str, sample: bool) -> None:
     model = tiny_model("llama")
     inputs = prompts(1)
     options: dict[str, Any] = {"max_new_tokens": 24, "do_sample": sample}
     torch.manual_seed(1)
     plain, drafter = scripted(model, inputs, **options)
-    options[name] = tiny_model("llama") if name == "assistant_model" else 1
+    options[name] = 1
 
     def direct() -> Any:
         return model.generate(**inputs, **options, custom_generate=rest_store.generate, drafter=drafter)
@@ -203,32 +161,6 @@ def test_text_in_and_stop_strings(model_directory: Path) -> None:
     assert torch.equal(model.generate(**inputs, **FIXED, **options, stopping_criteria=criteria), plain)
 
 
-def test_stop_strings_of_a_generation_config(model_directory: Path) -> None:
-    model, words = load_model(str(model_directory))
-    generator = rest_store.Generator(model, words, [rest_store.PromptLookup()])
-    prompt = "for i in range(10):"
-    inputs = words(prompt, return_tensors="pt")
-    whole = model.generate(**inputs, **FIXED)
-    stop = next(text for token in whole[0, -18:-6] if (text := words.decode(token)).isascii() and text.strip())
-    config = transformers.GenerationConfig(**FIXED, stop_strings=[stop])
-    plain = model.generate(**inputs, generation_config=config, tokenizer=words)
-    assert plain.shape[1] < whole.shape[1]
-
-    def compared(**options: Any) -> None:
-        output = generator.generate(prompt, compare=True, **options)
-        assert torch.equal(output.sequences, plain)
-        assert output.comparison is not None
-        assert output.comparison.identical
-
-    compared(generation_config=config)
-    assert config.stop_strings == [stop]
-    model.generation_config.stop_strings = [stop]
-    compared(**FIXED)
-    compared(generation_config=config)
-    output = generator.generate(prompt, **FIXED, stop_strings=["no such text"])  # the argument counts
-    assert torch.equal(output.sequences, whole)
-
-
 @pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "uint64"])
 def test_token_ids_of_any_integer_type(kind: str) -> None:
     model, ids = tiny_model("llama"), [5, 6, 7, 5, 6]
@@ -237,13 +169,6 @@ def test_token_ids_of_any_integer_type(kind: str) -> None:
     assert torch.equal(output.sequences, model.generate(torch.tensor([ids]), **FIXED))
     assert output.comparison is not None
     assert output.comparison.identical
-
-
-def test_narrow_token_ids_give_wide_ones() -> None:
-    model, ids = tiny_model("llama"), torch.tensor([[5, 6, 7, 5, 6]], dtype=torch.int32)
-    drafted = model.generate(ids, **FIXED, custom_generate=rest_store.generate, drafter=[rest_store.PromptLookup()])
-    plain = model.generate(ids, **FIXED)
-    assert (drafted.dtype, drafted.tolist()) == (plain.dtype, plain.tolist())
 
 
 # --- Without drafts ---------------------------------------------------------------------------------------------------

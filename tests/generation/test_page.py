@@ -55,19 +55,6 @@ def test_a_trace_keeps_what_each_pass_drafted_and_accepted() -> None:
     )
 
 
-def test_nothing_is_kept_unless_asked_for() -> None:
-    generation = rest_store.Generator(tiny_model("llama")).begin(prompts(1), max_new_tokens=2, do_sample=False)
-    generation.result()
-    assert generation.trace is None
-
-
-def test_a_tree_that_is_cut_keeps_its_scores() -> None:
-    tree = TokenTree([5, 6, 7], [-1, 0, -1], [1, 1, 1], scores=[0.5, 0.25, 0.125])
-    scores = Draft(tree, 1).tree.scores
-    assert scores is not None
-    assert scores.tolist() == [0.5, 0.125]
-
-
 def test_the_page_is_whole_and_needs_no_network(words: Any) -> None:
     text = "for i in range(10):\n    print(i, 'naïve café', 2024)\n"
     ids = words(text, add_special_tokens=False)["input_ids"]
@@ -125,24 +112,6 @@ def test_untrusted_text_is_text(words: Any) -> None:
     assert reader.data["labels"][0] == HOSTILE
 
 
-@pytest.mark.parametrize(
-    ("prompt", "folded", "end"),
-    [
-        ("x" * 600, False, ""),
-        ("x" * 601, True, "x" * 160),
-        ("one\n" * 40 + "def add(", True, "def add("),
-        ("one\n" * 40, True, "one\n"),
-    ],
-)
-def test_a_long_prompt_is_folded_but_for_its_end(prompt: str, folded: bool, end: str, words: Any) -> None:
-    shown = page_of(traced([70, 71]), words, prompt=prompt)
-    reader = read(shown)
-    assert ("details" in reader.tags) == folded
-    assert prompt in reader.text.replace("\n\nThe prompt ends: ", "")
-    if folded:
-        assert f"The prompt ends: </span>{end}</div>" in shown
-
-
 def test_special_tokens_and_pieces_of_characters_are_seen(words: Any) -> None:
     ids = [*words("漢 漢", add_special_tokens=False)["input_ids"], words.eos_token_id]
     reader = read(page_of(traced(ids, nodes=3), words))
@@ -170,8 +139,3 @@ def test_a_generation_without_drafts_or_without_anything_has_a_page(words: Any) 
     slower = Comparison(0.934, identical=False, seconds=1.0)
     assert "1 token in 1 forward pass: M 1.00." in read(page_of(plain, words, comparison=slower)).text
     assert "0 tokens in 0 forward passes" in read(page_of(Trace(), words)).text
-
-
-def test_many_large_trees_are_less_than_a_megabyte(words: Any) -> None:
-    ids = [70 + number % 200 for number in range(256)]
-    assert len(page_of(traced(ids, nodes=64, accepted=0), words).encode()) < 1_000_000

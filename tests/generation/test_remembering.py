@@ -21,7 +21,7 @@ from rest_store.drafting import remembering
 from rest_store.drafting.output_document import PROMPT_TOKENS, OutputDocument
 from rest_store.drafting.remembering import RememberCounts, flush, remember
 from rest_store.errors import DraftingWarning, RememberError
-from tests.shared.services import PATIENCE, running
+from tests.shared.services import PATIENCE
 from tests.shared.strategies import identity, refused
 from tests.shared.tiny import VOCABULARY, prompts, tiny_model
 
@@ -78,7 +78,7 @@ def test_the_same_prompt_again_takes_fewer_passes_to_the_same_text(
 ) -> None:
     inputs = prompts(rows)
     torch.manual_seed(3)
-    plain = model.generate(**inputs, max_new_tokens=32, **sampling)
+    plain = write(model, inputs, drafter=None, **sampling).sequences
     passes = []
     for _ in range(2):
         torch.manual_seed(3)
@@ -250,16 +250,6 @@ def test_a_blocked_target_delays_nobody_and_what_it_cannot_take_is_counted(
     assert not remembering._queues, "a target is not held any longer"
 
 
-def test_one_thread_adds_to_a_target(model: Any) -> None:
-    target = Kept()
-    target.open.clear()
-    for seed in range(3):
-        write(model, prompts(1, seed=seed), remember=target)
-    target.open.set()
-    assert flush(target, None)
-    assert (len(target.documents), len(target.threads)) == (3, 1)
-
-
 def test_where_no_thread_can_be_started_outputs_are_counted(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def start(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -269,14 +259,6 @@ def test_where_no_thread_can_be_started_outputs_are_counted(model: Any, monkeypa
         counts = write(model, prompts(1), remember=Kept()).statistics.remembered
     assert counts.dropped == 1
     assert not remembering._queues
-
-
-def test_closing_a_live_datastore_writes_what_is_queued(model: Any, tmp_path: Path) -> None:
-    with rest_store.LiveDatastore.open(tmp_path / "live", tokenizer=identity(VOCABULARY)) as live:
-        for seed in range(8):
-            write(model, prompts(1, seed=seed), remember=live, max_new_tokens=4)
-    with rest_store.LiveDatastore.open(tmp_path / "live") as live:
-        assert live.info().document_count == 8
 
 
 # A target that can be written to from the end of the program on.
@@ -332,19 +314,3 @@ class _Awaited:
 def test_what_takes_no_documents_is_refused_at_once(model: Any, target: Any, found: str) -> None:
     refused(RememberError, lambda: write(model, prompts(1), remember=target), f"generate: remember is {found}")
     refused(RememberError, lambda: rest_store.Generator(model, remember=target), found)
-
-
-def test_a_datastore_opened_for_reading_is_refused_at_once(model: Any, live: rest_store.LiveDatastore) -> None:
-    with rest_store.LiveDatastore.open(live.path, read_only=True) as reader:
-        refused(RememberError, lambda: write(model, prompts(1), remember=reader), "opened for reading")
-
-
-def test_what_the_service_of_a_session_remembers_too_is_kept_once(model: Any, tmp_path: Path) -> None:
-    directory, inputs = tmp_path / "chat", prompts(2, length=PROMPT_TOKENS + 4)
-    rest_store.LiveDatastore.open(directory, tokenizer=identity(VOCABULARY)).close()
-    with running(options=["--live", str(directory)]) as service:
-        with rest_store.DatastoreClient(service.target, timeout=PATIENCE, remember="chat") as client:
-            output = write(model, inputs, drafter=[client], remember=client)
-        assert service.stop() == 0
-    with rest_store.LiveDatastore.open(directory, read_only=True) as live:
-        assert live.info().document_count == len(output.statistics.remembered.ids) == 2

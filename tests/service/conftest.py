@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from rest_store.service.client.shared_stream import SharedStreams
 from tests.shared.services import Certificates, Service, running
 from tests.shared.sessions import CONTEXTS, NAMES, TEXT
 from tests.shared.strategies import Corpus, write_datastore
@@ -40,9 +39,3 @@ def service(phrases: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     """Certificates of an authority, a server and a client."""
     return Certificates.make(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(params=["own stream", "shared stream"])
-def streams(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sessions in services have streams of their own, or share them from the beginning as they do in batches."""
-    monkeypatch.setattr(SharedStreams, "are_wanted", request.param == "shared stream")

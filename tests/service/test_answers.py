@@ -7,18 +7,17 @@ from typing import Any
 import numpy as np
 import pytest
 from google.protobuf.message import DecodeError
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_store.datastore.kernel import native_kernel
-from rest_store.datastore.tree import TokenTree
+from rest_store.datastore.tree import SuffixMatch, TokenTree
+from rest_store.drafting.limits import DraftLimits
 from rest_store.errors import ProtocolError
-from rest_store.service.client import answers
-from rest_store.service.client.answers import native_order, parse, read_tree, served_by, tree_fault
-from rest_store.service.client.codec import Codec
-from rest_store.service.client.counters import ClientCounters
-from rest_store.service.client.requests import Requests
+from rest_store.service.client.descriptions import service_info
+from rest_store.service.client.requests import parse
+from rest_store.service.client.trees import read_session_tree, read_tree, sum_of_trees
 from rest_store.v1 import datastore_pb2 as pb
+from tests.shared.sessions import Nodes
 from tests.shared.strategies import refused
 
 VOCABULARY = 300
@@ -26,12 +25,6 @@ VOCABULARY = 300
 
 def read(message: pb.Tree) -> TokenTree:
     return read_tree(message, VOCABULARY, (16, 16, 10), "peer")
-
-
-@pytest.fixture(autouse=True, params=["native", "numpy"])
-def verified_by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "numpy":
-        monkeypatch.setattr(answers, "_tree_fault", tree_fault)
 
 
 @st.composite
@@ -53,7 +46,6 @@ def message(tree: TokenTree) -> pb.Tree:
     return pb.Tree(nodes=tree.packed, match_length=tree.match.length, match_count=tree.match.count)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(token_trees(), max_size=8))
 def test_trees_arrive_as_they_were(trees: list[TokenTree]) -> None:
     assert [read(message(tree)) for tree in trees] == trees
@@ -74,7 +66,6 @@ def is_tree(nodes: bytes) -> bool:
     )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(token_trees().filter(len), st.data())
 def test_a_damaged_tree_is_refused_unless_it_is_still_a_tree(tree: TokenTree, data: st.DataObject) -> None:
     nodes = bytearray(tree.packed)
@@ -119,82 +110,54 @@ def test_each_fault_of_a_tree_is_named(what: str, tree: pb.Tree) -> None:
     refused(ProtocolError, lambda: read(tree), "peer", f"{what} of a draft tree")
 
 
-def test_bringing_nodes_into_this_machines_order_keeps_them() -> None:
-    tree = TokenTree([1, 2], [-1, 0], [7, 3])
-    assert native_order(tree.packed) == tree.packed
+NODES = {"tokens": [1, 2, 3], "scores": [0.9, 0.5, 0.25], "parents": [-1, 0, -1], "origins": [1, 2, 4]}
+SWAPPED = bytes(range(256)).translate(bytes.maketrans(b"\1\2", b"\2\1"))
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def session_nodes(**columns: Any) -> bytes:
+    return Nodes(**(NODES | columns)).packed()
+
+
+def test_a_tree_of_a_session_is_read() -> None:
+    tree = read_session_tree(session_nodes(), VOCABULARY, DraftLimits(3), SWAPPED, "peer")
+    expected = TokenTree([1, 2, 3], [-1, 0, -1], [0] * 3, scores=NODES["scores"], origins=[2, 1, 4])
+    assert tree == expected
+    assert tree.depths.tolist() == [1, 2, 1]
+    assert len(read_session_tree(b"", VOCABULARY, DraftLimits(3), SWAPPED, "peer")) == 0
+
+
+@pytest.mark.parametrize(
+    ("what", "nodes", "limits"),
+    [
+        ("nodes", session_nodes()[:-1], DraftLimits(3)),
+        ("nodes", session_nodes(), DraftLimits(2)),
+        ("token ids", session_nodes(tokens=[1, VOCABULARY, 3]), DraftLimits(3)),
+        ("token ids", session_nodes(tokens=[1, -1, 3]), DraftLimits(3)),
+        ("parents", session_nodes(parents=[0, 0, 0]), DraftLimits(3)),
+        ("parents", session_nodes(parents=[-1, 2, -1]), DraftLimits(3)),
+        ("parents", session_nodes(parents=[-2, 0, 0]), DraftLimits(3)),
+        ("parents", session_nodes(), DraftLimits(3, is_chain=True)),
+        ("scores", session_nodes(scores=[0.5, float("nan"), 0.5]), DraftLimits(3)),
+        ("scores", session_nodes(scores=[1.5, 0.5, 0.5]), DraftLimits(3)),
+        ("scores", session_nodes(scores=[0.5, -0.5, 0.5]), DraftLimits(3)),
+    ],
+)
+def test_each_fault_of_a_tree_of_a_session_is_named(what: str, nodes: bytes, limits: DraftLimits) -> None:
+    refused(
+        ProtocolError,
+        lambda: read_session_tree(nodes, VOCABULARY, limits, SWAPPED, "peer"),
+        f"peer: {what} of a draft tree",
+    )
+
+
 @given(st.binary(max_size=60))
 def test_malformed_messages_are_refused(data: bytes) -> None:
     try:
         pb.DraftResponse.FromString(data)
     except DecodeError:
-        refused(ProtocolError, lambda: parse(pb.DraftResponse, data, "peer", 60), "peer: DraftResponse")
+        refused(ProtocolError, lambda: parse(pb.DraftResponse, data, "peer"), "peer: DraftResponse")
     else:
-        assert isinstance(parse(pb.DraftResponse, data, "peer", 60), pb.DraftResponse)
-
-
-def test_a_message_larger_than_an_answer_can_be_is_refused_unread() -> None:
-    """Empty parts take two bytes in a message and dozens in memory."""
-    codec = Codec([], None)
-    codec.vocabulary_size = VOCABULARY
-    requests = Requests(codec, ClientCounters())
-    drafts = requests.draft_batch([[1], [2]], 64, 16, 10)
-    assert drafts is not None
-    asked: list[Any] = [
-        requests.describe,
-        requests.match([1], 16),
-        requests.count([1]),
-        requests.draft([1], 64, 16, 10),
-        drafts,
-        requests.evidence([1], TokenTree([], [], []), 64, 16, None),
-    ]
-    for request in asked:
-        message = refused(ProtocolError, lambda: request.decode(b"\x0a\x00" * 2_200_000, "peer"), "peer: size of a ")  # noqa: B023
-        assert "4400000 bytes, expected at most " in message
-
-
-def test_the_largest_answers_are_taken() -> None:
-    """Of as many datastores as may answer, with long names and full trees and evidence."""
-    codec = Codec([], None)
-    codec.vocabulary_size = VOCABULARY
-    requests = Requests(codec, ClientCounters())
-    names = [f"{place:01000}" for place in range(codec.max_datastores)]
-    tree = message(TokenTree([1] * 32, range(-1, 31), range(32, 0, -1), match=(16, 2**62)))  # type: ignore[arg-type]
-    drafts = requests.draft_batch([[1], [2]], 32, 16, 32)
-    assert drafts is not None
-    trees = pb.DraftResponse(trees=[tree] * (2 * len(names)), datastores=names)
-    assert len(drafts.decode(trees.SerializeToString(), "peer")) == 2
-    counts = pb.CountResponse(counts=[2**62] * len(names), datastores=names)
-    assert requests.count([1]).decode(counts.SerializeToString(), "peer") == 2**62 * len(names)
-    match = pb.LongestSuffixMatchResponse.Match(length=16, count=2**62)
-    matches = [pb.LongestSuffixMatchResponse.Match(datastore=name, length=16, count=2**62) for name in names]
-    best = requests.match([1], 16).decode(pb.LongestSuffixMatchResponse(matches=matches).SerializeToString(), "peer")
-    assert best == (match.length, match.count)
-    rows = 16 + 1023 * 6 + 1024 * (1 + 6 * (11 + 16 * 5))
-    packed_rows = [pb.Evidence(rows=bytes(rows))] * len(names)
-    evidence = requests.evidence([1], TokenTree([], [], []), 1024, 16, 1024)
-    largest = pb.DraftResponse(evidence=packed_rows, datastores=names)
-    refused(ProtocolError, lambda: evidence.decode(largest.SerializeToString(), "peer"), "evidence", "of 0")
-
-
-def test_more_datastores_than_may_answer_are_refused() -> None:
-    codec = Codec([], None)
-    refused(ProtocolError, lambda: codec.require_names((str(place) for place in range(65)), "peer"), "at most 64")
-    described = [description(name=str(place)) for place in range(1025)]
-    refused(ProtocolError, lambda: served_by(pb.DescribeResponse(datastores=described), "peer"), "1025", "at most 1024")
-    codec.learn(pb.DescribeResponse(datastores=described[:100]), "peer")
-    assert len(codec.require_names((str(place) for place in range(100)), "peer")) == 100
-
-
-@pytest.mark.parametrize(("datastores", "max_contexts", "rows"), [(1, 1024, 72), (2, 100, 50), (3, 100, 33), (3, 2, 1)])
-def test_rows_are_no_more_than_the_contexts_of_a_request_allow(datastores: int, max_contexts: int, rows: int) -> None:
-    codec = Codec([], None)
-    described = [description(name=str(place)) for place in range(datastores)]
-    limits = pb.ServiceLimits(max_evidence_rows=1024, max_contexts=max_contexts)
-    codec.learn(pb.DescribeResponse(datastores=described, limits=limits), "peer")
-    assert codec.bounded(pb.EvidenceLimits(max_nodes=64, max_rows=72)).max_rows == rows
+        assert isinstance(parse(pb.DraftResponse, data, "peer"), pb.DraftResponse)
 
 
 def description(**changes: Any) -> pb.DatastoreDescription:
@@ -213,20 +176,20 @@ def description(**changes: Any) -> pb.DatastoreDescription:
     ],
 )
 def test_invalid_descriptions_are_refused(datastores: list[pb.DatastoreDescription]) -> None:
-    refused(ProtocolError, lambda: served_by(pb.DescribeResponse(datastores=datastores), "peer"))
+    refused(ProtocolError, lambda: service_info(pb.DescribeResponse(datastores=datastores), (), None, "peer"))
 
 
 def test_a_description_is_read() -> None:
-    (found,) = served_by(pb.DescribeResponse(datastores=[description(token_count=5, generation=2)]), "peer")
-    assert (found.name, found.token_count, found.generation, found.tokenizer.vocabulary_size) == ("a", 5, 2, 9)
+    described = pb.DescribeResponse(datastores=[description(token_count=5)])
+    (found,) = service_info(described, ("a",), None, "peer").datastores
+    assert (found.name, found.token_count, found.is_live, found.tokenizer.vocabulary_size) == ("a", 5, False, 9)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(token_trees().filter(len), st.lists(st.tuples(st.integers(0, 319), st.integers(0, 255)), max_size=3))
-def test_kernel_and_numpy_refuse_the_same(tree: TokenTree, changes: list[tuple[int, int]]) -> None:
-    nodes = bytearray(tree.packed)
-    for place, value in changes:
-        nodes[place % len(nodes)] = value
-    native = native_kernel().tree_fault
-    faults = [check(bytes(nodes), VOCABULARY, 10) for check in (native, tree_fault)]
-    assert bool(faults[0]) is bool(faults[1])
+def test_trees_of_parts_are_summed_by_path() -> None:
+    one = TokenTree([1, 2, 3], [-1, 0, -1], [5, 4, 3], match=SuffixMatch(2, 8))
+    other = TokenTree([3, 1, 4], [-1, -1, 0], [4, 2, 4], match=SuffixMatch(2, 6))
+    shorter = TokenTree([9], [-1], [99], match=SuffixMatch(1, 99))
+    whole = sum_of_trees([one, shorter, other], 4)
+    assert whole == TokenTree([1, 3, 2, 4], [-1, -1, 0, 1], [7, 7, 4, 4], match=SuffixMatch(2, 14))
+    assert sum_of_trees([one, other], 3) == TokenTree([1, 3, 2], [-1, -1, 0], [7, 7, 4], match=SuffixMatch(2, 14))
+    assert sum_of_trees([shorter, one], 2) is one

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,17 +20,16 @@ from rest_store.errors import (
     AuthenticationError,
     LimitError,
     MessageSizeError,
-    OverloadedError,
     RestStoreError,
-    ServiceError,
     ServiceUnavailableError,
     TargetError,
     TokenizerMismatchError,
     UnknownDatastoreError,
 )
 from rest_store.service.channel import Tls
-from rest_store.service.client.answers import ServiceInfo
 from rest_store.service.client.client import DatastoreClient
+from rest_store.service.client.descriptions import ServiceInfo
+from rest_store.service.client.targets import target_groups
 from tests.shared.clients import Waiting
 from tests.shared.services import PATIENCE, Certificates, Service, failed, running
 from tests.shared.strategies import Corpus, contexts, identity, refused, write_datastore
@@ -60,7 +58,7 @@ def stores(directories: dict[str, Path]) -> dict[str, Datastore]:
 
 @pytest.fixture(scope="module")
 def service(directories: dict[str, Path]) -> Iterator[Service]:
-    options = ["--max-contexts", "100", "--max-message-bytes", "100000", "--max-streams", "2"]
+    options = ["--max-contexts", "100"]
     with running(*directories.values(), unix=True, options=options) as service:
         yield service
 
@@ -110,21 +108,6 @@ def test_answers_are_those_of_the_datastore(
         assert client.count(given[-3:]) == store.count(context[-3:])
 
 
-@settings(max_examples=40)
-@given(st.data(), LIMITS)
-def test_a_stream_gives_the_drafts_of_the_whole_context(
-    client: Any, stores: dict[str, Datastore], data: st.DataObject, limits: dict[str, int]
-) -> None:
-    steps = data.draw(st.lists(contexts(CORPUS) | st.just([]), max_size=8))
-    stream, so_far = client.stream(**limits), data.draw(contexts(CORPUS)) * 3
-    assert stream.draft(so_far) == stores["one"].draft(so_far, **limits)
-    for new in steps:
-        so_far = so_far + new
-        assert stream.draft(np.array(new, dtype=np.int64)) == stores["one"].draft(so_far, **limits)
-    stream.close()
-    failed(ServiceUnavailableError, lambda: stream.draft([1]), "stream is closed")
-
-
 BAD: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("draft", ([],), {}),
     ("draft", ([1, VOCABULARY],), {}),
@@ -172,17 +155,20 @@ def test_several_datastores(connect: Callable[..., Any], service: Service, store
         assert client.draft_batch([context, [3]])[0] == best
         assert client.longest_suffix_match(context) == best.match
         assert client.count(context) == one.count(context) + two.count(context)
-        stream = client.stream()
-        assert stream.draft(context) == best
-        stream.close()
 
 
 def test_info_says_what_is_served(client: Any, connect: Callable[..., Any], service: Service, stores: Any) -> None:
     found, expected = client.info(), stores["one"].info()
     assert isinstance(found, ServiceInfo)
-    for name in ("tokenizer", "token_count", "document_count", "shard_count", "size", "kernel"):
-        assert getattr(found, name) == getattr(expected, name)
-    assert abs((found.built - expected.built).total_seconds()) < 0.001
+    (described,) = found.datastores
+    for name in ("tokenizer", "token_count", "document_count", "shard_count", "size"):
+        assert getattr(described, name) == getattr(expected, name)
+    assert abs((described.built - expected.built).total_seconds()) < 0.001
+    assert (found.tokenizer, found.token_count, found.kernel) == (
+        expected.tokenizer,
+        expected.token_count,
+        expected.kernel,
+    )
     assert (found.version, found.limits["max_contexts"]) == (rest_store.__version__, 100)
     both = connect(service.target, tokenizer=identity(VOCABULARY)).connect()
     assert [one.name for one in both.datastores] == ["one", "two"]
@@ -200,33 +186,18 @@ def test_another_tokenizer_is_refused_saying_how(connect: Callable[..., Any], se
 def test_another_name_is_refused(connect: Callable[..., Any], service: Service) -> None:
     client = connect(service.target, datastore=["one", "three"])
     refused(UnknownDatastoreError, lambda: client.draft([1]), "'three'", "'two'")
-    assert client.statistics.refused == 1
 
 
-def test_limits_of_the_service(client: Any, connect: Callable[..., Any], service: Service) -> None:
+def test_limits_of_the_service(client: Any) -> None:
     refused(LimitError, lambda: client.draft_batch([[1]] * 101), "101")
     refused(MessageSizeError, lambda: client.draft_batch([[299] * 64] * 5_000, max_suffix=64))
-    plenty = connect(service.target, datastore="one", retries=1, pause=0)
-    streams = [plenty.stream() for _ in range(3)]
-    for stream in streams[:2]:
-        stream.draft([1])
-    for _ in range(100):  # where writing fails before the status is read, grpc.aio never tells it
-        with pytest.raises((OverloadedError, ServiceUnavailableError)) as refusal:
-            streams[2].draft([1])
-        if refusal.errisinstance(OverloadedError):
-            break
-    assert refusal.errisinstance(OverloadedError)
-    assert plenty.statistics.overloaded == 1
-    assert plenty.statistics.retries >= 1
-    for stream in streams:
-        stream.close()
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), 1e6, "1", True, 1j])
 def test_timeouts_are_checked(connect: Callable[..., Any], timeout: Any) -> None:
     refused(LimitError, lambda: connect("localhost:1", timeout=timeout), "timeout")
     client = connect("localhost:1")
-    for ask in (client.connect, client.info, client.stream):
+    for ask in (client.connect, client.info):
         refused(LimitError, lambda: ask(timeout=timeout), "timeout")  # noqa: B023
     refused(LimitError, lambda: client.draft([1], timeout=timeout), "timeout")
 
@@ -234,9 +205,7 @@ def test_timeouts_are_checked(connect: Callable[..., Any], timeout: Any) -> None
 NEVER_WORK: list[tuple[type[RestStoreError], dict[str, Any]]] = [
     *((TargetError, {"datastore": names}) for names in (["a", "a"], [], (), "", ["a", ""], ["a", None], 5, b"a")),
     (TargetError, {"datastore": "\ud800"}),
-    *((LimitError, {"retries": retries}) for retries in (-1, 1.5, "1", None)),
-    *((LimitError, {"failure_threshold": failures}) for failures in (0, -1, 2.5, "5", None)),
-    *((LimitError, {"pause": pause}) for pause in (-0.1, float("nan"), float("inf"), "1", None, True)),
+    *((TargetError, {"shared_calibration": name}) for name in ("", "x" * 257, 3, "\ud800")),
     *((TargetError, {"tls": tls}) for tls in ("ca.pem", 1, Path("ca.pem"), {})),
     *((TargetError, {"token": token}) for token in ("", " a", "two\nlines", "\xe4", 5, b"a")),
 ]
@@ -250,20 +219,30 @@ def test_arguments_that_can_never_work_are_refused(
 
 
 def test_the_edges_of_what_works_are_taken(connect: Callable[..., Any]) -> None:
-    connect("localhost:1", retries=0, failure_threshold=1, pause=0, timeout=1e-3, tls=False, token=None)
-    connect(("localhost:1", "localhost:1"), datastore=("a", "b"), retries=np.int64(2), pause=99, timeout=np.float64(2))
-    connect("localhost:1", pause=np.float32(1), timeout=np.float32(2))
+    connect("localhost:1", timeout=1e-3, tls=False, token=None)
+    connect(("localhost:1", "localhost:2"), datastore=("a", "b"), timeout=np.float32(2))
 
 
-@pytest.mark.parametrize(
-    "target", ["", "host", "host:port", "host:70000", "unix:relative", "http://a:1", 5, ["a:1", "b"]]
-)
+def test_one_text_has_the_endpoints_of_all_parts() -> None:
+    assert (
+        target_groups("a:1,b:1;unix:/x")
+        == target_groups([["a:1", "b:1"], ["unix:/x"]])
+        == [["a:1", "b:1"], ["unix:/x"]]
+    )
+    assert target_groups(["a:1", "b:1"]) == [["a:1", "b:1"]]
+
+
+TARGETS = ["", "host", "host:port", "host:70000", "unix:relative", "http://a:1", 5, ["a:1", "b"], [], None]
+TARGETS += ["a:1,", "a:1;", "a:1;a:1", ["a:1", "a:1"], ["a:1;b:1"], [["a:1"], []], [["a:1"], 5], [["a:1"], ["a:1"]]]
+TARGETS += [[[f"a:{port}"] for port in range(2000)]]
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: ascii(target)[:40])
 def test_targets_are_checked(connect: Callable[..., Any], target: Any) -> None:
-    refused(TargetError, lambda: connect(target), "target")
+    refused(TargetError, lambda: connect(target), "client: ")
 
 
-def test_other_ways_to_reach_nothing_are_named(connect: Callable[..., Any], tmp_path: Path) -> None:
-    refused(TargetError, lambda: connect([]), "targets")
+def test_files_that_cannot_be_read_are_named(connect: Callable[..., Any], tmp_path: Path) -> None:
     refused(TargetError, lambda: connect("a:1", tls=Tls(tmp_path / "absent")), "unreadable")
     (tmp_path / "half").write_text("x")
     refused(TargetError, lambda: connect("a:1", tls=Tls(certificate=tmp_path / "half")), "certificate")
@@ -296,9 +275,6 @@ def test_certificates_and_tokens(connect: Callable[..., Any], directories: dict[
     with running(directories["one"], options=options) as service:
         trusted = connect(service.target, tls=mutual, token="secret")
         assert len(trusted.draft([1, 2]))
-        stream = trusted.stream()
-        assert stream.draft([1, 2]) == trusted.draft([1, 2])
-        stream.close()
         for token in ("wrong", None):
             refused(AuthenticationError, lambda: connect(service.target, tls=mutual, token=token).draft([1]))  # noqa: B023
         for tls in (
@@ -307,10 +283,10 @@ def test_certificates_and_tokens(connect: Callable[..., Any], directories: dict[
             Tls(made.authority, *others.client),
             None,
         ):
-            stranger = connect(service.target, tls=tls, token="secret", timeout=5.0)
+            stranger = connect(service.target, tls=tls, token="secret", timeout=1.0)
             failed(ServiceUnavailableError, lambda: stranger.draft([1]))  # noqa: B023
     with running(directories["one"], options=made.expired) as service:
-        late = connect(service.target, tls=Tls(made.authority), timeout=5.0)
+        late = connect(service.target, tls=Tls(made.authority), timeout=1.0)
         failed(ServiceUnavailableError, lambda: late.draft([1]), "certificate")
 
 
@@ -333,24 +309,3 @@ def test_query_asks_a_service_as_it_asks_a_directory(service: Service, directori
         assert run(target, "--name", "one") == expected
     assert run(service.target, "--name", "three")[0] == 1
     assert run(service.target, "--json", "--name", "one")[1] == run(directories["one"], "--json")[1]
-
-
-def test_a_stream_keeps_what_it_was_told_while_the_service_was_away(tmp_path: Path) -> None:
-    path = write_datastore(tmp_path, Corpus(300, [[[1, 2, 3, 4, 5, 4, 9]]]))
-    with running(path) as service, DatastoreClient(service.target, timeout=10, retries=0, pause=0.01) as client:
-        service.kill()
-        stream = client.stream()
-        with pytest.raises(ServiceError):
-            stream.draft([1, 2, 3])
-        service.restart()
-        new, tree = [4], None
-        ends = time.monotonic() + PATIENCE
-        while tree is None and time.monotonic() < ends:  # gRPC waits a little before it connects again
-            try:
-                tree = stream.draft(new)
-            except ServiceError:
-                new = []  # kept, too
-        assert tree == Datastore.open(path).draft([1, 2, 3, 4])
-        client.close()
-        with pytest.raises(ServiceUnavailableError, match="closed"):
-            stream.draft([5])

@@ -21,7 +21,7 @@ from rest_store.errors import (
 )
 from rest_store.service.client.client import DatastoreClient
 from rest_store.v1 import datastore_pb2 as pb
-from tests.shared.clients import KINDS, LATE, SLACK, Impostor, connected
+from tests.shared.clients import LATE, SLACK, Impostor
 from tests.shared.services import PATIENCE
 from tests.shared.strategies import refused
 
@@ -54,26 +54,21 @@ def saying(data: bytes | None) -> Iterator[str]:
 @pytest.mark.parametrize(
     "data", [None, b"", b"HTTP/1.1 400 no\r\n\r\n", bytes(9) + b"x" * 99, b"\0\0\0\4\0\0\0\0\0" + b"\0\1\0\0\1"]
 )
-@KINDS
-def test_a_peer_that_speaks_otherwise_or_half(kind: type[Any], data: bytes | None) -> None:
-    with saying(data) as target, connected(kind, target, timeout=LATE) as client:
-        stream = client.stream()
-        for call in (lambda: client.draft([1]), lambda: stream.draft([1]), client.info):
+def test_a_peer_that_speaks_otherwise_or_half(data: bytes | None) -> None:
+    with saying(data) as target, DatastoreClient(target, timeout=LATE) as client:
+        for call in (lambda: client.draft([1]), client.info):
             began = time.monotonic()
             with pytest.raises((ServiceUnavailableError, DeadlineError, ServiceInternalError)):
                 call()
             assert time.monotonic() - began < LATE + SLACK
-        stream.close()
 
 
 BROKEN = pb.Tree(nodes=bytes(20), match_length=1, match_count=1)  # a node with the context's own place as parent
 
 
 EMPTY = pb.Tree()
-MATCH = pb.LongestSuffixMatchResponse.Match
 ASKING: dict[str, Any] = {
     "draft": lambda client: client.draft([1]),
-    "stream": lambda client: client.stream().draft([1]),
     "match": lambda client: client.longest_suffix_match([1]),
     "count": lambda client: client.count([1]),
 }
@@ -87,24 +82,16 @@ ASKING: dict[str, Any] = {
         ("draft", pb.DraftResponse(trees=[BROKEN], datastores=["a"])),
         ("draft", pb.DraftResponse(trees=[EMPTY] * 2, datastores=["a"])),
         ("draft", pb.DraftResponse(trees=[EMPTY] * 2, datastores=["b", "b"])),
-        ("stream", pb.DraftStreamResponse()),
-        ("stream", pb.DraftStreamResponse(trees=[BROKEN], datastores=["a"], sequence=1)),
-        ("stream", pb.DraftStreamResponse(trees=[EMPTY] * 2, datastores=["a"], sequence=1)),
-        ("stream", pb.DraftStreamResponse(trees=[EMPTY], sequence=1)),
-        ("stream", pb.DraftStreamResponse(trees=[EMPTY], datastores=["a"], sequence=7)),
-        ("match", pb.LongestSuffixMatchResponse()),
-        ("match", pb.LongestSuffixMatchResponse(matches=[MATCH(datastore="a", length=17, count=1)])),
-        ("match", pb.LongestSuffixMatchResponse(matches=[MATCH(datastore="a", length=1)])),
+        ("match", pb.DraftResponse(trees=[pb.Tree(match_length=17, match_count=1)], datastores=["a"])),
+        ("match", pb.DraftResponse(trees=[pb.Tree(match_length=1)], datastores=["a"])),
         ("count", pb.CountResponse()),
         ("count", pb.CountResponse(counts=[1, 2], datastores=["a"])),
     ],
 )
-@KINDS
-def test_a_peer_with_wrong_answers(kind: type[Any], asking: str, answer: Any) -> None:
+def test_a_peer_with_wrong_answers(asking: str, answer: Any) -> None:
     impostor = Impostor(answer if isinstance(answer, bytes) else answer.SerializeToString())
-    with connected(kind, impostor.target) as client:
+    with DatastoreClient(impostor.target, timeout=PATIENCE) as client:
         refused(ProtocolError, lambda: ASKING[asking](client), impostor.target)
-        assert client.statistics.broken == 1
     impostor.server.stop(None).wait(PATIENCE)
 
 

@@ -29,7 +29,7 @@ def test_a_row_leads_from_error_to_reason_and_back(status: Status) -> None:
 
 
 def test_errors_outside_the_table_take_the_row_above_or_internal() -> None:
-    assert status_of(errors.CircuitOpenError("x")).reason == "DRAINING"
+    assert status_of(ConnectionResetError()).reason == "INTERNAL"
     assert status_of(ZeroDivisionError()).reason == "INTERNAL"
 
 

@@ -26,7 +26,7 @@ def run(*words: object, environment: dict[str, str] | None = None) -> tuple[int,
     return done.exit_code, done.output
 
 
-@pytest.mark.parametrize("name", ["query", "generate", "reload"])
+@pytest.mark.parametrize("name", ["query", "generate", "info"])
 def test_every_command_that_calls_a_service_has_the_same_options(name: str) -> None:
     context = click.Context(main)
     command = main.get_command(context, name)
@@ -35,12 +35,12 @@ def test_every_command_that_calls_a_service_has_the_same_options(name: str) -> N
     assert names >= ACCESS
     assert "token" not in names
     texts = [parameter.get_help_record(context) for parameter in command.params if parameter.name in ACCESS]
-    reload = main.get_command(context, "reload")
-    assert reload is not None
-    assert texts == [one.get_help_record(context) for one in reload.params if one.name in ACCESS]
+    info = main.get_command(context, "info")
+    assert info is not None
+    assert texts == [one.get_help_record(context) for one in info.params if one.name in ACCESS]
 
 
-def test_a_secured_service_is_asked_by_query_and_reload(
+def test_a_secured_service_is_asked_by_query_and_info(
     directory: Path, certificates: Certificates, tmp_path: Path
 ) -> None:
     tokens = tmp_path / "tokens"
@@ -49,7 +49,7 @@ def test_a_secured_service_is_asked_by_query_and_reload(
     certificate, key = certificates.client
     tls = ["--tls-ca", certificates.authority, "--tls-cert", certificate, "--tls-key", key]
     with running(directory, options=options, listen=["127.0.0.2:0"]) as service:
-        for words in (["query", service.target, "--tokens", "1"], ["reload", service.target]):
+        for words in (["query", service.target, "--tokens", "1"], ["info", service.target]):
             named = [*words, *tls, "--tls-server-name", "localhost"]
             assert run(*named, "--token-file", tokens)[0] == 0
             assert run(*named, environment={"REST_STORE_TOKEN": "secret"})[0] == 0
@@ -57,7 +57,7 @@ def test_a_secured_service_is_asked_by_query_and_reload(
             assert (status, "authorization is absent" in said) == (1, True)
             status, said = run(*named, "--token-file", tmp_path / "none")
             assert (status, "token file is unreadable" in said) == (1, True)
-            status, said = run(*words, *tls, "--token-file", tokens, "--timeout", "5")
+            status, said = run(*words, *tls, "--token-file", tokens, "--timeout", "1")
             assert (status, "unreachable" in said) == (1, True)  # the certificate is not for 127.0.0.2
 
 
@@ -69,7 +69,7 @@ def test_generate_reaches_services_with_its_options(
     options = [*certificates.server, "--token-file", str(tokens)]
     with running(directory, options=options) as service, click.Context(main):
         reach = Access(tokens, False, certificates.authority, None, None, None).arguments()
-        client: Any = generation_command._opened(service.target, None, {**reach, "tokenizer": identity(300)})
+        client: Any = generation_command._client(service.target, {**reach, "tokenizer": identity(300)})
         assert client.info(timeout=10).tokenizer == identity(300)
 
 
@@ -92,6 +92,7 @@ def test_tls_is_as_it_was_asked_for(given: Any, tls: bool | None, monkeypatch: p
     ("text", "service"),
     [
         *[("127.0.0.1:5", True), ("[::1]:5", True), ("unix:/x", True), ("unix:x", True)],
+        *[("a:1,b:1;a:2,b:2", True), ("unix:/x;unix:/y", True)],
         *[("a.ds", False), ("a:b", False), ("x" * 5000 + ":5", True), ("x" * 5000, False), ("\0:5", True)],
     ],
 )

@@ -70,13 +70,16 @@ class Impostor:
     def __init__(self, answer: bytes | Callable[[], bytes]) -> None:
         answering = answer if callable(answer) else lambda: answer
         tokenizer = pb.TokenizerDescription(name="t", fingerprint="sha256:" + "0" * 64, vocabulary_size=9)
-        described = pb.DescribeResponse(datastores=[pb.DatastoreDescription(name="a", tokenizer=tokenizer)])
+        described = pb.DescribeResponse(
+            datastores=[pb.DatastoreDescription(name="a", tokenizer=tokenizer)],
+            limits=pb.ServiceLimits(max_session_tokens=1000, max_message_bytes=10_000),
+        )
         methods: dict[str, Any] = {
             name: grpc.unary_unary_rpc_method_handler(lambda _request, _context: answering())
-            for name in ("Draft", "LongestSuffixMatch", "Count")
+            for name in ("Draft", "Count")
         }
         methods["Describe"] = grpc.unary_unary_rpc_method_handler(lambda *_: described.SerializeToString())
-        methods["DraftStream"] = grpc.stream_stream_rpc_method_handler(
+        methods["DraftSession"] = grpc.stream_stream_rpc_method_handler(
             lambda requests, _: (answering() for _ in requests)
         )
         self.server = grpc.server(futures.ThreadPoolExecutor(4))

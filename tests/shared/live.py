@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rest_store.datastore.store import Store
-from rest_store.live import segments
+from rest_store.live import retention
 from rest_store.live.live_datastore import LiveDatastore
 from tests.shared.strategies import Corpus, Document, brute_count, brute_draft, brute_match, identity, paths
 
@@ -20,10 +20,10 @@ SECRET = list(range(200, 240))  # a document that files must not hold any more
 SECRET_BYTES = np.array(SECRET, ">u2").tobytes()
 
 
-def small_segments(patch: pytest.MonkeyPatch, young: int = 16, sealed: int = 64, largest: int = 400) -> None:
+def small_segments(patch: pytest.MonkeyPatch, memtable: int = 16, largest: int = 400) -> None:
     """Have a few hundred tokens go through all that a billion would."""
-    for name, value in (("_YOUNG", young), ("_SEALED", sealed), ("_LARGEST", largest), ("_COMMIT", largest)):
-        patch.setattr(segments, name, value)
+    for name, value in (("_MEMTABLE", memtable), ("_LARGEST", largest), ("_COMMIT", largest)):
+        patch.setattr(retention, name, value)
 
 
 def new_live(directory: Path, vocabulary_size: int = 300, **options) -> LiveDatastore:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import threading
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
@@ -12,7 +11,6 @@ from typing import Any
 
 from rest_store.datastore.part import Part
 from rest_store.service.address import Address
-from rest_store.service.server.logs import EventLog
 from rest_store.service.server.server import Options, Server
 from tests.shared.services import PATIENCE
 
@@ -38,11 +36,11 @@ class Serving:
             own = Options(
                 [("served", directory)],
                 [address],
-                drain_seconds=0,
+                drain_seconds=0.1,
                 part=None if part is None else Part.parse(part),
                 **options,
             )
-            server = Server(own, "1", EventLog(file=io.StringIO()))
+            server = Server(own, "1")
             await server.start()
             return server
 
@@ -54,17 +52,6 @@ class Serving:
         return [
             [self.start(f"{prefix}{number}of{parts}", directory, f"{number}/{parts}")] for number in range(1, parts + 1)
         ]
-
-    def reload(self, name: str) -> None:
-        """Make a service read its datastore again."""
-
-        async def reload() -> Any:
-            return await self._servers[name].start_reload()
-
-        assert not [one for one in self._run(reload()).outcomes if one.refused]
-
-    def metrics(self, name: str) -> list[Any]:
-        return [*self._servers[name].collect()]
 
     def stop(self, name: str) -> None:
         self._run(self._servers.pop(name).drain())

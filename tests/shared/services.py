@@ -211,7 +211,7 @@ class Certificates:
 class Talk:
     """One stream, asked step by step."""
 
-    method = "DraftStream"
+    method = "DraftSession"
 
     def __init__(self, stub: Any, metadata: Sequence[tuple[str, str]] = ()) -> None:
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
 
 import grpc
 import numpy as np
 
-from rest_store.drafting.session import DraftSession
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.messages import PREFIX, STREAMS
 from tests.shared.services import PATIENCE, Service, Talk, metrics_of
@@ -30,30 +29,6 @@ class SessionTalk(Talk):
     def tell(self, request: Request) -> None:
         """Send a message that asks for nothing."""
         self._requests.put(request)
-
-
-class SharedTalk(Talk):
-    """A stream of many sessions, told and asked message by message."""
-
-    method = "DraftSessions"
-
-    def tell(self, steps: Mapping[int, Request | bytes | None], last: Collection[int] = ()) -> None:
-        """Send a message with a step of each session, by its number; None: only that it is the last."""
-        message = pb.DraftSessionsRequest()
-        for number, request in steps.items():
-            data = request.SerializeToString() if isinstance(request, Request) else request
-            message.steps.add(session=number, request=data, last=number in last)
-        self._requests.put(message)
-
-    def hear(self, answers: int) -> dict[int, pb.SessionAnswer]:
-        """Return the answers of so many sessions, by their numbers, in the order in which they came."""
-        heard: dict[int, pb.SessionAnswer] = {}
-        while len(heard) < answers:
-            for answer in next(self.call).answers:
-                assert answer.session not in heard
-                heard[answer.session] = answer
-        assert len(heard) == answers
-        return heard
 
 
 def opening(*tokens: int, nodes: int | None = 8, **fields: Any) -> Request:
@@ -114,16 +89,12 @@ def sessions_of(service: Service) -> tuple[float, float]:
 class Relay(grpc.GenericRpcHandler):
     """A server that passes requests on to a service, keeps them, and may change what comes back.
 
-    Steps of sessions that share a stream are kept as if they had come on streams of their own, and so are their answers
-    changed.
-
     Args:
         target: address of the service.
         answer: given the name of a method and an answer, returns what to answer in its place, or None for nothing.
 
     Attributes:
         received: names of methods and requests, in the order in which they came.
-        batches: how many steps each message of sessions that share a stream had.
         answer: as given; may be changed.
         lacks: names of methods that it does not have.
         aborts: the status that ends streams in place of their next answer; None: none does.
@@ -132,7 +103,6 @@ class Relay(grpc.GenericRpcHandler):
 
     def __init__(self, target: str, answer: Callable[[str, bytes], bytes | None] = lambda _, data: data) -> None:
         self.received: list[tuple[str, bytes]] = []
-        self.batches: list[int] = []
         self.answer = answer
         self.lacks: set[str] = set()
         self.aborts: grpc.StatusCode | None = None
@@ -152,7 +122,7 @@ class Relay(grpc.GenericRpcHandler):
     def _pass_on(self, name: str, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         def heard() -> Iterator[bytes]:
             for request in requests:
-                self._keep(name, request)
+                self.received.append((name, request))
                 yield request
 
         call: Any = self._channel.stream_stream(PREFIX + name)(heard(), timeout=PATIENCE)
@@ -161,33 +131,11 @@ class Relay(grpc.GenericRpcHandler):
             for data in call:
                 if self.aborts is not None and name in STREAMS:
                     context.abort(self.aborts, "by something between")
-                if (answer := self._changed(name, data)) is not None:
+                if (answer := self.answer(name, data)) is not None:
                     yield answer
         except grpc.RpcError as error:
             context.set_trailing_metadata(call.trailing_metadata())
             context.abort(error.code(), error.details())
-
-    def _keep(self, name: str, request: bytes) -> None:
-        if name != "DraftSessions":
-            self.received.append((name, request))
-            return
-        steps = pb.DraftSessionsRequest.FromString(request).steps
-        self.batches.append(len(steps))
-        self.received += [("DraftSession", step.request) for step in steps if step.HasField("request")]
-
-    def _changed(self, name: str, data: bytes) -> bytes | None:
-        if name != "DraftSessions":
-            return self.answer(name, data)
-        response = pb.DraftSessionsResponse()
-        for answer in pb.DraftSessionsResponse.FromString(data).answers:
-            if answer.HasField("response"):
-                changed = self.answer("DraftSession", answer.response)
-                answer.ClearField("response")
-                if changed is not None:
-                    answer.response = changed
-            if answer.HasField("response") or answer.HasField("end"):
-                response.answers.append(answer)
-        return self.answer("DraftSessions", response.SerializeToString()) if response.answers else None
 
     def tokens(self) -> list[int]:
         """Return all tokens that clients have sent, in the order in which they came."""
@@ -196,8 +144,6 @@ class Relay(grpc.GenericRpcHandler):
             if name == "DraftSession":
                 session = Request.FromString(data)
                 found += [*session.open.tokens, *(token for one in session.accepted for token in one.tokens)]
-            elif name == "DraftStream":
-                found += pb.DraftStreamRequest.FromString(data).tokens
             elif name == "Draft":
                 for context in pb.DraftRequest.FromString(data).contexts:
                     found += context.tokens
@@ -217,28 +163,3 @@ class Relay(grpc.GenericRpcHandler):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def without_sessions(name: str, answer: bytes) -> bytes:
-    """The answers of a service from before there were sessions."""
-    if name != "Describe":
-        return answer
-    described = pb.DescribeResponse.FromString(answer)
-    described.ClearField("calibration")
-    for limit in ("max_session_tokens", "max_session_memory", "session_idle_seconds", "max_stream_sessions"):
-        described.limits.ClearField(limit)
-    return described.SerializeToString()
-
-
-def without_shared_streams(name: str, answer: bytes) -> bytes:
-    """The answers of a service from before sessions could share a stream."""
-    if name != "Describe":
-        return answer
-    described = pb.DescribeResponse.FromString(answer)
-    described.limits.ClearField("max_stream_sessions")
-    return described.SerializeToString()
-
-
-def is_run_by_the_service(session: DraftSession) -> bool:
-    """Whether a session is run elsewhere, as far as it knows."""
-    return session.sources.remote is not None

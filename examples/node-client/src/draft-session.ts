@@ -19,9 +19,7 @@ export interface Options {
 /** Opens its stream with the first tree, and another one, from the text, after it broke. One call at a time. */
 export class DraftSession {
   private readonly text: number[];
-  private readonly promptLength: number;
   private accepted: object[] = []; // what this stream has not been told yet
-  private learnt = { calibrationWeights: [] as number[], recent: [] as number[] }; // there, for the next opening
   private call?: Call;
   private answers!: AsyncIterator<any>;
   private pausedUntil = 0;
@@ -32,7 +30,6 @@ export class DraftSession {
     private readonly options: Options = {},
   ) {
     this.text = [...prompt];
-    this.promptLength = prompt.length;
   }
 
   /**
@@ -91,7 +88,6 @@ export class DraftSession {
     const timer = setTimeout((call: Call) => call.cancel(), this.options.lateMs ?? LATE_MS, this.call);
     const { value, done } = await this.answers.next().finally(() => clearTimeout(timer));
     if (done) throw { code: status.UNAVAILABLE, details: "the service ended the session" };
-    this.learnt = { calibrationWeights: value.calibrationWeights, recent: value.recent };
     return unpack(value.nodes);
   }
 
@@ -100,10 +96,8 @@ export class DraftSession {
     return {
       selection: { datastores, tokenizerFingerprint },
       tokens: this.text,
-      written: this.text.length - this.promptLength,
       promptLookup: true,
       recycledLogits: Buffer.alloc(0), // a source, of this session alone
-      ...this.learnt,
     };
   }
 }

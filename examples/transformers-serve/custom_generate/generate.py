@@ -22,6 +22,7 @@ def generate(
     generation_config=None,
     stop_strings=None,
     stopping_criteria=None,
+    streamer=None,
     **arguments,
 ):
     """Generate as `model.generate` does, with drafts."""
@@ -38,6 +39,7 @@ def generate(
         stopping_criteria=stopping_criteria,
         custom_generate=rest_store.generate,
         drafter=sources(),
+        stream_to=streamer,
         **arguments,
     )
 

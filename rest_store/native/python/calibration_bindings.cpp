@@ -104,12 +104,13 @@ nb::bytes log_odds(const NativeCalibration& calibration, const Array<float, 2>& 
   if (rows.shape(1) != kFeatures || instructions > 2 || !has(chosen)) throw nb::value_error("of another kind");
   const std::size_t together = is_wide ? 2 * kLanes : kLanes;
   std::vector<float> out((rows.shape(0) + together - 1) / together * together);
+  IntegerTrees::Scratch scratch;
   for (std::size_t first = 0; first < rows.shape(0); first += together) {
     std::vector<float> columns(kFeatures * kColumn);
     for (std::size_t row = first; row < std::min(rows.shape(0), first + together); ++row)
       for (std::size_t feature = 0; feature < kFeatures; ++feature)
         columns[feature * kColumn + row - first] = rows.data()[row * kFeatures + feature];
-    calibration.trees->fitted.frozen.evaluate(columns.data(), is_wide, &out[first], chosen);
+    calibration.trees().fitted.frozen.evaluate(columns.data(), is_wide, &out[first], scratch, chosen);
   }
   out.resize(rows.shape(0));
   return bytes_of(out);
@@ -134,9 +135,9 @@ void bind_calibrations(nb::module_& module) {
       .def("log_odds", &log_odds)
       .def_prop_rw("weights", &NativeCalibration::weights, &NativeCalibration::set_weights)
       .def_prop_ro("gbdt",
-                   [](const NativeCalibration& calibration) { return packed_of(calibration.trees->frozen_gbdt); })
+                   [](const NativeCalibration& calibration) { return packed_of(calibration.trees().frozen_gbdt); })
       .def_prop_ro("live_gbdt", [](const NativeCalibration& calibration) {
-        const Gbdt& live = calibration.trees->live_gbdt;
+        const Gbdt& live = calibration.trees().live_gbdt;
         return live.trees.empty() ? nb::bytes("", 0) : packed_of(live);
       });
 }

@@ -26,17 +26,20 @@ struct CalibrationTrees {
   FittedTrees fitted;
 };
 
-// Fitted trees and what was learnt online, shared by sessions.
-struct NativeCalibration {
+// Fitted trees and what was learnt online, shared by sessions. Thread-safe.
+class NativeCalibration {
+ public:
   NativeCalibration(const nanobind::bytes& frozen, const nanobind::bytes& live)
-      : trees(std::make_shared<CalibrationTrees>(gbdt_of(frozen), live.size() == 0 ? Gbdt() : gbdt_of(live))) {}
+      : trees_(std::make_shared<CalibrationTrees>(gbdt_of(frozen), live.size() == 0 ? Gbdt() : gbdt_of(live))) {}
   // A copy, which shares the trees and learns on its own.
-  NativeCalibration(const NativeCalibration& other) : trees(other.trees), online(other.online_now()) {}
+  NativeCalibration(const NativeCalibration& other) : trees_(other.trees_), online_(other.online_now()) {}
   NativeCalibration& operator=(const NativeCalibration&) = delete;
 
+  const CalibrationTrees& trees() const { return *trees_; }
+
   OnlineCalibration online_now() const {
-    const std::lock_guard lock(mutex);
-    return online;
+    const std::lock_guard lock(mutex_);
+    return online_;
   }
   // Add what one step has changed, so that concurrent sessions do not undo each other's changes.
   void add(const OnlineCalibration& before, const OnlineCalibration& after) {
@@ -48,10 +51,10 @@ struct NativeCalibration {
       finite = finite && std::isfinite(change.weights[i]);
     }
     if (!finite) return;
-    const std::lock_guard lock(mutex);
-    online.bias += change.bias;
-    for (std::size_t i = 0; i < OnlineCalibration::kOrigins; ++i) online.weights[i] += change.weights[i];
-    online.clamp();
+    const std::lock_guard lock(mutex_);
+    online_.bias += change.bias;
+    for (std::size_t i = 0; i < OnlineCalibration::kOrigins; ++i) online_.weights[i] += change.weights[i];
+    online_.clamp();
   }
   std::vector<float> weights() const {
     const OnlineCalibration now = online_now();
@@ -63,15 +66,16 @@ struct NativeCalibration {
     if (weights.size() != 1 + OnlineCalibration::kOrigins) throw nanobind::value_error("of another number");
     for (const float weight : weights)
       if (!std::isfinite(weight)) throw nanobind::value_error("not finite");
-    const std::lock_guard lock(mutex);
-    online.bias = weights[0];
-    std::copy(weights.begin() + 1, weights.end(), online.weights.begin());
-    online.clamp();
+    const std::lock_guard lock(mutex_);
+    online_.bias = weights[0];
+    std::copy(weights.begin() + 1, weights.end(), online_.weights.begin());
+    online_.clamp();
   }
 
-  std::shared_ptr<const CalibrationTrees> trees;
-  OnlineCalibration online;
-  mutable ForkMutex mutex;
+ private:
+  std::shared_ptr<const CalibrationTrees> trees_;
+  OnlineCalibration online_;
+  mutable ForkMutex mutex_;
 };
 
 }  // namespace rest_store

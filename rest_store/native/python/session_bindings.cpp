@@ -7,6 +7,7 @@
 #include "python/bindings.hpp"
 #include "python/native_session.hpp"
 #include "session/batch.hpp"
+#include "session/merge.hpp"
 #include "session/top_tokens.hpp"
 
 using namespace rest_store;
@@ -61,7 +62,30 @@ void build_together(const std::vector<NativeSession*>& sessions, const std::vect
   std::vector<BatchDraft> drafts;
   for (std::size_t i = 0; i < sessions.size(); ++i) drafts.push_back({&sessions[i]->begin(), limits[i]});
   build_all(drafts);
-  for (NativeSession* session : sessions) session->end();
+}
+
+// A tree as packed_draft() has it. ValueError: its columns are of unequal length.
+ScoredTree scored_tree(const nb::bytes& packed, const nb::bytes& scores, const nb::bytes& origins) {
+  constexpr std::size_t kNodeSize = 20, kTokens = 8, kParents = 12;  // bytes of a node, and before these columns
+  const std::size_t size = origins.size();
+  if (packed.size() != kNodeSize * size || scores.size() != sizeof(float) * size)
+    throw nb::value_error("columns of unequal length");
+  return {{reinterpret_cast<const Token*>(packed.c_str() + kTokens * size), size},
+          {reinterpret_cast<const std::int32_t*>(packed.c_str() + kParents * size), size},
+          {reinterpret_cast<const float*>(scores.c_str()), size},
+          {reinterpret_cast<const std::uint8_t*>(origins.c_str()), size}};
+}
+
+// The draft that trees as packed_draft() has them make together, and for each tree the nodes of the draft that its own
+// became, int32[N]. ValueError: they are no trees.
+nb::tuple merge_trees(const std::vector<std::tuple<nb::bytes, nb::bytes, nb::bytes>>& trees, std::size_t max_nodes,
+                      const Array<double>& costs, bool is_chain, float min_score) {
+  std::vector<ScoredTree> scored;
+  for (const auto& [packed, scores, origins] : trees) scored.push_back(scored_tree(packed, scores, origins));
+  const MergedTree merged(scored, limits_of(max_nodes, costs, is_chain, min_score));
+  nb::list nodes;
+  for (std::size_t tree = 0; tree < trees.size(); ++tree) nodes.append(bytes_of(merged.nodes_of(tree)));
+  return nb::make_tuple(packed_draft(merged.nodes(), [](const DraftNode& node) { return node.origins; }), nodes);
 }
 
 // What `NativeSession::draft` returns for each of different sessions, with `max_nodes` for each.
@@ -83,7 +107,7 @@ nb::list draft_nodes_all(const std::vector<NativeSession*>& sessions,
   if (drafts.size() != sessions.size()) throw nb::value_error("of unequal length");
   std::vector<DraftLimits> limits;
   for (const auto& [max_nodes, costs, is_chain, min_score] : drafts)
-    limits.push_back(NativeSession::limits_of(max_nodes, costs, is_chain, min_score));
+    limits.push_back(limits_of(max_nodes, costs, is_chain, min_score));
   build_together(sessions, limits);
   nb::list out;
   for (const NativeSession* session : sessions) out.append(session->nodes());
@@ -120,6 +144,7 @@ void bind_sessions(nb::module_& module) {
   module.def("draft_all", &draft_all);
   module.def("draft_nodes_all", &draft_nodes_all);
   module.def("accept_all", &accept_all);
+  module.def("merge_trees", &merge_trees);
   nb::class_<RecycledLogits>(module, "NativeRecycledLogits")
       .def(nb::init<>())
       .def("__len__", &RecycledLogits::size)
@@ -132,26 +157,20 @@ void bind_sessions(nb::module_& module) {
       .def(nb::init<NativeCalibration&>(), nb::keep_alive<1, 2>())
       .def("use_prompt_lookup", &NativeSession::use_prompt_lookup)
       .def("use_recycled_logits", &NativeSession::use_recycled_logits, nb::keep_alive<1, 3>())
-      .def("add_store", &NativeSession::add_store, nb::arg("place"), nb::arg("reader").none())
+      .def("add_store", &NativeSession::add_store)
       .def("set_reader", &NativeSession::set_reader)
+      .def("remove_store", &NativeSession::remove_store)
+      .def("limit_suffix", &NativeSession::limit_suffix)
+      .def("limit_tokens", &NativeSession::limit_tokens)
+      .def("learn_online", &NativeSession::learn_online)
       .def("prompt", &NativeSession::prompt, nb::arg("tokens"), nb::arg("top_k").none())
-      .def("set_trees", &NativeSession::set_trees, nb::arg("index"), nb::arg("trees").none())
-      .def("set_evidence", &NativeSession::set_evidence)
       .def("draft", &NativeSession::draft, nb::arg("max_nodes"), nb::arg("costs"), nb::arg("is_chain") = false,
            nb::arg("min_score") = 0.0F)
       .def("draft_nodes", &NativeSession::draft_nodes)
-      .def("adopt", &NativeSession::adopt, nb::arg("packed"), nb::arg("max_nodes"), nb::arg("vocabulary"),
-           nb::arg("chain_nodes").none(), nb::arg("costs"), nb::arg("min_score"))
       .def("accept", &NativeSession::accept, nb::arg("tokens"), nb::arg("top_k").none(), nb::arg("node_top_k").none())
       .def("forget", &NativeSession::forget)
       .def("length", &NativeSession::length)
       .def("tail", &NativeSession::tail)
-      .def_prop_rw("recent", &NativeSession::recent, &NativeSession::set_recent)
       .def("record", &NativeSession::record)
-      .def("limit_suffix", &NativeSession::limit_suffix)
-      .def("limit_tokens", &NativeSession::limit_tokens)
-      .def("learn_online", &NativeSession::learn_online)
-      .def("recorded", &NativeSession::recorded)
-      .def("time_stages", &NativeSession::time_stages)
-      .def("stage_seconds", &NativeSession::stage_seconds);
+      .def("recorded", &NativeSession::recorded);
 }

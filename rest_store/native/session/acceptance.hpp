@@ -56,11 +56,12 @@ struct OnlineCalibration {
 // are zero. Without trees, the fixed rule's prior.
 inline std::array<float, kCandidates> acceptance_probabilities(const CandidateTable& candidates,
                                                                const IntegerTrees& trees,
-                                                               const OnlineCalibration& online) {
+                                                               const OnlineCalibration& online,
+                                                               IntegerTrees::Scratch& scratch) {
   std::array<float, kCandidates> out{};
   float sum = 0;
   if (!trees.empty()) {
-    trees.evaluate(candidates.columns(), candidates.size() > kLanes, out.data());
+    trees.evaluate(candidates.columns(), candidates.size() > kLanes, out.data(), scratch);
     float greatest = 0;
     for (std::size_t row = 0; row < candidates.size(); ++row)
       greatest = std::max(greatest, out[row] += online.log_odds(candidates.origins(row)));

@@ -35,12 +35,6 @@ class CandidatePool {
     }
   }
 
-  // The row of `token`, or kNone.
-  std::size_t find(Token token) const {
-    const Slot& slot = slots_[slot_of(token)];
-    return slot.round == round_ ? slot.row : kNone;
-  }
-
   // The row of `token` with `origin` among its origins; a new row if need be, kNone if there are too many.
   std::size_t add(Token token, std::uint32_t origin) {
     Slot& slot = slots_[slot_of(token)];

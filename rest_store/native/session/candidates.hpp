@@ -83,8 +83,10 @@ constexpr std::array<bool, kFeatures> kSharedColumns = [] {
 
 // How often a source's best candidate was right of late; a running mean.
 struct HitRate {
+  static constexpr float kLatestShare = 0.06F;
+
   float value = 0.3F;
-  void learn(bool right) { value += 0.06F * (static_cast<float>(right) - value); }
+  void learn(bool right) { value += kLatestShare * (static_cast<float>(right) - value); }
 };
 
 struct HitRates {
@@ -105,8 +107,7 @@ struct SourceEvidence {
   PromptMatches lookup;
   std::array<LikelyTokens, kRecycledOrders> recycled{};
   std::vector<Evidence> stores;
-  std::vector<bool> present;  // which of the stores take part in this step
-  std::vector<bool> live;     // which of the stores use the columns of live ones
+  std::vector<bool> live;  // which of the stores use the columns of live ones
 
   // The best candidate of each kind of source, for its hit rate; -1: none.
   std::int64_t best_of_lookup() const {
@@ -314,14 +315,14 @@ class CandidateTable {
 
   static constexpr std::size_t kNoStore = kMaxStores;
 
-  // The `count` stores present, live or frozen ones, with the best hit rates, the better first; then kNoStore.
+  // The `count` stores, live or frozen ones, with the best hit rates, the better first; then kNoStore.
   template <std::size_t count>
   static std::array<std::size_t, count> best_stores(const SourceEvidence& sources, const HitRates& hit_rates,
                                                     bool live) {
     std::array<std::size_t, count> best;
     best.fill(kNoStore);
     for (std::size_t store = 0; store < sources.stores.size(); ++store) {
-      if (!sources.present[store] || sources.live[store] != live) continue;
+      if (sources.live[store] != live) continue;
       std::size_t left = store;
       for (std::size_t& place : best)
         if (place == kNoStore || hit_rates.stores[place].value < hit_rates.stores[left].value)

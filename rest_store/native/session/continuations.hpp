@@ -37,7 +37,6 @@ inline std::uint64_t stride_of(std::uint64_t count, std::size_t samples) {
 // The next tokens of a match, heaviest first.
 struct Continuations {
   std::uint32_t size = 0;
-  std::uint32_t probes = 0;  // occurrences that were read; shares are multiples of 1 / probes
   std::array<Continuation, kContinuations> top{};
   std::array<Run, kContinuations> runs{};  // where each was read
 
@@ -51,11 +50,6 @@ class TokenWeights {
   void clear() {
     sums_.clear();
     shard_ = 0;
-  }
-
-  void add(Token token, double weight) {
-    if (Sum* sum = find(token, sums_.size())) sum->weight += weight;
-    else sums_.push_back({token, weight, {}});
   }
 
   // The tokens of another shard follow, in ascending order.
@@ -79,7 +73,6 @@ class TokenWeights {
         sums_.begin(), sums_.begin() + static_cast<std::ptrdiff_t>(size), sums_.end(),
         [](const Sum& a, const Sum& b) { return a.weight != b.weight ? a.weight > b.weight : a.token < b.token; });
     out.size = static_cast<std::uint32_t>(size);
-    out.probes = 0;
     for (std::size_t i = 0; i < size; ++i) {
       out.top[i] = {sums_[i].token, static_cast<float>(sums_[i].weight / total)};
       out.runs[i] = sums_[i].run;
@@ -149,9 +142,7 @@ class ContinuationReader {
         for (std::uint32_t byte = 0; byte < probe.shard->width; ++byte) token = token << 8 | at[byte];
         if (token < queries[i].vocabulary) weights_.add_read(token, static_cast<std::uint8_t>(next - first));
       }
-      Continuations& out = *queries[i].out;
-      weights_.heaviest(static_cast<double>(count), out);
-      out.probes = static_cast<std::uint32_t>(count);
+      weights_.heaviest(static_cast<double>(count), *queries[i].out);
     }
   }
 

@@ -19,24 +19,6 @@ struct DraftNode {
   float probability;  // given that its parent is
 };
 
-// Those of `nodes`, parents before children, whose score and those of all above are `min_score` or greater.
-inline std::vector<DraftNode> with_scores_from(float min_score, std::vector<DraftNode> nodes) {
-  std::vector<std::int32_t> place_of(nodes.size(), -1);
-  std::size_t kept = 0;
-  for (std::size_t i = 0; i < nodes.size(); ++i) {
-    DraftNode node = nodes[i];
-    if (node.score < min_score) continue;
-    if (node.parent >= 0) {
-      node.parent = place_of[static_cast<std::size_t>(node.parent)];
-      if (node.parent < 0) continue;
-    }
-    place_of[i] = static_cast<std::int32_t>(kept);
-    nodes[kept++] = node;
-  }
-  nodes.resize(kept);
-  return nodes;
-}
-
 // How many of `nodes`, in the order in which they were taken, make a step produce most tokens in its time; of equals
 // the fewest. `costs[n]` is the time of a step that verifies n nodes.
 inline std::size_t pruned_size(std::span<const DraftNode> nodes, std::span<const double> costs) {
@@ -52,21 +34,25 @@ inline std::size_t pruned_size(std::span<const DraftNode> nodes, std::span<const
   return best;
 }
 
-// The order in which to verify nodes: the most probable path first, so that its KV cache entries are contiguous, then
-// the others as they were taken. Parents stay before their children.
-inline std::vector<std::int32_t> verification_order(std::span<const DraftNode> nodes) {
-  std::vector<std::int32_t> order;
-  std::vector<bool> on_path(nodes.size());
-  std::int32_t last = -1;
+// Put nodes, which are in the order in which they were taken, into the order in which they are verified: the most
+// probable path first, so that its KV cache entries are contiguous, then the others. Parents stay before their
+// children. Returns the new place of each.
+inline std::vector<std::int32_t> put_in_verification_order(std::vector<DraftNode>& nodes) {
+  std::vector<std::int32_t> place_of(nodes.size(), -1);
+  std::int32_t last = -1, places = 0;
   for (std::size_t i = 0; i < nodes.size(); ++i)  // of a node's children, the most probable was taken first
     if (nodes[i].parent == last) {
       last = static_cast<std::int32_t>(i);
-      order.push_back(last);
-      on_path[i] = true;
+      place_of[i] = places++;
     }
-  for (std::size_t i = 0; i < nodes.size(); ++i)
-    if (!on_path[i]) order.push_back(static_cast<std::int32_t>(i));
-  return order;
+  for (std::int32_t& place : place_of)
+    if (place < 0) place = places++;
+  const std::vector<DraftNode> taken = nodes;
+  for (std::size_t i = 0; i < taken.size(); ++i) {
+    DraftNode& node = nodes[static_cast<std::size_t>(place_of[i])] = taken[i];
+    if (node.parent >= 0) node.parent = place_of[static_cast<std::size_t>(node.parent)];
+  }
+  return place_of;
 }
 
 enum class Shape { kTree, kChain };

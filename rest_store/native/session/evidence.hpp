@@ -33,50 +33,11 @@ struct Evidence {
   }
 };
 
-// Reads evidence from the shards of one datastore. Thread-safe: shards are read-only, the cache synchronizes itself,
-// scratch memory belongs to the thread.
+// Reads evidence from the shards of one datastore. Thread-safe: shards are read-only, and the cache synchronizes
+// itself.
 class EvidenceReader {
- public:
-  // `cache` belongs to the datastore. What other readers have cached there is not used.
-  EvidenceReader(std::vector<ShardView> shards, std::uint32_t vocabulary, bool live, std::shared_ptr<SuffixCache> cache)
-      : shards_(std::move(shards)),
-        vocabulary_(vocabulary),
-        live_(live),
-        key_tree_(shards_),
-        cache_(std::move(cache)),
-        number_(cache_->add_reader()) {}
-  EvidenceReader(const EvidenceReader&) = delete;
-  EvidenceReader& operator=(const EvidenceReader&) = delete;
+  static constexpr std::size_t kLongSamples = 24, kShortSamples = 96;  // continuations read of one suffix
 
-  std::uint32_t vocabulary() const { return vocabulary_; }
-  std::uint32_t width() const { return shards_[0].width; }
-  bool live() const { return live_; }  // whether the datastore holds what the target model wrote
-
-  // A request for the evidence of the context that ends in `tail`: the context of `parent` and one more token or,
-  // without a parent, the root of a tree.
-  struct Request {
-    EvidenceReader* reader;
-    const Evidence* parent;
-    std::span<const Token> tail;
-    Evidence* out;
-  };
-
-  // Read the evidence of all `requests`, which overlap their memory latencies. `meanwhile` is called once, while the
-  // continuations are on their way from memory.
-  template <class Meanwhile>
-  static void read(std::span<const Request> requests, Meanwhile&& meanwhile) {
-    Scratch& scratch = thread_scratch();
-    scratch.clear(requests.size());
-    prefetch_cached_levels(requests);
-    begin_searches(requests);
-    finish_searches();
-    search_roots(requests);
-    queue_continuations(requests);
-    scratch.reader.read(scratch.queries, meanwhile);
-    for (std::size_t i = 0; i < requests.size(); ++i) requests[i].reader->cache(scratch.pending[i], *requests[i].out);
-  }
-
- private:
   // Levels of a parent that one more token makes long: its long ones, and that of kShort tokens.
   static constexpr std::size_t kExtendedLevels = kLongLevels + 1;
 
@@ -102,7 +63,11 @@ class EvidenceReader {
     std::size_t first;
   };
 
-  struct Scratch {
+ public:
+  // What a call of read() works with; keeps its memory. Of one call at a time.
+  class Scratch {
+    friend class EvidenceReader;
+
     Matcher matcher;
     ContinuationReader reader;
     std::vector<Search> searches;
@@ -136,15 +101,46 @@ class EvidenceReader {
     }
   };
 
-  // Not inlined: otherwise the compiler looks up the thread's object at every use.
-  [[gnu::noinline]] static Scratch& thread_scratch() {
-    thread_local Scratch scratch;
-    return scratch;
+  // `cache` belongs to the datastore. What other readers have cached there is not used.
+  EvidenceReader(std::vector<ShardView> shards, std::uint32_t vocabulary, bool live, std::shared_ptr<SuffixCache> cache)
+      : shards_(std::move(shards)),
+        vocabulary_(vocabulary),
+        live_(live),
+        key_tree_(shards_),
+        cache_(std::move(cache)),
+        number_(cache_->add_reader()) {}
+  EvidenceReader(const EvidenceReader&) = delete;
+  EvidenceReader& operator=(const EvidenceReader&) = delete;
+
+  std::uint32_t width() const { return shards_[0].width; }
+  bool live() const { return live_; }  // whether the datastore holds what the target model wrote
+
+  // A request for the evidence of the context that ends in `tail`: the context of `parent` and one more token or,
+  // without a parent, the root of a tree.
+  struct Request {
+    EvidenceReader* reader;
+    const Evidence* parent;
+    std::span<const Token> tail;
+    Evidence* out;
+  };
+
+  // Read the evidence of all `requests`, which overlap their memory latencies. `meanwhile` is called once, while the
+  // continuations are on their way from memory.
+  template <class Meanwhile>
+  static void read(std::span<const Request> requests, Scratch& scratch, Meanwhile&& meanwhile) {
+    scratch.clear(requests.size());
+    prefetch_cached_levels(requests, scratch);
+    begin_searches(requests, scratch);
+    finish_searches(scratch);
+    search_roots(requests, scratch);
+    queue_continuations(requests, scratch);
+    scratch.reader.read(scratch.queries, meanwhile);
+    for (std::size_t i = 0; i < requests.size(); ++i) requests[i].reader->cache(scratch.pending[i], *requests[i].out);
   }
 
+ private:
   // Begin with all requests, and prefetch what the cache has of their short suffixes.
-  static void prefetch_cached_levels(std::span<const Request> requests) {
-    Scratch& scratch = thread_scratch();
+  static void prefetch_cached_levels(std::span<const Request> requests, Scratch& scratch) {
     for (const Request& request : requests) {
       const EvidenceReader& reader = *request.reader;
       PendingRequest& pending = scratch.pending.emplace_back(reader.in_vocabulary(request.tail), reader.width());
@@ -159,24 +155,22 @@ class EvidenceReader {
   }
 
   // Begin to search for the short suffixes that are not in the cache, and for the long ones that extend a parent's.
-  static void begin_searches(std::span<const Request> requests) {
-    Scratch& scratch = thread_scratch();
+  static void begin_searches(std::span<const Request> requests, Scratch& scratch) {
     for (std::size_t i = 0; i < requests.size(); ++i) {
       const auto& [reader, parent, whole, out] = requests[i];
       PendingRequest& pending = scratch.pending[i];
       if (pending.tail.empty()) continue;
-      reader->short_levels(pending, parent, *out);
+      reader->short_levels(pending, parent, *out, scratch);
       for (std::size_t level = 0; parent != nullptr && level < kExtendedLevels; ++level) {
         const BackoffLevel& from = parent->levels[level];
         if (from.length == 0 || from.length >= std::min(kMaxSuffix, pending.tail.size())) continue;
-        reader->narrow(from, pending.tail.back(), pending.suffix, scratch.long_levels[i][level]);
+        reader->narrow(from, pending.tail.back(), pending.suffix, scratch.long_levels[i][level], scratch);
       }
     }
   }
 
   // Find the longest matches of the roots among `requests`, and a level between them and the short ones.
-  static void search_roots(std::span<const Request> requests) {
-    Scratch& scratch = thread_scratch();
+  static void search_roots(std::span<const Request> requests, Scratch& scratch) {
     const auto may_be_long = [&](std::size_t i) {
       return requests[i].parent == nullptr && !scratch.pending[i].tail.empty() &&
              requests[i].out->levels[kLongLevels].length > 0;
@@ -196,27 +190,26 @@ class EvidenceReader {
       longest.count = match.count;
       std::swap(longest.intervals, match.intervals);
       if (match.length >= kShort + 3)
-        requests[i].reader->seek(scratch.pending[i].suffix, match.length > 9 ? 8 : match.length - 2, middle);
+        requests[i].reader->seek(scratch.pending[i].suffix, match.length > 9 ? 8 : match.length - 2, middle, scratch);
     }
-    finish_searches();
+    finish_searches(scratch);
   }
 
   // Keep the long levels that occur, and request the continuations of all levels that are not from the cache.
-  static void queue_continuations(std::span<const Request> requests) {
-    Scratch& scratch = thread_scratch();
+  static void queue_continuations(std::span<const Request> requests, Scratch& scratch) {
     for (std::size_t i = 0; i < requests.size(); ++i) {
       const auto& [reader, parent, whole, out] = requests[i];
       if (scratch.pending[i].tail.empty()) {
         out->clear();
         continue;
       }
-      reader->queue(scratch.pending[i].missing, *out);
+      reader->queue(scratch.pending[i].missing, *out, scratch);
       for (std::size_t level = 0; level < kLongLevels; ++level) out->levels[level].clear();
       std::size_t filled = 0;
       for (BackoffLevel& level : scratch.long_levels[i])
         if (level.length > 0 && filled < kLongLevels) {
           std::swap(out->levels[filled], level);
-          reader->queue(out->levels[filled++]);
+          reader->queue(out->levels[filled++], scratch);
         }
     }
   }
@@ -230,7 +223,7 @@ class EvidenceReader {
 
   // Take the levels of the short suffixes from the cache, and begin to search for those that are not there, among the
   // occurrences of the parent's if there is one.
-  void short_levels(PendingRequest& pending, const Evidence* parent, Evidence& out) {
+  void short_levels(PendingRequest& pending, const Evidence* parent, Evidence& out, Scratch& scratch) {
     const auto& [tail, suffix, slots, unused] = pending;
     bool occurs = true;
     for (std::uint32_t length = 1; length <= kShort; ++length) {
@@ -245,14 +238,14 @@ class EvidenceReader {
         continue;
       }
       pending.missing[length] = true;
-      if (length > 1 && parent != nullptr) narrow(parent->levels[kLevels - length + 1], tail.back(), suffix, level);
-      else seek(suffix, length, level);
+      if (length > 1 && parent != nullptr)
+        narrow(parent->levels[kLevels - length + 1], tail.back(), suffix, level, scratch);
+      else seek(suffix, length, level, scratch);
     }
   }
 
   // Begin to search for the last `length` tokens of `suffix`.
-  void seek(const Suffix& suffix, std::uint32_t length, BackoffLevel& level) {
-    Scratch& scratch = thread_scratch();
+  void seek(const Suffix& suffix, std::uint32_t length, BackoffLevel& level, Scratch& scratch) {
     level.length = length;
     KeyTree::Walk walk{0};
     for (const ShardView& shard : shards_) {
@@ -267,14 +260,13 @@ class EvidenceReader {
 
   // Begin to search for the occurrences of `from` that continue with `token`, the last one of `suffix`. The
   // continuations of `from` were sampled at even strides: the samples bound where these occurrences lie.
-  void narrow(const BackoffLevel& from, Token token, const Suffix& suffix, BackoffLevel& to) const {
+  void narrow(const BackoffLevel& from, Token token, const Suffix& suffix, BackoffLevel& to, Scratch& scratch) const {
     const Continuations& next = from.next;
     const std::uint64_t stride = stride_of(from.count, samples_of(from.length));
     std::size_t place = 0;
     while (place < next.size && next.top[place].token != token) ++place;
     if (stride == 1 && place == next.size && next.size < kContinuations) return to.clear();  // all were read
     const Run run = place < next.size ? next.runs[place] : Run();
-    Scratch& scratch = thread_scratch();
     to.length = from.length + 1;
     scratch.narrowed.push_back({&to, shards_.size(), scratch.boundaries.size()});
     std::uint64_t before = 0;  // occurrences in the shards before
@@ -296,8 +288,7 @@ class EvidenceReader {
   }
 
   // Finish all searches; clear the levels of suffixes that do not occur.
-  static void finish_searches() {
-    Scratch& scratch = thread_scratch();
+  static void finish_searches(Scratch& scratch) {
     if (!scratch.searched.empty()) locate(scratch.searches, scratch.searched.size(), scratch.decided);
     for (std::size_t group = 0; group < scratch.searched.size(); ++group) {
       PendingLevel pending = scratch.searched[group];
@@ -326,16 +317,17 @@ class EvidenceReader {
   }
 
   // How many occurrences of a suffix of `length` tokens have their continuations read, at most.
-  static std::size_t samples_of(std::uint32_t length) { return length > kShort ? 24 : 96; }
+  static std::size_t samples_of(std::uint32_t length) { return length > kShort ? kLongSamples : kShortSamples; }
 
   // Request the continuations of `level`.
-  void queue(BackoffLevel& level) const {
-    thread_scratch().queries.push_back(
+  void queue(BackoffLevel& level, Scratch& scratch) const {
+    scratch.queries.push_back(
         {&shards_, vocabulary_, level.intervals, level.length, samples_of(level.length), &level.next});
   }
-  void queue(const Missing& missing, Evidence& out) const {
+  void queue(const Missing& missing, Evidence& out, Scratch& scratch) const {
     for (std::uint32_t length = 1; length <= kShort; ++length)
-      if (BackoffLevel& level = out.levels[kLevels - length]; missing[length] && level.length > 0) queue(level);
+      if (BackoffLevel& level = out.levels[kLevels - length]; missing[length] && level.length > 0)
+        queue(level, scratch);
   }
 
   void cache(const PendingRequest& pending, const Evidence& out) {

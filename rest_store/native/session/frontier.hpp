@@ -1,4 +1,4 @@
-// The frontier of a best-first search: a heap of nodes that a tree may take next.
+// The frontier of a best-first search: a heap of candidates that a tree may take next.
 #pragma once
 
 #include <algorithm>
@@ -12,16 +12,21 @@ constexpr float kProbable = 0.3F;
 // The probability assumed of a child that is not known yet, when deciding whether to look for it.
 constexpr float kChildProbability = 0.45F;
 
+// A candidate that a tree may take next.
+struct OpenRow {
+  float score;
+  std::uint32_t number;  // in the order of pushing
+  std::size_t row;
+  std::int32_t parent;  // the place that it follows
+};
+
 // Heap order: the highest score on top, of equals what was pushed first.
 struct LowerPriority {
-  template <class Node>
-  bool operator()(const Node& a, const Node& b) const {
+  bool operator()(const OpenRow& a, const OpenRow& b) const {
     return a.score != b.score ? a.score < b.score : a.number > b.number;
   }
 };
 
-// `Node` has a `score` and a `number` of its own, ascending.
-template <class Node>
 class Frontier {
  public:
   void clear() {
@@ -32,14 +37,14 @@ class Frontier {
   // Nodes of a lower score will not be taken any more.
   float cutoff() const { return cutoff_; }
 
-  void push(const Node& node) {
+  void push(const OpenRow& node) {
     nodes_.push_back(node);
     std::push_heap(nodes_.begin(), nodes_.end(), LowerPriority());
   }
 
-  Node pop() {
+  OpenRow pop() {
     std::pop_heap(nodes_.begin(), nodes_.end(), LowerPriority());
-    const Node best = nodes_.back();
+    const OpenRow best = nodes_.back();
     nodes_.pop_back();
     return best;
   }
@@ -51,7 +56,7 @@ class Frontier {
     drop_beyond(left);
     const float child = score * kChildProbability;
     std::size_t better = 0;
-    for (const Node& node : nodes_) better += node.score >= child;
+    for (const OpenRow& node : nodes_) better += node.score >= child;
     if (better < left) return true;
     cutoff_ = std::max(cutoff_, child);
     return false;
@@ -64,13 +69,13 @@ class Frontier {
   void drop_beyond(std::size_t count) {
     if (nodes_.size() <= 2 * count + kSlack) return;
     std::nth_element(nodes_.begin(), nodes_.begin() + static_cast<std::ptrdiff_t>(count) - 1, nodes_.end(),
-                     [](const Node& a, const Node& b) { return LowerPriority()(b, a); });
+                     [](const OpenRow& a, const OpenRow& b) { return LowerPriority()(b, a); });
     cutoff_ = nodes_[count - 1].score;
     nodes_.resize(count);
     std::make_heap(nodes_.begin(), nodes_.end(), LowerPriority());
   }
 
-  std::vector<Node> nodes_;  // a heap
+  std::vector<OpenRow> nodes_;  // a heap
   float cutoff_ = 0;
 };
 

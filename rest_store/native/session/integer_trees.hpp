@@ -61,11 +61,18 @@ class IntegerTrees {
 
   bool empty() const { return leaves_.empty(); }
 
+  // A byte for each row of a split: all bits, or none.
+  struct alignas(64) Bytes {
+    std::array<std::uint8_t, 64> values;
+  };
+  using Scratch = std::vector<Bytes>;  // keeps its memory
+
   // Log odds of `kLanes` rows, or of twice as many if `is_wide`, in `columns`.
-  void evaluate(const float* columns, bool is_wide, float* out, Instructions instructions = best_instructions()) const {
+  void evaluate(const float* columns, bool is_wide, float* out, Scratch& scratch,
+                Instructions instructions = best_instructions()) const {
     alignas(64) std::int32_t sums[2 * kLanes];
-    if (is_wide) add_up<2>(columns, sums, instructions);
-    else add_up<1>(columns, sums, instructions);
+    if (is_wide) add_up<2>(columns, sums, scratch, instructions);
+    else add_up<1>(columns, sums, scratch, instructions);
     // Not rounded before the end, so that all machines agree.
     for (std::size_t row = 0; row < kLanes * (1 + is_wide); ++row)
       out[row] = static_cast<float>(static_cast<double>(base_) + quantum_ * static_cast<double>(sums[row]));
@@ -182,23 +189,11 @@ class IntegerTrees {
     }
   }
 
-  // A byte for each row of a split: all bits, or none.
-  struct alignas(64) Bytes {
-    std::array<std::uint8_t, 64> values;
-  };
-
-  // Not inlined: otherwise the compiler looks up the thread's object at every use.
-  [[gnu::noinline]] static std::vector<Bytes>& thread_rows() {
-    thread_local std::vector<Bytes> rows;
-    return rows;
-  }
-
   // The sums of the leaves of `groups` times kLanes rows.
   template <std::size_t groups>
-  void add_up(const float* columns, std::int32_t* sums, Instructions instructions) const {
-    std::vector<Bytes>& rows = thread_rows();
-    rows.resize(std::max(rows.size(), thresholds_.size() * groups * kLanes / sizeof(Bytes) + 1));
-    std::uint8_t* const greater = rows[0].values.data();
+  void add_up(const float* columns, std::int32_t* sums, Scratch& scratch, Instructions instructions) const {
+    scratch.resize(std::max(scratch.size(), thresholds_.size() * groups * kLanes / sizeof(Bytes) + 1));
+    std::uint8_t* const greater = scratch[0].values.data();
 #ifdef REST_STORE_AVX512
     if (instructions == Instructions::kAvx512) {
       split_avx512<groups>(columns, greater);

@@ -94,6 +94,7 @@ class PromptLookup {
   static constexpr std::uint32_t kWalk = 24;      // occurrences seen of one suffix
   static constexpr std::uint32_t kVisited = 256;  // among others, should a text be made of n-grams with the same tag
   static constexpr std::uint32_t kCompared = 48;  // tokens compared to tell the length of a match
+  static constexpr float kOlder = 0.85F;          // weight of an occurrence, as a share of the next one's
 
   // The tag of an n-gram. Single tokens never share one. Longer n-grams may, so their tokens are compared, too.
   static std::uint32_t tag_of(std::span<const Token> tokens) {
@@ -178,7 +179,7 @@ class PromptLookup {
       out.length = std::max(out.length, length);
       if (share >= 0) candidate->shares[static_cast<std::size_t>(share)] += weight;
       total += weight;
-      weight *= 0.85F;
+      weight *= kOlder;
     }
     if (share < 0 || seen == 0) return;
     const auto at = static_cast<std::size_t>(share);

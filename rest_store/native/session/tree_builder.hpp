@@ -8,12 +8,11 @@
 // builder, batch.hpp for several at once.
 #pragma once
 
+#include <memory>
+
 #include "session/acceptance.hpp"
 #include "session/draft_nodes.hpp"
-#include "session/evidence_rows.hpp"
 #include "session/frontier.hpp"
-#include "session/stage_clock.hpp"
-#include "session/tree_evidence.hpp"
 
 namespace rest_store {
 
@@ -21,24 +20,7 @@ constexpr std::size_t kWindow = 64;  // last tokens of a context that sources re
 constexpr float kMinScore = 1e-9F;   // of a node
 constexpr std::uint32_t kMaxTreeDepth = 48;
 constexpr float kMinChainScore = 0.005F;  // of a node whose continuation is looked for in a chain
-
-// A source with counts: a datastore in this process, or one whose evidence or trees are set for each step.
-struct Store {
-  EvidenceReader* reader = nullptr;  // null: an external source
-  TreeEvidence trees;
-  EvidenceRows rows;
-  bool present = true;     // in this step
-  bool live_rows = false;  // whether the rows are of a live store
-
-  bool live() const { return reader != nullptr ? reader->live() : !rows.empty() && live_rows; }
-
-  // What an external source knows after `path`. Returns whether it has been asked: no row does not mean no occurrence.
-  bool evidence_after(std::span<const Token> path, Evidence& out) {
-    if (!rows.empty()) return rows.after(path, out);
-    trees.after(path, out);
-    return true;
-  }
-};
+constexpr std::size_t kSmallTree = 16;    // nodes of a tree in which few candidates of each place matter
 
 // What was recorded for fitting a calibration: the features and labels of candidates, and where the rows of each place
 // end.
@@ -48,53 +30,71 @@ struct Recorded {
   std::vector<std::uint32_t> ends;
 };
 
+// What a step works with; keeps its memory. Of one step at a time, which may be of several builders.
+struct DraftScratch {
+  EvidenceReader::Scratch evidence;
+  std::vector<EvidenceReader::Request> requests;
+  CandidateTable candidates;
+  IntegerTrees::Scratch trees;
+};
+
 // Not thread-safe. What it points to outlives it.
 class TreeBuilder {
  public:
   explicit TreeBuilder(const FittedTrees& trees) : trees_(trees) {}
 
-  PromptLookup lookup;  // holds the text, whether prompt lookup is a source or not
-  OnlineCalibration online;
-  RecycledLogits* recycled = nullptr;
-  bool use_lookup = false;
-  bool learns_online = true;
-  bool records = false;
-  std::size_t max_suffix = 16;  // of the context, for stores; below the root, the path is added
-  StageClock clock;
-
-  Store& store(std::size_t index) { return stores_[index]; }
-  std::size_t store_count() const { return stores_.size(); }
-  // Add a store and return its index; without a reader, evidence or trees are set for each step.
-  std::size_t add_store(EvidenceReader* reader) {
-    stores_.emplace_back().reader = reader;
-    hit_rates_.stores.emplace_back();
-    return stores_.size() - 1;
+  // Before the text. `tokens`: the longest suffix of the context that stores are asked for; below the root, the path is
+  // added.
+  void use_lookup() { uses_lookup_ = true; }
+  void use_recycled(RecycledLogits& recycled) { recycled_ = &recycled; }
+  void limit_suffix(std::size_t tokens) { max_suffix_ = tokens; }
+  void learn_online(bool on) { learns_online_ = on; }
+  void begin_text(std::span<const Token> tokens) {
+    lookup_.append(tokens);
+    lookup_.end_prompt();
   }
+
+  // Stores are datastores; what is said of the others stays when one is added or removed.
+  void add_store(EvidenceReader& reader) {
+    stores_.push_back(&reader);
+    hit_rates_.stores.emplace_back();
+  }
+  void set_reader(std::size_t store, EvidenceReader& reader) { stores_[store] = &reader; }
+  void remove_store(std::size_t store) {
+    forget();
+    stores_.erase(stores_.begin() + static_cast<std::ptrdiff_t>(store));
+    hit_rates_.stores.erase(hit_rates_.stores.begin() + static_cast<std::ptrdiff_t>(store));
+  }
+  std::size_t store_count() const { return stores_.size(); }
+
+  std::span<const Token> text() const { return lookup_.tokens(); }
+
+  // What has been learnt online: used by the next build(), and changed by accept().
+  const OnlineCalibration& online() const { return online_; }
+  void set_online(const OnlineCalibration& online) { online_ = online; }
+  bool learns_online() const { return learns_online_; }
+
+  // Of the tree built last, in the order of verification.
   const std::vector<DraftNode>& nodes() const { return nodes_; }
 
-  // Build a tree, in the order in which nodes are taken: by descending score, parents before children; or a chain,
-  // which follows the likeliest candidate of each place. A search for the path with the greatest sum of scores accepted
-  // less: it finds the paths whose scores are too high.
+  // Build a tree, whose nodes are taken by descending score, parents before children; or a chain, which follows the
+  // likeliest candidate of each place. A search for the path with the greatest sum of scores accepted less: it finds
+  // the paths whose scores are too high.
   void build(const DraftLimits& limits) {
-    for (begin(limits); unfinished(); expand()) {
-      requests_.clear();
-      request(requests_);
-      const Stage stage = nodes_.empty() ? Stage::kRoot : Stage::kBelow;
-      EvidenceReader::read(requests_, [&] {
-        clock.count(stage);
-        look_up();
-      });
-      clock.count(stage);
+    if (!scratch_) scratch_ = std::make_unique<DraftScratch>();
+    for (begin(limits); unfinished(); expand(*scratch_)) {
+      scratch_->requests.clear();
+      request(scratch_->requests);
+      EvidenceReader::read(scratch_->requests, scratch_->evidence, [&] { look_up(); });
     }
   }
 
   // The same in steps, so that the evidence of several builders is read together: while a builder is unfinished, read
   // the evidence that it requests, let it look up its own memory, and let it expand the next node.
   void begin(const DraftLimits& limits) {
-    clock.start();
     limits_ = limits;
     has_live_ =
-        std::any_of(stores_.begin(), stores_.end(), [](const Store& store) { return store.present && store.live(); });
+        std::any_of(stores_.begin(), stores_.end(), [](const EvidenceReader* reader) { return reader->live(); });
     nodes_.clear();
     frontier_.clear();
     pushed_ = 0;
@@ -102,7 +102,7 @@ class TreeBuilder {
     expansion_of_.clear();
     features_.clear();
     rows_.clear();
-    next_ = lookup.tokens().empty() ? kNowhere : kContext;
+    next_ = text().empty() ? kNowhere : kContext;
   }
 
   bool unfinished() const { return next_ != kNowhere; }
@@ -110,75 +110,56 @@ class TreeBuilder {
   // Append the requests for what stores know of the next token after the place that is expanded next.
   void request(std::vector<EvidenceReader::Request>& requests) {
     const std::span<const Token> tail = tail_of(next_);
-    if (use_lookup) lookup.prefetch_for(tail);
+    if (uses_lookup_) lookup_.prefetch_for(tail);
     if (expansions_ == source_evidence_.size()) source_evidence_.emplace_back();
     SourceEvidence& sources = source_evidence_[expansions_];
     sources.stores.resize(stores_.size());
-    sources.present.resize(stores_.size());
     sources.live.resize(stores_.size());
     const std::size_t depth = next_ == kContext ? 0 : node(next_).depth;
     const SourceEvidence* above =
         next_ == kContext ? nullptr : &source_evidence_[static_cast<std::size_t>(expansion_of(node(next_).parent))];
-    const std::span<const Token> suffix = tail.last(std::min(tail.size(), max_suffix + depth));
+    const std::span<const Token> suffix = tail.last(std::min(tail.size(), max_suffix_ + depth));
     for (std::size_t i = 0; i < stores_.size(); ++i) {
-      Store& store = stores_[i];
-      EvidenceReader* reader = store.reader;
-      Evidence& evidence = sources.stores[i];
-      sources.present[i] = store.present;
-      sources.live[i] = store.live() && (records || !trees_.live.empty());
-      if (!store.present) evidence.clear();
-      else if (reader == nullptr) sources.present[i] = store.evidence_after(tail.last(depth), evidence);
-      else requests.push_back({reader, above == nullptr ? nullptr : &above->stores[i], suffix, &evidence});
+      sources.live[i] = stores_[i]->live() && (records_ || !trees_.live.empty());
+      requests.push_back({stores_[i], above == nullptr ? nullptr : &above->stores[i], suffix, &sources.stores[i]});
     }
-    clock.count(Stage::kSearch);
   }
 
   // Ask prompt lookup and the recycled logits for the next token after that place.
   void look_up() {
     const std::span<const Token> tail = tail_of(next_);  // the requests point to the same tokens, in the same place
     SourceEvidence& sources = source_evidence_[expansions_];
-    if (use_lookup) lookup.find(tail, sources.lookup);
-    clock.count(Stage::kText);
-    if (recycled != nullptr) sources.recycled = recycled->find(tail);
-    clock.count(Stage::kLogits);
+    if (uses_lookup_) lookup_.find(tail, sources.lookup);
+    if (recycled_ != nullptr) sources.recycled = recycled_->find(tail);
   }
 
   // Weigh the candidates for that place, and choose the one to be expanded next.
-  void expand() {
+  void expand(DraftScratch& scratch) {
     const std::size_t first = rows_.size();
-    weigh();
+    weigh(scratch);
     if (limits_.shape == Shape::kTree) grow_tree(first);
     else grow_chain(first);
-    clock.count(Stage::kSearch);
   }
 
-  // Take a tree that was built elsewhere, parents before children, as the one drafted last.
-  void adopt(std::vector<DraftNode> nodes) {
-    forget();
-    nodes_ = std::move(nodes);
-    expansion_of_.assign(nodes_.size(), -1);
+  // Learn that `likely` are the most likely tokens after the context (-1) or node `place`, or after the first `length`
+  // tokens of the text.
+  void learn_likely_after(std::int32_t place, const TopTokens& likely) {
+    if (recycled_ != nullptr) recycled_->learn(tail_of(place), likely);
   }
-
-  // The last tokens of the context and the path to node `place`; valid until the next call.
-  std::span<const Token> tail_of(std::int32_t place) {
-    const std::vector<Token>& text = lookup.tokens();
-    const std::size_t depth = place < 0 ? 0 : node(place).depth;
-    const std::size_t from = std::min(text.size(), kWindow);
-    tail_.resize(from + depth);
-    std::copy(text.end() - static_cast<std::ptrdiff_t>(from), text.end(), tail_.begin());
-    for (std::size_t i = tail_.size(); place >= 0; place = node(place).parent) tail_[--i] = node(place).token;
-    return std::span<const Token>(tail_).last(std::min(tail_.size(), kWindow));
+  void learn_likely_within(std::size_t length, const TopTokens& likely) {
+    const std::span<const Token> before = text().first(length);
+    if (recycled_ != nullptr) recycled_->learn(before.last(std::min(length, kRecycledOrders)), likely);
   }
 
   // Append the tokens that the target model produced, learn from them, and return how many of them are in the tree.
   std::size_t accept(std::span<const Token> tokens) {
-    lookup.append(tokens);  // first: it may fail
+    lookup_.append(tokens);  // first: it may fail
     std::int32_t place = -1;
-    const bool drafted = expansions_ > 0 || !nodes_.empty();
+    const bool drafted = expansions_ > 0;
     bool on_tree = drafted;
     std::size_t depth = 0;
     for (std::size_t i = 0; i < tokens.size() && on_tree; ++i) {
-      if (expansions_ > 0) learn(place, tokens[i]);  // else built elsewhere, where it is learnt from
+      learn(place, tokens[i]);
       std::int32_t next = -1;
       for (std::size_t node = 0; node < nodes_.size() && next < 0; ++node)
         if (nodes_[node].parent == place && nodes_[node].token == tokens[i]) next = static_cast<std::int32_t>(node);
@@ -186,7 +167,7 @@ class TreeBuilder {
       place = next;
       depth += on_tree;
     }
-    if (drafted) mean_accepted_ += 0.2F * (static_cast<float>(depth) - mean_accepted_);
+    if (drafted) mean_accepted_ += kLatestShare * (static_cast<float>(depth) - mean_accepted_);
     forget();
     return depth;
   }
@@ -197,36 +178,14 @@ class TreeBuilder {
     nodes_.clear();
   }
 
-  // What recent steps have taught of this text: the mean accepted length, and the hit rates of prompt lookup, of
-  // recycled logits and of each store.
-  std::vector<float> recent() const {
-    std::vector<float> out{mean_accepted_, hit_rates_.lookup.value, hit_rates_.recycled.value};
-    for (const HitRate& rate : hit_rates_.stores) out.push_back(rate.value);
-    return out;
-  }
-  // Go on from what recent() of another session was, if that had as many stores.
-  void set_recent(std::span<const float> values) {
-    if (values.size() != 3 + hit_rates_.stores.size()) return;
-    mean_accepted_ = std::clamp(values[0], 0.0F, static_cast<float>(kMaxTreeDepth));
-    const auto rate = [&](std::size_t place) { return HitRate{std::clamp(values[place], 0.0F, 1.0F)}; };
-    hit_rates_.lookup = rate(1);
-    hit_rates_.recycled = rate(2);
-    for (std::size_t i = 0; i < hit_rates_.stores.size(); ++i) hit_rates_.stores[i] = rate(3 + i);
-  }
-
-  // The candidates of places that accepted paths led through, recorded since the last call.
+  // Whether the candidates of places that accepted paths lead through are recorded; those since the last call.
+  void record(bool on) { records_ = on; }
   Recorded take_recorded() { return std::exchange(recorded_, {}); }
 
  private:
   static constexpr std::int32_t kContext = -1, kNowhere = -2;  // places that are no nodes
+  static constexpr float kLatestShare = 0.2F;                  // of the latest step in the mean accepted length
 
-  // A row in the frontier.
-  struct OpenRow {
-    float score;
-    std::uint32_t number;  // in the order of pushing
-    std::size_t row;
-    std::int32_t parent;  // the place that the candidate follows
-  };
   // A candidate that was weighed.
   struct Row {
     std::uint32_t expansion;  // of the place that it follows
@@ -236,13 +195,17 @@ class TreeBuilder {
     float score;        // that the path up to it is accepted
   };
 
-  // Not inlined: otherwise the compiler looks up the thread's object at every use.
-  [[gnu::noinline]] static CandidateTable& thread_table() {
-    thread_local CandidateTable table;
-    return table;
-  }
-
   const DraftNode& node(std::int32_t place) const { return nodes_[static_cast<std::size_t>(place)]; }
+
+  // The last tokens of the context and the path to node `place`; valid until the next call.
+  std::span<const Token> tail_of(std::int32_t place) {
+    const std::size_t depth = place < 0 ? 0 : node(place).depth;
+    const std::size_t from = std::min(text().size(), kWindow);
+    tail_.resize(from + depth);
+    std::copy(text().end() - static_cast<std::ptrdiff_t>(from), text().end(), tail_.begin());
+    for (std::size_t i = tail_.size(); place >= 0; place = node(place).parent) tail_[--i] = node(place).token;
+    return std::span<const Token>(tail_).last(std::min(tail_.size(), kWindow));
+  }
 
   // The expansion of node `place` or, for -1, of the context; -1: not expanded.
   std::int32_t expansion_of(std::int32_t place) const {
@@ -250,7 +213,7 @@ class TreeBuilder {
   }
 
   // Weigh the candidates after the place that is expanded next, and append their rows.
-  void weigh() {
+  void weigh(DraftScratch& scratch) {
     const SourceEvidence& sources = source_evidence_[expansions_];
     NodeFeatures features;
     features.mean_accepted = mean_accepted_;
@@ -261,21 +224,19 @@ class TreeBuilder {
       features.probability = parent.probability;
       expansion_of_[static_cast<std::size_t>(next_)] = static_cast<std::int32_t>(expansions_);
     }
-    const bool is_wide = features.score >= kProbable && limits_.max_nodes > 16 && limits_.shape == Shape::kTree;
-    CandidateTable& candidates = thread_table();
-    candidates.fill(sources, hit_rates_, features, lookup, is_wide ? kCandidates : kLanes);
-    clock.count(Stage::kCandidates);
+    const bool is_wide = features.score >= kProbable && limits_.max_nodes > kSmallTree && limits_.shape == Shape::kTree;
+    CandidateTable& candidates = scratch.candidates;
+    candidates.fill(sources, hit_rates_, features, lookup_, is_wide ? kCandidates : kLanes);
     const std::array<float, kCandidates> probabilities =
-        acceptance_probabilities(candidates, trees_.of(has_live_), online);
+        acceptance_probabilities(candidates, trees_.of(has_live_), online_, scratch.trees);
     for (std::size_t row = 0; row < candidates.size(); ++row) {
       const float probability = probabilities[row];
       rows_.push_back({static_cast<std::uint32_t>(expansions_), candidates.token(row), candidates.origins(row),
                        probability, features.score * probability});
-      if (records)
+      if (records_)
         for (std::size_t i = 0; i < kFeatures; ++i) features_.push_back(candidates.feature(row, i));
     }
     ++expansions_;
-    clock.count(Stage::kCalibration);
   }
 
   // Make the candidate of a row the next node, below `parent`.
@@ -298,7 +259,7 @@ class TreeBuilder {
       take(best.row, best.parent);
       if (const DraftNode& node = nodes_.back();
           node.depth < kMaxTreeDepth &&
-          (records || frontier_.may_contribute(node.score, limits_.max_nodes - nodes_.size()))) {
+          (records_ || frontier_.may_contribute(node.score, limits_.max_nodes - nodes_.size()))) {
         next_ = static_cast<std::int32_t>(nodes_.size()) - 1;
         return;
       }
@@ -322,10 +283,12 @@ class TreeBuilder {
   // The draft is complete.
   void end() {
     next_ = kNowhere;
-    if (limits_.costs.empty()) return;
-    const std::size_t count = pruned_size(nodes_, limits_.costs);
-    nodes_.resize(count);
-    expansion_of_.resize(count);
+    if (!limits_.costs.empty()) nodes_.resize(pruned_size(nodes_, limits_.costs));
+    const std::vector<std::int32_t> expansion_of = expansion_of_;
+    expansion_of_.resize(nodes_.size());
+    const std::vector<std::int32_t> place_of = put_in_verification_order(nodes_);
+    for (std::size_t i = 0; i < nodes_.size(); ++i)
+      expansion_of_[static_cast<std::size_t>(place_of[i])] = expansion_of[i];
   }
 
   // Learn that the target model produced `token` after node `place` or, for -1, after the context.
@@ -336,33 +299,39 @@ class TreeBuilder {
     const auto right = static_cast<std::int64_t>(token);
     if (const std::int64_t best = sources.best_of_lookup(); best >= 0) hit_rates_.lookup.learn(best == right);
     if (const std::int64_t best = sources.best_of_recycled(); best >= 0) hit_rates_.recycled.learn(best == right);
-    for (std::size_t i = 0; i < stores_.size(); ++i)
-      if (sources.present[i]) hit_rates_.stores[i].learn(sources.best_of_store(i) == right);
+    for (std::size_t i = 0; i < stores_.size(); ++i) hit_rates_.stores[i].learn(sources.best_of_store(i) == right);
     const std::size_t recorded = recorded_.labels.size();
     for (std::size_t i = 0; i < rows_.size(); ++i) {
       const Row& row = rows_[i];
       if (row.expansion != static_cast<std::uint32_t>(expansion)) continue;
-      if (learns_online) online.learn(row.origins, row.probability, row.token == token);
-      if (!records) continue;
+      if (learns_online_) online_.learn(row.origins, row.probability, row.token == token);
+      if (!records_) continue;
       recorded_.labels.push_back(row.token == token);
       const auto first = features_.begin() + static_cast<std::ptrdiff_t>(i * kFeatures);
       recorded_.features.insert(recorded_.features.end(), first, first + kFeatures);
     }
-    if (learns_online) online.decay();
+    if (learns_online_) online_.decay();
     if (recorded_.labels.size() > recorded)
       recorded_.ends.push_back(static_cast<std::uint32_t>(recorded_.labels.size()));
   }
 
   const FittedTrees& trees_;
+  PromptLookup lookup_;  // holds the text, whether prompt lookup is a source or not
+  bool uses_lookup_ = false;
+  RecycledLogits* recycled_ = nullptr;
+  std::vector<EvidenceReader*> stores_;
+  std::size_t max_suffix_ = 16;
+  bool learns_online_ = true;
+  bool records_ = false;
+  OnlineCalibration online_;
   bool has_live_ = false;  // a live store takes part in this step
-  std::vector<Store> stores_;
   HitRates hit_rates_;
   float mean_accepted_ = 1;
 
   // The tree and, of each expansion (the context's is the first), what the sources knew.
   std::vector<DraftNode> nodes_;
   std::vector<std::int32_t> expansion_of_;  // of each node; -1: not expanded
-  Frontier<OpenRow> frontier_;
+  Frontier frontier_;
   std::vector<SourceEvidence> source_evidence_;
   DraftLimits limits_{};
   std::int32_t next_ = kNowhere;  // the place that is expanded next
@@ -373,7 +342,7 @@ class TreeBuilder {
   Recorded recorded_;
 
   std::vector<Token> tail_;
-  std::vector<EvidenceReader::Request> requests_;
+  std::unique_ptr<DraftScratch> scratch_;  // of build(): builders of batches need none
 };
 
 }  // namespace rest_store

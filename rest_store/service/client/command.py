@@ -9,12 +9,12 @@ from typing import Any
 import click
 
 from rest_store.datastore.render import counted, table
-from rest_store.service.client.answers import PartInfo, ServedDatastore, ServiceInfo
 from rest_store.service.client.client import DatastoreClient
+from rest_store.service.client.descriptions import ServedDatastore, ServiceInfo
 
 
 def show_service(target: str, *, timeout: float, as_json: bool, **reach: Any) -> None:
-    """Print what the service, or the parts, at `target` are; exit with status 1 if a part does not answer.
+    """Print what the service, or the parts, at `target` are; all parts have to answer.
 
     Args:
         target: as `DatastoreClient` takes it.
@@ -25,8 +25,6 @@ def show_service(target: str, *, timeout: float, as_json: bool, **reach: Any) ->
     with DatastoreClient(target, **reach) as client:
         info = client.connect(timeout)
     click.echo(json.dumps(_facts(info)) if as_json else table(_rows(info)))
-    if any(part.fault is not None for part in info.parts):
-        raise SystemExit(1)
 
 
 def _facts(info: ServiceInfo) -> dict[str, Any]:
@@ -38,7 +36,7 @@ def _facts(info: ServiceInfo) -> dict[str, Any]:
         "limits": info.limits,
     }
     if info.parts:
-        facts["parts"] = [_part(part) for part in info.parts]
+        facts["parts"] = [_facts(part) for part in info.parts]
     return facts
 
 
@@ -51,19 +49,8 @@ def _datastore(datastore: ServedDatastore) -> dict[str, Any]:
         "shards": datastore.shard_count,
         "size": datastore.size,
         "built": None if datastore.built is None else datastore.built.isoformat(timespec="seconds"),
-        "generation": datastore.generation,
-        "live": datastore.live is not None,
+        "live": datastore.is_live,
         "part": None if datastore.part is None else datastore.part._asdict(),
-    }
-
-
-def _part(part: PartInfo) -> dict[str, Any]:
-    return {
-        "targets": part.targets,
-        "part": None if part.part is None else part.part._asdict(),
-        "tokens": None if part.info is None else part.info.token_count,
-        "shards": None if part.info is None else part.info.shard_count,
-        "fault": part.fault,
     }
 
 
@@ -79,6 +66,6 @@ def _rows(info: ServiceInfo) -> Iterator[tuple[str, str]]:
         if datastore.part is not None:
             yield "build", datastore.part.build
     for part in info.parts:
-        name = "part" if part.part is None else f"part {part.part.number}/{part.part.parts}"
-        tokens = "" if part.info is None else f", {part.info.token_count:,} tokens"
-        yield name, f"{', '.join(part.targets)}: " + (f"absent ({part.fault})" if part.fault else f"answers{tokens}")
+        own = part.datastores[0].part
+        name = "part" if own is None else f"part {own.number}/{own.parts}"
+        yield name, f"{part.target}: {part.token_count:,} tokens"

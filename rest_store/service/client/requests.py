@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Concatenate, Generic, ParamSpec, TypeVar
+from typing import Generic, TypeVar
+from uuid import uuid4
 
-from rest_store.datastore.kernel import MAX_NODES, MAX_SEQUENCE, MAX_SUFFIX
-from rest_store.datastore.render import counted
-from rest_store.datastore.tree import SuffixMatch, TokenTree
-from rest_store.datastore.validation import (
-    Contexts,
-    IntSequence,
-    batch,
-    document_ids,
-    limit,
-    limits,
-    tail,
-    too_many_tokens,
-)
-from rest_store.drafting.evidence import MAX_EVIDENCE_ROWS, Evidence, rows_for
-from rest_store.errors import ProtocolError, describe
-from rest_store.service.client.answers import (
-    DESCRIPTION_BYTES,
-    NUMBER_BYTES,
-    ServiceInfo,
-    evidence_bytes,
-    parse,
-    tree_bytes,
-)
-from rest_store.service.client.codec import Codec, TreeLimits, longest, tail_of
-from rest_store.service.client.counters import ClientCounters
-from rest_store.service.client.documents import batches_of, new_documents
+import numpy as np
+from google.protobuf.message import DecodeError, Message
+
+from rest_store.datastore.kernel import MAX_SEQUENCE
+from rest_store.datastore.tokenizer import TokenizerIdentity
+from rest_store.datastore.tree import TokenTree
+from rest_store.datastore.validation import IntSequence, document_ids, document_tokens, tail, too_many_tokens
+from rest_store.errors import DocumentError, MessageSizeError, ProtocolError, UnknownDatastoreError, describe
+from rest_store.service.client.descriptions import ServiceInfo, service_info
+from rest_store.service.client.trees import TreeLimits, read_tree
+from rest_store.service.names import is_name
 from rest_store.v1 import datastore_pb2 as pb
 
 T = TypeVar("T")
-U = TypeVar("U")
-P = ParamSpec("P")
+M = TypeVar("M", bound=Message)
+
+_REST_BYTES = 4 << 10  # of a request without its documents: name and fingerprint
+_HEAD_BYTES = 16  # of a document in a request
+# Of a request that adds or deletes, whatever the service says.
+_LARGEST_REQUEST = 48 << 20  # bytes
+_MOST_DOCUMENTS = 8 << 10
 
 
 @dataclass(frozen=True)
@@ -46,241 +36,180 @@ class Request(Generic[T]):
 
     Attributes:
         method: of the service.
-        encode: makes the message, once the service is known; raises QueryError for what cannot be asked.
+        message: what is sent.
         decode: reads an answer, given its bytes and who sent it; raises ServiceError for one that is not valid.
     """
 
     method: str
-    encode: Callable[[], bytes]
+    message: bytes
     decode: Callable[[bytes, str], T]
 
-    def then(self, make: Callable[[T], U]) -> Request[U]:
-        """Return the request whose answer is what `make` makes of the answer of this one."""
-        return Request(self.method, self.encode, lambda answer, target: make(self.decode(answer, target)))
+
+def parse(kind: type[M], data: bytes, target: str) -> M:
+    """Return the message in `data`; raise ProtocolError if it is not of type `kind`."""
+    try:
+        return kind.FromString(data)
+    except DecodeError as error:
+        found = f"{len(data)} malformed bytes ({error})"
+        raise ProtocolError(describe(target, kind.__name__, found, "a message of a datastore service")) from None
 
 
-def longest_match(matches: Iterable[SuffixMatch]) -> SuffixMatch:
-    """Return the longest match, of equal ones the first."""
-    return max(matches, key=lambda match: match.length)
+def describe_request(names: Sequence[str], tokenizer: TokenizerIdentity | None) -> Request[ServiceInfo]:
+    """Ask what the service is; `names` and `tokenizer` as for `service_info`."""
 
+    def decode(answer: bytes, target: str) -> ServiceInfo:
+        return service_info(parse(pb.DescribeResponse, answer, target), names, tokenizer, target)
 
-def evidence_limits(max_nodes: int, max_suffix: int, max_rows: int | None) -> pb.EvidenceLimits:
-    """Return limits of evidence as a message; raise LimitError for one that is out of range."""
-    nodes = limit("max_nodes", max_nodes, MAX_NODES)
-    return pb.EvidenceLimits(
-        max_nodes=nodes,
-        max_suffix=limit("max_suffix", max_suffix, MAX_SUFFIX),
-        max_rows=rows_for(nodes) if max_rows is None else limit("max_rows", max_rows, MAX_EVIDENCE_ROWS),
-    )
-
-
-def _counted(make: Callable[Concatenate[Requests, P], T]) -> Callable[Concatenate[Requests, P], T]:
-    """Count a request that cannot be made as a call that was refused."""
-
-    @functools.wraps(make)
-    def counted(self: Requests, /, *arguments: P.args, **options: P.kwargs) -> T:
-        with self.counters.failures:
-            return make(self, *arguments, **options)
-
-    return counted
+    return Request("Describe", b"", decode)
 
 
 class Requests:
-    """Makes the requests of one client. Thread-safe. All methods raise LimitError for a limit out of range.
+    """Makes the requests to a service that has been described. Immutable.
 
     Args:
-        codec: what is known of the service.
-        counters: count requests that cannot be made.
+        names: of the datastores to ask, as the user named them; empty: all whose tokenizer matches.
+        info: the description of the service.
+
+    Attributes:
+        vocabulary_size: of its tokenizer.
+        selection: what every request selects. It names the tokenizer, so that no other endpoint can answer in ids that
+            mean something else.
     """
 
-    def __init__(self, codec: Codec, counters: ClientCounters) -> None:
-        self.codec = codec
-        self.counters = counters
-        self.describe = Request("Describe", bytes, self._learn)
+    def __init__(self, names: Sequence[str], info: ServiceInfo) -> None:
+        self._names = tuple(names)
+        self._info = info
+        self.vocabulary_size = info.tokenizer.vocabulary_size
+        self.selection = pb.Selection(datastores=names, tokenizer_fingerprint=info.tokenizer.fingerprint)
 
-    def _learn(self, answer: bytes, target: str) -> ServiceInfo:
-        return self.codec.learn(parse(pb.DescribeResponse, answer, target, DESCRIPTION_BYTES), target)
-
-    def match(self, context: IntSequence, max_suffix: int) -> Request[SuffixMatch]:
-        """Ask for the longest suffix match of `context`; with several datastores, of equal matches the first."""
-        return self.matches(context, max_suffix).then(lambda matches: longest_match(matches.values()))
-
-    @_counted
-    def matches(self, context: IntSequence, max_suffix: int) -> Request[dict[str, SuffixMatch]]:
-        """Ask for the longest suffix match of `context` in each datastore."""
-        codec, longest_suffix = self.codec, limit("max_suffix", max_suffix, MAX_SUFFIX)
-
-        def encode() -> bytes:
-            tokens = tail(context, longest_suffix, codec.vocabulary_size)
-            return pb.LongestSuffixMatchRequest(
-                selection=codec.selection, max_suffix=longest_suffix, tokens=tokens
-            ).SerializeToString()
-
-        def decode(answer: bytes, target: str) -> dict[str, SuffixMatch]:
-            matches = parse(pb.LongestSuffixMatchResponse, answer, target, codec.largest(NUMBER_BYTES)).matches
-            codec.require_names((match.datastore for match in matches), target)
-            for match in matches:
-                if match.length > longest_suffix or (match.length == 0) != (match.count == 0):
-                    found = f"{counted(match.length, 'token')}, {counted(match.count, 'occurrence')}"
-                    expected = f"at most {longest_suffix} tokens that occur"
-                    raise ProtocolError(describe(target, "match", found, expected))
-            return {match.datastore: SuffixMatch(match.length, match.count) for match in matches}
-
-        return Request("LongestSuffixMatch", encode, decode)
+    def require_names(self, names: Iterable[str], target: str) -> tuple[str, ...]:
+        """Return the names of the datastores that answered; raise ProtocolError unless they are those asked."""
+        answering = tuple(names)
+        if not answering or len(set(answering)) != len(answering) or (self._names and answering != self._names):
+            expected = self._names or "one or more, each once"
+            raise ProtocolError(describe(target, "datastores that answer", f"{answering[:8]}", expected))
+        return answering
 
     def count(self, tokens: IntSequence) -> Request[int]:
         """Ask for the occurrences of `tokens` in all datastores together."""
-        codec = self.codec
+        sequence = tail(tokens, MAX_SEQUENCE, self.vocabulary_size, "tokens")
+        if len(tokens) > MAX_SEQUENCE:
+            raise too_many_tokens(len(tokens))
+        message = pb.CountRequest(selection=self.selection, sequences=[pb.TokenSequence(tokens=sequence)])
 
-        def sequences() -> list[list[int]]:
-            sequence = tail(tokens, MAX_SEQUENCE, codec.vocabulary_size, "tokens")
-            if len(tokens) > MAX_SEQUENCE:
-                raise too_many_tokens(len(tokens))
-            return [sequence]
+        def decode(answer: bytes, target: str) -> int:
+            response = parse(pb.CountResponse, answer, target)
+            names = self.require_names(response.datastores, target)
+            if len(response.counts) != len(names):
+                raise ProtocolError(describe(target, "number of counts", len(response.counts), len(names)))
+            return sum(response.counts)
 
-        return self._counts(sequences, 1).then(lambda counts: sum(number for [number] in counts.values()))
+        return Request("Count", message.SerializeToString(), decode)
 
-    def counts(self, sequences: Sequence[Sequence[int]]) -> Request[dict[str, list[int]]]:
-        """Ask for the occurrences of each of `sequences`, which are valid, in each datastore."""
-        return self._counts(lambda: sequences, len(sequences))
-
-    def _counts(self, sequences: Callable[[], Sequence[Sequence[int]]], number: int) -> Request[dict[str, list[int]]]:
-        codec = self.codec
-
-        def encode() -> bytes:
-            request = pb.CountRequest(selection=codec.selection)
-            for sequence in sequences():
-                request.sequences.add(tokens=sequence)
-            return request.SerializeToString()
-
-        def decode(answer: bytes, target: str) -> dict[str, list[int]]:
-            response = parse(pb.CountResponse, answer, target, codec.largest(NUMBER_BYTES, number))
-            names = codec.require_names(response.datastores, target)
-            expected = len(names) * number
-            if len(response.counts) != expected:
-                raise ProtocolError(describe(target, "number of counts", len(response.counts), expected))
-            return {name: list(response.counts[place :: len(names)]) for place, name in enumerate(names)}
-
-        return Request("Count", encode, decode)
-
-    @_counted
-    def draft(self, context: IntSequence, max_nodes: int, max_suffix: int, max_depth: int) -> Request[TokenTree]:
-        """Ask for the draft tree of `context`; with several datastores, that of the longest match."""
-        drafts = self._drafts([context], ["context"], limits(max_nodes, max_suffix, max_depth))
-        return drafts.then(lambda trees: trees[0])
-
-    @_counted
-    def draft_batch(
-        self, contexts: Contexts, max_nodes: int, max_suffix: int, max_depth: int
-    ) -> Request[list[TokenTree]] | None:
-        """Ask for what `draft` asks for, for each of `contexts`; None if there are none."""
-        bounds, rows = limits(max_nodes, max_suffix, max_depth), batch(contexts)
-        if not rows:
-            return None
-        return self._drafts(rows, [f"context {place}" for place in range(len(rows))], bounds)
-
-    def _drafts(
-        self, contexts: Sequence[IntSequence], labels: Sequence[str], bounds: TreeLimits
-    ) -> Request[list[TokenTree]]:
-        trees = self.trees(contexts, labels, bounds)
-        return trees.then(lambda answers: [longest(list(by_name.values())) for by_name in answers])
-
-    def trees(
-        self, contexts: Sequence[IntSequence], labels: Sequence[str], bounds: TreeLimits
-    ) -> Request[list[dict[str, TokenTree]]]:
-        """Ask for the draft tree of each of `contexts` in each datastore.
+    def draft(self, tails: Sequence[Sequence[int]], limits: TreeLimits) -> Request[list[dict[str, TokenTree]]]:
+        """Ask for the draft tree of each context in each datastore.
 
         Args:
-            contexts: at least one.
-            labels: how messages name them.
-            bounds: limits, checked; more than 1024 nodes count for several contexts.
+            tails: the ends of the contexts, as `tails` returns them.
+            limits: of the trees, verified.
         """
-        codec, (max_nodes, max_suffix, max_depth) = self.codec, bounds
-
-        def encode() -> bytes:
-            tails = [
-                tail(context, max_suffix, codec.vocabulary_size, label)
-                for context, label in zip(contexts, labels, strict=True)
-            ]
-            return pb.DraftRequest(
-                selection=codec.selection,
-                limits=pb.DraftLimits(max_nodes=max_nodes, max_suffix=max_suffix, max_depth=max_depth),
-                contexts=[pb.Context(tokens=tokens) for tokens in tails],
-            ).SerializeToString()
+        max_nodes, max_suffix, max_depth = limits
+        message = pb.DraftRequest(
+            selection=self.selection,
+            limits=pb.DraftLimits(max_nodes=max_nodes, max_suffix=max_suffix, max_depth=max_depth),
+            contexts=[pb.Context(tokens=tokens) for tokens in tails],
+        )
 
         def decode(answer: bytes, target: str) -> list[dict[str, TokenTree]]:
-            most = codec.largest(tree_bytes(max_nodes), len(contexts))
-            response = parse(pb.DraftResponse, answer, target, most)
-            names = codec.require_names(response.datastores, target)
+            response = parse(pb.DraftResponse, answer, target)
+            names = self.require_names(response.datastores, target)
+            expected = len(tails) * len(names)
+            if len(response.trees) != expected:
+                raise ProtocolError(describe(target, "number of trees", len(response.trees), expected))
+            trees = [read_tree(tree, self.vocabulary_size, limits, target) for tree in response.trees]
             step = len(names)
-            trees = codec.trees(response.trees, len(contexts) * step, bounds, target)
-            return [dict(zip(names, trees[start:], strict=False)) for start in range(0, len(trees), step)]
+            return [dict(zip(names, trees[start : start + step], strict=True)) for start in range(0, len(trees), step)]
 
-        return Request("Draft", encode, decode)
+        return Request("Draft", message.SerializeToString(), decode)
 
-    @_counted
-    def evidence(
-        self, context: IntSequence, proposals: TokenTree, max_nodes: int, max_suffix: int, max_rows: int | None
-    ) -> Request[list[Evidence] | None]:
-        """Ask for evidence after `context`, which may be empty; the answer of a service that has none is None."""
-        codec, bounds = self.codec, evidence_limits(max_nodes, max_suffix, max_rows)
-
-        def encode() -> bytes:
-            tokens = tail_of(context, bounds.max_suffix, codec.vocabulary_size)
-            return pb.DraftRequest(
-                selection=codec.selection,
-                contexts=[pb.Context(tokens=tokens, proposals=codec.proposals(proposals))],
-                evidence=codec.bounded(bounds),
-            ).SerializeToString()
-
-        def decode(answer: bytes, target: str) -> list[Evidence] | None:
-            response = parse(pb.DraftResponse, answer, target, codec.largest(evidence_bytes(bounds)))
-            names = codec.require_names(response.datastores, target)
-            return None if response.trees else codec.evidence(response.evidence, names, bounds, target)
-
-        return Request("Draft", encode, decode)
-
-    @_counted
     def add(
         self, documents: Sequence[IntSequence], ids: Sequence[str] | None, datastore: str | None
     ) -> list[Request[list[str]]]:
-        """Add documents to a live datastore, in as many requests as they take, once the service is known."""
-        name, new = self.codec.live_name(datastore), new_documents(documents, ids, self.codec.vocabulary_size)
-        batches = self._batches(new, [document.ByteSize() for document in new])
+        """Add documents to a live datastore, in as many requests as they take.
+
+        Raises:
+            DocumentError: a document is not 1-D integers, or ids are invalid or not one for each.
+            TokenRangeError: a token is outside the vocabulary.
+            MessageSizeError: a document is larger than a request may be.
+            UnknownDatastoreError: none is named, and there is not exactly one.
+        """
+        name = self._live_name(datastore)
+        if isinstance(documents, str | bytes) or not isinstance(documents, Sequence | np.ndarray):
+            found = f"a {type(documents).__name__}"
+            raise DocumentError(describe("add", "documents", found, "a sequence of documents"))
+        known = (
+            [uuid4().hex for _ in documents] if ids is None else document_ids("add", ids)
+        )  # so that none comes twice
+        if len(known) != len(documents):
+            expected = f"{len(documents)}, one for each document"
+            raise DocumentError(describe("add", "number of ids", len(known), expected))
+        checked = [document_tokens(tokens, place, self.vocabulary_size) for place, tokens in enumerate(documents)]
+        messages = [
+            pb.Document(id=id, tokens=tokens.astype("<i4").tobytes()) for id, tokens in zip(known, checked, strict=True)
+        ]
+        batches = self._batches(messages, [message.ByteSize() for message in messages])
         return [self._addition(name, batch) for batch in batches]
 
-    def _batches(self, items: Sequence[T], sizes: Sequence[int]) -> Iterator[Sequence[T]]:
-        return batches_of(items, sizes, self.codec.max_message_bytes, self.codec.max_documents)
-
     def _addition(self, name: str, documents: Sequence[pb.Document]) -> Request[list[str]]:
-        def encode() -> bytes:
-            fingerprint = self.codec.selection.tokenizer_fingerprint
-            request = pb.AddRequest(datastore=name, tokenizer_fingerprint=fingerprint, documents=documents)
-            return request.SerializeToString()
+        fingerprint = self.selection.tokenizer_fingerprint
+        message = pb.AddRequest(datastore=name, tokenizer_fingerprint=fingerprint, documents=documents)
+        ids = [document.id for document in documents]
 
         def decode(answer: bytes, target: str) -> list[str]:
-            ids = [document.id for document in documents]
-            most = sum(len(id.encode()) for id in ids) + NUMBER_BYTES * len(ids)
-            if list(parse(pb.AddResponse, answer, target, most).ids) != ids:
+            if list(parse(pb.AddResponse, answer, target).ids) != ids:
                 raise ProtocolError(describe(target, "ids of documents", "others", "those that were sent"))
             return ids
 
-        return Request("Add", encode, decode)
+        return Request("Add", message.SerializeToString(), decode)
 
-    @_counted
     def delete(self, ids: Sequence[str], datastore: str | None) -> list[Request[int]]:
-        """Delete documents of a live datastore, in as many requests as they take, once the service is known."""
-        name, known = self.codec.live_name(datastore), document_ids("delete", ids)
+        """Delete documents of a live datastore, in as many requests as they take; raises as `add`."""
+        name, known = self._live_name(datastore), document_ids("delete", ids)
         return [self._deletion(name, batch) for batch in self._batches(known, [len(id.encode()) for id in known])]
 
     def _deletion(self, name: str, ids: Sequence[str]) -> Request[int]:
-        def encode() -> bytes:
-            return pb.DeleteRequest(datastore=name, ids=ids).SerializeToString()
-
         def decode(answer: bytes, target: str) -> int:
-            deleted = parse(pb.DeleteResponse, answer, target, NUMBER_BYTES).deleted
+            deleted = parse(pb.DeleteResponse, answer, target).deleted
             if deleted > len(ids):
                 raise ProtocolError(describe(target, "number of documents", deleted, f"at most {len(ids)}"))
             return int(deleted)
 
-        return Request("Delete", encode, decode)
+        return Request("Delete", pb.DeleteRequest(datastore=name, ids=ids).SerializeToString(), decode)
+
+    def _live_name(self, name: str | None) -> str:
+        """Return the name of the live datastore to write to: `name`, or the only one that is asked."""
+        live = [datastore.name for datastore in self._info.datastores if datastore.is_live]
+        if name is None and len(live) == 1:
+            return live[0]
+        if not is_name(name):
+            found = f"{len(live)} live ones asked" if name is None else ascii(name)
+            raise UnknownDatastoreError(describe("client", "datastore to write to", found, "the name of a live one"))
+        return name
+
+    def _batches(self, items: Sequence[T], sizes: Sequence[int]) -> Iterator[Sequence[T]]:
+        """Yield `items`, documents or ids of so many bytes, in runs that one request takes."""
+        limits = self._info.limits
+        room = min(limits["max_message_bytes"], _LARGEST_REQUEST) - _REST_BYTES
+        most = min(limits["max_contexts"] or 1, _MOST_DOCUMENTS)
+        taken = [size + _HEAD_BYTES for size in sizes]
+        for place, size in enumerate(taken):
+            if size > room:
+                raise MessageSizeError(describe("request", f"size of item {place}", f"{size} bytes", f"at most {room}"))
+        start = total = 0
+        for place, size in enumerate(taken):
+            if place - start == most or total + size > room:
+                yield items[start:place]
+                start, total = place, 0
+            total += size
+        if items:
+            yield items[start:]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
-import re
 import signal
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,22 +18,14 @@ import rest_store
 from rest_store.errors import PartError, ServeError, describe
 from rest_store.options import FILE, FloatRange
 from rest_store.service.address import Address
-from rest_store.service.server.connections import Connections
 from rest_store.service.server.limits import Limits
 from rest_store.service.tokens import TOKEN_VARIABLE
 from rest_store.terminal import loading
 
 if TYPE_CHECKING:
     from rest_store.datastore.part import Part
-    from rest_store.service.server.credentials import CertificateFiles
+    from rest_store.service.server.certificates import CertificateFiles
     from rest_store.service.server.server import Options
-
-
-def _mode(text: str) -> int:
-    """Return permission bits in octal, or fail with a usage error."""
-    if not re.fullmatch("0?[0-7]{3}", text):
-        raise click.BadParameter(f"{text!r} is not three octal digits, such as 660")
-    return int(text, 8)
 
 
 def _part(text: str) -> Part:
@@ -74,14 +66,6 @@ def _part(text: str) -> Part:
     metavar="ADDRESS",
     help="HOST:PORT (port 0: any free one) or unix:/path. Repeatable.",
 )
-@click.option(
-    "--socket-mode",
-    metavar="MODE",
-    type=_mode,
-    show_default="660 with --socket-group",
-    help="Permissions of Unix sockets, in octal.",
-)
-@click.option("--socket-group", metavar="GROUP", help="Group of Unix sockets, whose members may connect.")
 @click.option("--tls-cert", metavar="FILE", type=FILE, help="PEM file of the service's certificate, with its chain.")
 @click.option("--tls-key", metavar="FILE", type=FILE, help="PEM file of the certificate's key.")
 @click.option(
@@ -100,24 +84,20 @@ def _part(text: str) -> Part:
     "--insecure", is_flag=True, help="Allow public addresses without TLS or authentication, also for metrics."
 )
 @click.option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics over HTTP at this address.")
-@click.option("--log-json", is_flag=True, help="Write the log as JSON, one object a line.")
-@click.option("--log-requests", is_flag=True, help="Log every request.")
-@click.option("--max-message-bytes", metavar="N", default=Limits.max_message_bytes, help="Largest message.")
 @click.option(
     "--max-contexts",
     metavar="N",
     default=Limits.max_contexts,
-    help="Most contexts of a request, times datastores, rows of evidence and each 1024 nodes of a tree.",
+    help="Most contexts of a request, times datastores; most documents of one.",
 )
 @click.option("--max-streams", metavar="N", default=Limits.max_streams, help="Most open streams.")
 @click.option(
     "--max-connections",
     metavar="N",
-    default=Connections.most,
+    default=Limits.max_connections,
     help="Most connections of each address; silent ones end by themselves.",
 )
 @click.option("--max-in-flight", metavar="N", default=Limits.max_in_flight, help="Most requests in flight.")
-@click.option("--max-waiting", metavar="N", default=Limits.max_waiting, help="Most requests that wait.")
 @click.option(
     "--max-session-tokens",
     metavar="N",
@@ -134,7 +114,7 @@ def _part(text: str) -> Part:
     "--session-idle-seconds",
     metavar="SECONDS",
     default=Limits.session_idle_seconds,
-    help="Time without a message after which a session or stream ends.",
+    help="Time without a message after which a session ends.",
 )
 @click.option(
     "--drain-seconds",
@@ -143,81 +123,38 @@ def _part(text: str) -> Part:
     default=10.0,
     help="Time that running calls have after SIGTERM.",
 )
-@click.option(
-    "--ray",
-    metavar="[ADDRESS]",
-    is_flag=False,
-    flag_value="auto",
-    help="Serve all parts on the Ray cluster at ADDRESS, or else on that of this machine. Write DIR before it.",
-)
-@click.option("--parts", metavar="N", type=click.IntRange(1), default=1, help="Parts of each datastore, with --ray.")
-@click.option("--replicas", metavar="N", type=click.IntRange(1), default=1, help="Replicas of each part, with --ray.")
-@click.option(
-    "--parts-file",
-    metavar="FILE",
-    type=FILE,
-    default="parts.toml",
-    help="File that tells clients where the parts are; kept up to date with --ray.",
-)
-@click.option(
-    "--metrics-file",
-    metavar="FILE",
-    type=FILE,
-    default="metrics.json",
-    help="Where Prometheus reads (file_sd_configs) how to reach the metrics of all parts; kept up to date with --ray.",
-)
 def serve(
     datastores: tuple[str, ...],
     part: Part | None,
     live: tuple[str, ...],
     live_tokenizer: str | None,
     listen: tuple[str, ...],
-    socket_mode: int | None,
-    socket_group: str | None,
     tls_cert: Path | None,
     tls_key: Path | None,
     tls_client_ca: Path | None,
     token_file: Path | None,
     insecure: bool,
     metrics: str | None,
-    log_json: bool,
-    log_requests: bool,
-    max_message_bytes: int,
     max_contexts: int,
     max_streams: int,
     max_connections: int,
     max_in_flight: int,
-    max_waiting: int,
     max_session_tokens: int,
     max_session_memory: int,
     session_idle_seconds: int,
     drain_seconds: float,
-    ray: str | None,
-    parts: int,
-    replicas: int,
-    parts_file: Path,
-    metrics_file: Path,
 ) -> None:
     """Serve drafts from datastores over gRPC: built ones, and live ones that grow with what clients add.
 
     Clients select a datastore by the name of its directory, or by NAME. After SIGTERM the service ends once running
-    calls are done. SIGHUP or `rest-store reload` makes it read datastores, tokens and certificates again.
+    calls are done. SIGHUP makes it read datastores, tokens and certificates again.
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the service handles it; nothing has been read yet
     if not datastores and not live:
         raise click.UsageError("Missing argument '[NAME=]DIR...', or --live")
     _require_whole_certificate(tls_cert, tls_key, tls_client_ca)
-    _require_socket(socket_mode, socket_group, listen)
-    if ray is not None:
-        from rest_store.service.ray.command import serve_on_ray
-
-        serve_on_ray(click.get_current_context(), [_name_and_directory(text) for text in datastores])
-        return
-    if (parts, replicas) != (1, 1):
-        raise click.UsageError("--parts and --replicas need --ray")
     _spare_a_thread()
     from rest_store.service.server.server import Options
-    from rest_store.service.server.unix_socket import SocketPermissions
 
     _run(
         Options(
@@ -231,22 +168,17 @@ def serve(
             insecure=insecure,
             metrics=_metrics_address(metrics),
             limits=Limits(
-                max_message_bytes=max_message_bytes,
                 max_contexts=max_contexts,
                 max_streams=max_streams,
                 max_in_flight=max_in_flight,
-                max_waiting=max_waiting,
+                max_connections=max_connections,
                 max_session_tokens=max_session_tokens,
                 max_session_memory=max_session_memory,
                 session_idle_seconds=session_idle_seconds,
             ),
-            connections=Connections(max_connections),
-            sockets=SocketPermissions(socket_mode, socket_group),
             drain_seconds=drain_seconds,
-            log_requests=log_requests,
             part=part,
-        ),
-        log_json,
+        )
     )
 
 
@@ -254,12 +186,6 @@ def _require_whole_certificate(certificate: Path | None, key: Path | None, clien
     """Raise UsageError for a certificate without its key, a key without it, or clients' certificates without both."""
     if (certificate is None) != (key is None) or (client_authority is not None and certificate is None):
         raise click.UsageError("--tls-cert and --tls-key need each other, and --tls-client-ca needs both")
-
-
-def _require_socket(mode: int | None, group: str | None, listen: Sequence[str]) -> None:
-    """Raise UsageError for permissions of Unix sockets without one."""
-    if (mode is not None or group is not None) and not any(text.startswith("unix:") for text in listen):
-        raise click.UsageError("--socket-mode and --socket-group need --listen unix:/path")
 
 
 def _tokenizer(name: str | None) -> object:
@@ -275,7 +201,7 @@ def _tokenizer(name: str | None) -> object:
 def _certificates(certificate: Path | None, key: Path | None, client_authority: Path | None) -> CertificateFiles | None:
     if certificate is None or key is None:
         return None
-    from rest_store.service.server.credentials import CertificateFiles
+    from rest_store.service.server.certificates import CertificateFiles
 
     return CertificateFiles(certificate, key, client_authority)
 
@@ -290,14 +216,13 @@ def _metrics_address(text: str | None) -> Address | None:
     return address
 
 
-def _run(options: Options, log_json: bool) -> None:
-    """Serve until a signal ends it."""
-    from rest_store.service.server.logs import EventLog
+def _run(options: Options) -> None:
+    """Serve until a signal ends it, with a log on standard error."""
     from rest_store.service.server.server import serve as serve_until_signal
 
-    log = EventLog(log_json)
-    log.take_over()
-    _run_loop()(serve_until_signal(options, rest_store.__version__, log, _announce))
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("rest_store").setLevel(logging.INFO)
+    _run_loop()(serve_until_signal(options, rest_store.__version__, _announce))
 
 
 def _spare_a_thread() -> None:

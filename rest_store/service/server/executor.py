@@ -1,16 +1,15 @@
 """Where the work of a request runs: in the event loop, or on worker threads.
 
 Small work runs in the event loop: a draft takes microseconds, less than a switch of threads. Larger work goes to worker
-threads in pieces, which release the GIL, so that other requests are answered meanwhile and a client that leaves wastes
-no more than one piece. While a datastore's pages are not in memory yet, even small work may wait for the disk: after
-such a wait all work goes to worker threads for a second.
+threads, whose queries release the GIL, so that other requests are answered meanwhile. While a datastore's pages are not
+in memory yet, even small work may wait for the disk: after such a wait all work goes to worker threads for a second.
 """
 
 from __future__ import annotations
 
 import asyncio
 import resource
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from time import perf_counter
 from typing import TypeVar
@@ -28,16 +27,15 @@ class Executor:
         self._workers = workers
         self._threads_until = 0.0  # on the clock of `perf_counter`
 
-    async def run(self, tasks: Sequence[Callable[[], T]], *, small: bool) -> list[T]:
-        """Return the results of `tasks`, in their order; `small`: together they take less than a millisecond or so."""
+    async def run(self, task: Callable[[], T], *, small: bool) -> T:
+        """Return the result of `task`; `small`: it takes less than a millisecond or so."""
         start, page_faults = perf_counter(), _page_faults()
         if not small or start < self._threads_until:
-            loop = asyncio.get_running_loop()
-            return [await loop.run_in_executor(self._workers, task) for task in tasks]
-        results = [task() for task in tasks]
+            return await asyncio.get_running_loop().run_in_executor(self._workers, task)
+        result = task()
         if perf_counter() - start > _SLOW and _page_faults() > page_faults:
             self._threads_until = start + _DISK_SECONDS
-        return results
+        return result
 
 
 def _page_faults() -> int:

@@ -1,56 +1,53 @@
-"""The limits of a service, and the number of calls in flight."""
+"""The limits of a service, of all clients together, and budgets that keep to them."""
 
 from __future__ import annotations
 
-import asyncio
+import resource
 from dataclasses import dataclass
-from typing import Any
 
-from rest_store.datastore.kernel import MAX_NODES
 from rest_store.errors import OverloadedError, ServeError, describe
 
-_GREATEST = 1 << 30  # of each limit
-_GREATEST_MEMORY = 1 << 50
-# Of the largest request: for each context 64 tokens of at most 5 bytes and a share of the proposals; and names and the
-# proposals of a single context.
+_GREATEST = {"max_session_memory": 1 << 50, "max_connections": 1 << 20}  # of a limit; of the others 1 << 30
+# Of the largest request: for each context 64 tokens of at most 5 bytes, and as much again; and names.
 _CONTEXT_BYTES, _OTHER_BYTES = 512, 64 << 10
 _TOKEN_BYTES = 8  # of the text of a session
-MAX_STREAM_SESSIONS = 256  # of one stream, whose steps may be in one message
+_WAITING = 4  # requests that wait to be read, for each that may be in flight
+_OTHER_FILES = 512  # descriptors for datastores, twice during a reload, metrics and the event loop
+_GREATEST_OPTION = (1 << 31) - 1  # gRPC takes a C int
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a service, of all clients together; published by Describe.
+    """Limits of a service; `Describe` publishes them.
 
     Attributes:
-        max_message_bytes: largest answer, and largest request that adds or deletes documents; others are smaller.
-        max_contexts: most contexts of one request, times datastores, rows of evidence and each 1024 nodes.
-        max_streams: most open streams.
+        max_contexts: most contexts of one request, times datastores; also its documents or ids.
         max_in_flight: most requests in flight, without streams.
-        max_waiting: most requests that have arrived and are not in flight yet; at least 2.
+        max_streams: most open streams.
+        max_connections: most connections of each address; further ones are closed.
         max_session_tokens: most tokens of the text of one session.
         max_session_memory: most bytes of all sessions together.
         session_idle_seconds: time without a message after which a session ends.
+        max_message_bytes: largest answer, and largest request that adds or deletes documents; others are smaller.
 
     Raises:
         ServeError: a limit is out of range.
     """
 
-    max_message_bytes: int = 4 << 20
     max_contexts: int = 1024
-    max_streams: int = 1024
     max_in_flight: int = 256
-    max_waiting: int = 1024
+    max_streams: int = 1024
+    max_connections: int = 1024
     max_session_tokens: int = 1 << 18
     max_session_memory: int = 1 << 31
     session_idle_seconds: int = 600
+    max_message_bytes: int = 4 << 20
 
     def __post_init__(self) -> None:
-        least = {"max_message_bytes": 1024, "max_waiting": 2}
         for name, value in vars(self).items():
-            greatest = _GREATEST_MEMORY if name == "max_session_memory" else _GREATEST
-            if not least.get(name, 1) <= value <= greatest:
-                raise ServeError(describe("service", name, value, f"{least.get(name, 1)}..{greatest}"))
+            greatest = _GREATEST.get(name, 1 << 30)
+            if not 1 <= value <= greatest:
+                raise ServeError(describe("service", name, value, f"1..{greatest}"))
 
     @property
     def max_request_bytes(self) -> int:
@@ -62,36 +59,71 @@ class Limits:
         """Largest first message of a session, which has its text."""
         return self.max_request_bytes + _TOKEN_BYTES * self.max_session_tokens
 
-    @property
-    def max_steps_bytes(self) -> int:
-        """Largest message of many sessions: one opening, and other steps."""
-        return self.max_opening_bytes + self.max_request_bytes
+    def channel_options(self) -> list[tuple[str, int]]:
+        """Return these limits, and those of peers that say nothing, as options of a gRPC server."""
+        largest = max(self.max_message_bytes, self.max_opening_bytes)
+        waiting = _WAITING * self.max_in_flight
+        options = [
+            # gRPC refuses larger messages unread; those between the two limits get our own error.
+            ("grpc.max_receive_message_length", largest + (4 << 20)),
+            ("grpc.max_send_message_length", -1),
+            ("grpc.so_reuseport", 0),  # a second service on the same port is a mistake
+            ("grpc.max_concurrent_streams", self.max_in_flight + self.max_streams),  # of one connection
+            # gRPC itself drops requests that come faster than the event loop can even refuse them: from half the limit
+            # on some, more the longer the queue is. Their clients see CANCELLED.
+            ("grpc.server.max_pending_requests", waiting // 2),
+            ("grpc.server.max_pending_requests_hard_limit", waiting),
+            ("grpc.server_max_unrequested_time_in_server", 3600),  # deadlines end what waits too long
+            ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+            ("grpc.max_allowed_incoming_connections", self.max_connections),
+            ("grpc.server_handshake_timeout_ms", 10_000),
+            ("grpc.keepalive_time_ms", 30_000),  # of silence, after which a peer is pinged
+            ("grpc.keepalive_timeout_ms", 10_000),
+            ("grpc.http2.ping_timeout_ms", 10_000),  # by default a minute
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.max_connection_idle_ms", 600_000),  # without a call
+        ]
+        return [(name, min(value, _GREATEST_OPTION)) for name, value in options]
 
-    @property
-    def max_proposals(self) -> int:
-        """Most proposals of all contexts of a request together."""
-        return max(MAX_NODES, self.max_contexts)
+    def allow_files(self, addresses: int) -> None:
+        """Raise the limit of open files to one for each connection at `addresses`, so that peers cannot use up all.
+
+        Raises:
+            ServeError: the system allows fewer.
+        """
+        needed = self.max_connections * addresses + _OTHER_FILES
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if resource.RLIM_INFINITY not in (soft, hard) and hard < needed:
+            most = max(0, hard - _OTHER_FILES) // addresses
+            expected = f"at most {most}, as the process may open {hard} files (ulimit -Hn)"
+            raise ServeError(describe("service", "max_connections", self.max_connections, expected))
+        if soft != resource.RLIM_INFINITY and soft < needed:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
-class Gate:
-    """Counts tasks and refuses more than its limit. For use within one event loop.
+class Budget:
+    """An amount that may be in use at once. For use within one event loop.
 
     Args:
-        what: the tasks, for the error.
-        limit: most of them at once.
+        what: that is used, for the error.
+        limit: most of it.
 
     Attributes:
-        tasks: those that were let in and are not done.
+        used: how much of it is in use.
     """
 
     def __init__(self, what: str, limit: int) -> None:
         self._what = what
         self._limit = limit
-        self.tasks: set[asyncio.Task[Any]] = set()
+        self.used = 0
 
-    def enter(self, task: asyncio.Task[Any]) -> None:
-        """Let `task` in until it is done, however it ends; raise OverloadedError if the limit is reached."""
-        if len(self.tasks) >= self._limit:
+    def take(self, amount: int = 1) -> None:
+        """Use so much more until `give_back`; raise OverloadedError if that is more than there is."""
+        if self.used + amount > self._limit:
             raise OverloadedError(f"service is overloaded: it has {self._limit} {self._what}; try again later")
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        self.used += amount
+
+    def give_back(self, amount: int = 1) -> None:
+        """Use so much less."""
+        self.used -= amount

@@ -12,11 +12,16 @@ import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError, Message
 
-from rest_store.datastore.kernel import MAX_DEPTH, MAX_LISTED, MAX_NODES, MAX_SEQUENCE, MAX_SUFFIX
-from rest_store.drafting.evidence import MAX_EVIDENCE_ROWS, rows_for
-from rest_store.errors import ContextTypeError, EmptyContextError, LimitError, TokenRangeError, describe
-from rest_store.service.served_part import ServedPart
-from rest_store.service.server.limits import Limits
+from rest_store.datastore.kernel import MAX_DEPTH, MAX_NODES, MAX_SEQUENCE, MAX_SUFFIX
+from rest_store.errors import (
+    ContextTypeError,
+    DocumentError,
+    EmptyContextError,
+    LimitError,
+    MessageSizeError,
+    TokenRangeError,
+    describe,
+)
 from rest_store.v1 import datastore_pb2 as pb
 
 M = TypeVar("M", bound=Message)
@@ -33,19 +38,6 @@ class TreeLimits(NamedTuple):
     max_suffix: int
     max_depth: int
 
-    @property
-    def work(self) -> int:
-        """How many contexts a context with such a tree counts for."""
-        return -(-self.max_nodes // MAX_NODES)
-
-
-class EvidenceLimits(NamedTuple):
-    """Most evidence: nodes of the client's tree, tokens of the suffix, paths."""
-
-    max_nodes: int
-    max_suffix: int
-    max_rows: int
-
 
 class Accepted(NamedTuple):
     """What a target model produced in a session, as `DraftSession.accept` takes it."""
@@ -55,12 +47,13 @@ class Accepted(NamedTuple):
     node_top_k: Tokens | None
 
 
-class Proposals(NamedTuple):
-    """The client's own tree: tokens int32[P], parents int32[P], scores float32[P]."""
+# --- Messages as they come --------------------------------------------------------------------------------------------
 
-    tokens: npt.NDArray[np.int32]
-    parents: npt.NDArray[np.int32]
-    scores: npt.NDArray[np.float32]
+
+def require_size(what: str, size: int, most: int) -> None:
+    """Raise MessageSizeError if a message of `size` bytes is larger than `most`."""
+    if size > most:
+        raise MessageSizeError(describe(what, "size", f"{size} bytes", f"at most {most}"))
 
 
 def parse(kind: type[M], data: bytes) -> M:
@@ -77,48 +70,49 @@ def require_few_fields(data: bytes, most: int) -> None:
 
     An empty field of two bytes takes fifty once it is parsed, and parsing many of them would block the event loop.
     """
-    place = fields = 0
-    while place < len(data) and fields <= most:
-        key, place = _varint(data, place)
+    position = fields = 0
+    while position < len(data) and fields <= most:
+        key, position = _varint(data, position)
         fields += 1
         match key & 7:
             case 0:
-                _, place = _varint(data, place)
+                _, position = _varint(data, position)
             case 1:
-                place += 8
+                position += 8
             case 2:
-                size, place = _varint(data, place)
-                place += size
+                size, position = _varint(data, position)
+                position += size
             case 5:
-                place += 4
+                position += 4
     if fields > most:
         raise LimitError(describe("request", "number of fields", f"over {most}", f"at most {most}"))
 
 
-def _varint(data: bytes, place: int) -> tuple[int, int]:
-    """Return the varint at `place`, and where it ends. Parsing refuses a malformed one later."""
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """Return the varint at `position`, and where it ends. Parsing refuses a malformed one later."""
     value = shift = 0
-    while place < len(data) and shift < 70:
-        byte = data[place]
+    while position < len(data) and shift < 70:
+        byte = data[position]
         value |= (byte & 127) << shift
-        place, shift = place + 1, shift + 7
+        position, shift = position + 1, shift + 7
         if byte < 128:
             break
-    return value, place
+    return value, position
+
+
+# --- Limits and amounts -----------------------------------------------------------------------------------------------
+
+
+def require_few(what: str, number: int, most: int) -> None:
+    """Raise LimitError if a request has more than `most` of something."""
+    if number > most:
+        raise LimitError(describe("request", f"number of {what}", number, f"at most {most}"))
 
 
 def tree_limits(message: pb.DraftLimits) -> TreeLimits:
     """Return the limits of a request, with defaults for zeros; raise LimitError for one that is out of range."""
-    max_nodes = _limit("max_nodes", message.max_nodes, 64, MAX_LISTED)
     max_depth = _limit("max_depth", message.max_depth, 10, MAX_DEPTH)
-    return TreeLimits(max_nodes, suffix_limit(message.max_suffix), max_depth)
-
-
-def evidence_limits(message: pb.EvidenceLimits) -> EvidenceLimits:
-    """Return the limits of a request for evidence, as `tree_limits`."""
-    max_nodes = node_limit(message.max_nodes)
-    max_rows = _limit("max_rows", message.max_rows, rows_for(max_nodes), MAX_EVIDENCE_ROWS)
-    return EvidenceLimits(max_nodes, suffix_limit(message.max_suffix), max_rows)
+    return TreeLimits(node_limit(message.max_nodes, 64), suffix_limit(message.max_suffix), max_depth)
 
 
 def suffix_limit(max_suffix: int) -> int:
@@ -126,7 +120,7 @@ def suffix_limit(max_suffix: int) -> int:
     return _limit("max_suffix", max_suffix, 16, MAX_SUFFIX)
 
 
-def node_limit(max_nodes: int, default: int = 64) -> int:
+def node_limit(max_nodes: int, default: int) -> int:
     """Return how many nodes a request asks for, as `tree_limits`."""
     return _limit("max_nodes", max_nodes, default, MAX_NODES)
 
@@ -137,71 +131,22 @@ def _limit(name: str, value: int, default: int, greatest: int) -> int:
     return value or default
 
 
-def require_work(amount: int, limits: Limits) -> None:
-    """Raise LimitError if the contexts of a request, times datastores, rows and each 1024 nodes, exceed the limit."""
-    if amount > limits.max_contexts:
-        what = "number of contexts, times datastores, rows of evidence and each 1024 nodes,"
-        raise LimitError(describe("request", what, amount, f"at most {limits.max_contexts}"))
-
-
-class Selection(NamedTuple):
-    """The datastores that a request is for: their names, their tokenizer, and which part of which build each is."""
-
-    names: tuple[str, ...] = ()
-    fingerprint: str = ""
-    parts: tuple[ServedPart, ...] = ()
-
-
-def selection_of(message: pb.Selection, limits: Limits) -> Selection:
-    """Return the selection of a message; raise LimitError if it names more than `max_contexts` datastores."""
-    named = max(len(message.datastores), len(message.parts))
-    if named > limits.max_contexts:
-        expected = f"at most {limits.max_contexts}"
-        raise LimitError(describe("request", "number of datastores named", named, expected))
-    parts = tuple(map(ServedPart.of, message.parts))
-    return Selection(tuple(message.datastores), message.tokenizer_fingerprint, parts)
-
-
-def require_few_proposals(messages: Iterable[pb.Proposals], limits: Limits) -> None:
-    """Raise LimitError if all proposals of a request together exceed the limit."""
-    amount = sum(len(message.tokens) for message in messages)
-    if amount > limits.max_proposals:
-        raise LimitError(describe("request", "number of all proposals", amount, f"at most {limits.max_proposals}"))
-
-
-def require_not_empty(tokens: Sequence[int], what: str) -> None:
-    """Raise EmptyContextError if there are no `tokens`."""
-    if not tokens:
-        raise EmptyContextError(describe("request", what, "empty", "at least one token"))
+# --- Tokens -----------------------------------------------------------------------------------------------------------
 
 
 def require_tokens(sequences: Sequence[Sequence[int]], vocabulary_size: int, what: str, first: int = 0) -> None:
     """Raise TokenRangeError if a token is outside the vocabulary; the message counts sequences from `first`."""
-    for place, tokens in enumerate(sequences, first):
+    for number, tokens in enumerate(sequences, first):
         if (greatest := max(tokens, default=0)) >= vocabulary_size:  # none is negative in a message
-            where = f"token id in {what} {place}"
+            where = f"token id in {what} {number}"
             raise TokenRangeError(describe("request", where, greatest, f"0..{vocabulary_size - 1}"))
 
 
-def require_no_proposals(message: pb.Context | pb.DraftStreamRequest, place: int) -> None:
-    """Raise ContextTypeError if a request for trees has proposals, which only requests for evidence may have."""
-    if message.HasField("proposals"):
-        where = f"proposals of context {place}"
-        raise ContextTypeError(describe("request", where, "present without evidence limits", "none"))
-
-
 def tails_of(contexts: Iterable[pb.Context], max_suffix: int) -> list[list[int]]:
-    """Return the ends of the contexts of a request for trees.
-
-    Raises:
-        EmptyContextError: a context has no tokens.
-        ContextTypeError: as `require_no_proposals`.
-    """
-    tails = []
-    for place, context in enumerate(contexts):
-        require_not_empty(context.tokens, f"context {place}")
-        require_no_proposals(context, place)
-        tails.append(context.tokens[-max_suffix:])
+    """Return the ends of the contexts of a request; raise EmptyContextError if one has no tokens."""
+    tails = [context.tokens[-max_suffix:] for context in contexts]
+    for number, tail in enumerate(tails):
+        _require_not_empty(tail, f"context {number}")
     return tails
 
 
@@ -213,38 +158,28 @@ def sequences_of(messages: Iterable[pb.TokenSequence]) -> list[list[int]]:
         LimitError: a sequence is longer than a suffix and a continuation may be.
     """
     sequences = []
-    for place, message in enumerate(messages):
-        require_not_empty(message.tokens, f"sequence {place}")
+    for number, message in enumerate(messages):
+        _require_not_empty(message.tokens, f"sequence {number}")
         if (length := len(message.tokens)) > MAX_SEQUENCE:
-            raise LimitError(describe("request", f"length of sequence {place}", length, f"1..{MAX_SEQUENCE}"))
+            raise LimitError(describe("request", f"length of sequence {number}", length, f"1..{MAX_SEQUENCE}"))
         sequences.append(list(message.tokens))
     return sequences
 
 
-def proposals_of(message: pb.Proposals, place: int, vocabulary_size: int) -> Proposals:
-    """Return the proposals of the context at `place`.
+def _require_not_empty(tokens: Sequence[int], what: str) -> None:
+    if not tokens:
+        raise EmptyContextError(describe("request", what, "empty", "at least one token"))
 
-    Raises:
-        ContextTypeError: they are not a tree.
-        LimitError: they are more than the nodes of a tree may be.
-        TokenRangeError: a token is outside the vocabulary.
-    """
-    what, size = f"proposals of context {place}", len(message.tokens)
-    if size != len(message.parents) or len(message.scores) not in (0, size):
-        found = f"{size} tokens, {len(message.parents)} parents and {len(message.scores)} scores"
-        raise ContextTypeError(describe("request", what, found, "equal numbers"))
-    if size > MAX_NODES:
-        raise LimitError(describe("request", f"number of {what}", size, f"at most {MAX_NODES}"))
-    tokens, parents = message.tokens[:], message.parents[:]
-    for node, parent in enumerate(parents):
-        if not -1 <= parent < node:
-            where = f"parent of proposal {node} of context {place}"
-            raise ContextTypeError(describe("request", where, parent, f"-1..{node - 1}"))
-    if (greatest := max(tokens, default=0)) >= vocabulary_size:
-        where = f"token id in {what}"
-        raise TokenRangeError(describe("request", where, greatest, f"0..{vocabulary_size - 1}"))
-    scores = message.scores[:] or [0.0] * size
-    return Proposals(np.array(tokens, np.int32), np.array(parents, np.int32), np.array(scores, np.float32))
+
+def document_of(message: pb.Document, number: int) -> Tokens:
+    """Return the tokens of a document to add; raise DocumentError if they are not whole."""
+    if len(message.tokens) % 4:
+        found = f"{len(message.tokens)} bytes"
+        raise DocumentError(describe("add", f"document {number}", found, "tokens of 4 bytes each"))
+    return np.frombuffer(message.tokens, "<i4")
+
+
+# --- Sessions ---------------------------------------------------------------------------------------------------------
 
 
 def text_of(tokens: Sequence[int], vocabulary_size: int, what: str) -> Tokens:
@@ -276,11 +211,10 @@ def accepted_of(messages: Sequence[pb.Accepted], vocabulary_size: int) -> list[A
         EmptyContextError: no tokens.
         TokenRangeError, LimitError, ContextTypeError: as `text_of` and `top_k_of`; LimitError also for too many.
     """
-    if len(messages) > _MOST_ACCEPTED:
-        raise LimitError(describe("session", "number of accepted", len(messages), f"at most {_MOST_ACCEPTED}"))
+    require_few("accepted", len(messages), _MOST_ACCEPTED)
     accepted = []
     for message in messages:
-        require_not_empty(message.tokens, "accepted")
+        _require_not_empty(message.tokens, "accepted")
         tokens = text_of(message.tokens, vocabulary_size, "accepted")
         top_k = top_k_of(message.top_k, "top_k") if message.HasField("top_k") else None
         node_top_k = top_k_of(message.node_top_k, "node_top_k") if message.HasField("node_top_k") else None
@@ -294,10 +228,15 @@ def step_costs(message: pb.StepCosts) -> npt.NDArray[np.float64]:
     Raises:
         LimitError: too many, or not positive finite numbers.
     """
-    costs = message.of_step
-    if len(costs) > 1 + MAX_NODES:
-        raise LimitError(describe("session", "number of costs", len(costs), f"at most {1 + MAX_NODES}"))
-    values = np.array(costs, np.float64)
-    if not bool(np.all((values > 0) & np.isfinite(values))):
+    require_few("costs", len(message.of_step), 1 + MAX_NODES)
+    costs = np.array(message.of_step, np.float64)
+    if not bool(np.all((costs > 0) & np.isfinite(costs))):
         raise LimitError(describe("session", "costs", "other numbers", "positive finite ones"))
-    return values
+    return costs
+
+
+def lowest_score(min_score: float) -> float:
+    """Return the least score of the nodes that a request asks for; raise LimitError unless it is 0..1."""
+    if not 0 <= min_score <= 1:
+        raise LimitError(describe("session", "min_score", min_score, "0..1"))
+    return min_score

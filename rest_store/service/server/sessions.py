@@ -6,13 +6,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
-import numpy as np
-
 from rest_store.datastore.kernel import native_kernel
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.remote import MOST_RECENT
 from rest_store.drafting.sources import RecycledLogits
-from rest_store.errors import LimitError, OverloadedError, describe
+from rest_store.errors import LimitError, OverloadedError, TokenizerMismatchError, describe
 from rest_store.service.server.hosted_datastore import HostedDatastore
 from rest_store.service.server.limits import Limits
 from rest_store.service.server.served_session import FIXED_MEMORY, ServedSession
@@ -31,16 +28,13 @@ class Sessions:
         limits: of the service.
 
     Attributes:
-        fingerprint: of the trees of the sessions' calibration.
         open: the sessions that are open now.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._default = Calibration.default()
         self._calibrations: OrderedDict[Hashable, Calibration] = OrderedDict()  # the latest last
         self._recycled: OrderedDict[Hashable, RecycledLogits] = OrderedDict()
-        self.fingerprint = self._default.fingerprint
         self.open: set[ServedSession] = set()
 
     @property
@@ -52,7 +46,39 @@ class Sessions:
         of_sessions = sum(session.memory for session in sessions)  # with their calibrations
         return of_sessions + sum(table.memory for table in tables) + FIXED_MEMORY * len(idle)
 
-    def require_memory(self, more: int) -> None:
+    def begin(self, opening: pb.SessionOpening, served: Sequence[HostedDatastore]) -> ServedSession:
+        """Return a new session over the datastores `served`, which `end` ends. Its text is not read yet.
+
+        Raises:
+            LimitError: the text, a key or a name is too long, or there are too many datastores.
+            TokenizerMismatchError: the datastores have several tokenizers.
+            OverloadedError: the sessions take too much memory.
+        """
+        most = int(native_kernel().MAX_STORES)
+        if len(served) > most:
+            raise LimitError(describe("session", "number of datastores", len(served), f"at most {most}"))
+        if len(set(served)) < len(served):
+            raise LimitError(describe("session", "datastores", "named twice", "each once"))
+        if len({datastore.fingerprint for datastore in served}) > 1:
+            raise TokenizerMismatchError(describe("session", "datastores", "of several tokenizers", "those of one"))
+        key, name = opening.recycled_logits, opening.shared_calibration.encode()
+        for what, value, longest in (("recycled logits", key, _LONGEST_KEY), ("calibration", name, _LONGEST_NAME)):
+            if len(value) > longest:
+                raise LimitError(describe("session", f"key of {what}", f"{len(value)} bytes", f"at most {longest}"))
+        names = tuple(datastore.name for datastore in served)
+        calibration = _shared(self._calibrations, (names, name) if name else None, Calibration.default)
+        recycled = None
+        if opening.HasField("recycled_logits"):
+            recycled = _shared(self._recycled, key or None, RecycledLogits)
+        session = ServedSession(opening, served, calibration, recycled, self._limits, self._require_memory)
+        self.open.add(session)
+        return session
+
+    def end(self, session: ServedSession) -> None:
+        """Give back what `session` has reserved."""
+        self.open.discard(session)
+
+    def _require_memory(self, more: int) -> None:
         """Make room for `more` bytes; raise OverloadedError if open sessions need it."""
         most = self._limits.max_session_memory
         while (memory := self.memory + more) > most:
@@ -68,53 +94,6 @@ class Sessions:
                     del kept[key]
                     return True
         return False
-
-    def begin(self, opening: pb.SessionOpening, served: Sequence[HostedDatastore]) -> ServedSession:
-        """Return a new session over the datastores `served`, which `end` ends. Its text is not read yet.
-
-        Raises:
-            LimitError: the text, a key or a number is out of range, or there are too many datastores.
-            TokenRangeError, ContextTypeError: the text or its top-k is malformed.
-            OverloadedError: the sessions take too much memory.
-        """
-        most = int(native_kernel().MAX_STORES)
-        if len(served) > most:
-            raise LimitError(describe("session", "number of datastores", len(served), f"at most {most}"))
-        if len(set(served)) < len(served):
-            raise LimitError(describe("session", "datastores", "named twice", "each once"))
-        key, name = opening.recycled_logits, opening.shared_calibration.encode()
-        for what, value, longest in (("recycled logits", key, _LONGEST_KEY), ("calibration", name, _LONGEST_NAME)):
-            if len(value) > longest:
-                raise LimitError(describe("session", f"key of {what}", f"{len(value)} bytes", f"at most {longest}"))
-        if len(opening.recent) > MOST_RECENT or not np.isfinite(opening.recent).all():
-            found, expected = opening.recent[:MOST_RECENT], f"at most {MOST_RECENT} finite numbers"
-            raise LimitError(describe("session", "what recent steps have taught", found, expected))
-        weights = self._weights(opening)
-        session = ServedSession(opening, served, self._limits, self.require_memory)
-        names = tuple(datastore.name for datastore in served)
-        session.calibration = _shared(self._calibrations, (names, name) if name else None, Calibration.default)
-        if weights and not any(session.calibration.weights):
-            session.calibration.native.weights = weights
-        if opening.HasField("recycled_logits"):
-            session.recycled = _shared(self._recycled, key or None, RecycledLogits)
-        self.open.add(session)
-        return session
-
-    def follow_changes(self) -> None:
-        """Release what live datastores have replaced in sessions between two steps, which may be far apart."""
-        for session in self.open:
-            session.follow_changes()
-
-    def end(self, session: ServedSession) -> None:
-        """Give back what `session` has reserved."""
-        self.open.discard(session)
-
-    def _weights(self, opening: pb.SessionOpening) -> list[float]:
-        weights, number = opening.calibration_weights, len(self._default.weights)
-        if weights and (len(weights) != number or not np.isfinite(weights).all()):
-            found = f"{len(weights)} numbers" if len(weights) != number else "not finite"
-            raise LimitError(describe("session", "calibration weights", found, f"{number} finite numbers, or none"))
-        return list(weights)
 
 
 def _shared(kept: OrderedDict[Hashable, S], key: Hashable, make: Callable[[], S]) -> S:

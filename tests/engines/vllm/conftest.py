@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rest_store.bench.datastores import write_datastore
 from rest_store.datastore.datastore import Datastore
 from rest_store.engines import batch_drafter
 from rest_store.engines.goodput import Goodput
+from rest_store.live.export import export
+from rest_store.live.live_datastore import LiveDatastore
 from tests.engines.vllm.engine import Request, answers, engine
 from tests.shared.builds import build_quick, documents, write_jsonl
 
@@ -120,4 +121,6 @@ def datastore(empty: Path, requests: list[Request], texts: list[list[int]]) -> P
         wrong = len(request.prompt) + np.flatnonzero(chance.random(len(text)) < 0.1)
         document[wrong] = chance.integers(3, like.vocabulary_size, wrong.size)
         written.append(document)
-    return write_datastore(like, empty.with_name("written"), written)
+    with LiveDatastore.open(empty.with_name("live"), tokenizer=like.tokenizer) as live:
+        live.add(written)
+        return export(live, empty.with_name("written")).path

@@ -73,7 +73,8 @@ def engine(
         ranks: workers that share each layer, in processes of their own if there are several.
     """
     from vllm import LLM
-    from vllm_sampling import repeat_settings
+
+    from tests.engines.vllm.sampling import repeat_settings
 
     drafted: dict[str, Any] = {}
     if drafter is not None:

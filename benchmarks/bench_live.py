@@ -1,0 +1,289 @@
+"""Measure a live datastore: what adding costs, what queries cost meanwhile, opening, memory, and a day in small.
+
+- add: 500 tokens, durable and visible, in turns with SQLite's bare commit of the same bytes.
+- bulk: many documents in one call.
+- queries: drafts and steps of a session from a live datastore while a thread adds to it at full speed, mostly single
+  documents. For comparison, a frozen datastore of the documents that it had at the beginning is queried, alone before
+  and in turns meanwhile.
+- open: as a process left it that was killed, in a process of its own.
+- day: many documents of 50 to 500 tokens are added with eviction; size, descriptors and memory are recorded meanwhile.
+
+Documents are pieces of those of --datastore.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import numpy.typing as npt
+from timing import percentiles, time_each
+
+from rest_store.bench.options import Destination, result_options, seed_option
+from rest_store.bench.results import write_result
+from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.store import Store
+from rest_store.drafting.session import DraftSession
+from rest_store.live.export import export
+from rest_store.live.live_datastore import LiveDatastore
+from rest_store.options import PATH, SETTINGS
+
+SIZE = 500  # tokens of a document, except in the day
+TURN = 2_000  # contexts
+SESSIONS, STEPS = 50, 4  # of a turn, each in a context of its own; and of a session
+TOGETHER = 32  # documents of an addition, in the day
+CONTEXT = 32
+OPEN = """
+import json, sys, time
+from rest_store.live.live_datastore import LiveDatastore
+began = time.perf_counter()
+with LiveDatastore.open(sys.argv[1]) as live:
+    seconds, info = time.perf_counter() - began, live.info()
+print(json.dumps({"seconds": round(seconds, 3), "tokens": info.token_count, "segments": info.shard_count}))
+"""
+Asking = Callable[[Store, list[list[int]]], list[float]]  # queries a store after contexts: the microseconds of each
+
+
+class Source:
+    """Documents of any size, cut from those of a datastore."""
+
+    def __init__(self, path: Path, seed: int) -> None:
+        store = Datastore.open(path)
+        symbols = np.concatenate([shard.tokens.symbols() for shard in store.shards])
+        self.tokenizer = store.tokenizer
+        self.tokens = symbols[symbols < store.vocabulary_size].astype(np.int32)
+        self.random = np.random.default_rng(seed)
+
+    def documents(self, count: int, least: int = SIZE, most: int = SIZE) -> list[npt.NDArray[np.int32]]:
+        """Return pieces from random places."""
+        sizes = self.random.integers(least, most + 1, count)
+        starts = self.random.integers(0, self.tokens.size - most, count)
+        return [self.tokens[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+
+    def contexts(self, count: int) -> list[list[int]]:
+        """Return texts to ask after."""
+        return [document.tolist() for document in self.documents(count, CONTEXT, CONTEXT)]
+
+
+@click.command(
+    help=__doc__,
+    context_settings=SETTINGS,
+    epilog="Example: python benchmarks/bench_live.py --datastore python.ds --out live_datastore.json",
+)
+@click.option("--datastore", metavar="DIR", type=PATH, required=True, help="Source of the tokens.")
+@click.option("--tokens", metavar="N", default=4_000_000, help="Tokens of the datastores that are queried and opened.")
+@click.option("--rounds", metavar="N", type=click.IntRange(1), default=10, help="Turns of 200 additions and queries.")
+@click.option("--documents", metavar="N", default=1_000_000, help="Documents of the day; 0: no day.")
+@click.option(
+    "--max-tokens", metavar="N", default=20_000_000, help="Tokens beyond which the day's oldest documents are evicted."
+)
+@click.option("--work", metavar="DIR", type=PATH, show_default="a temporary one", help="Folder for what is written.")
+@seed_option
+@result_options
+def main(
+    datastore: Path,
+    tokens: int,
+    rounds: int,
+    documents: int,
+    max_tokens: int,
+    work: Path | None,
+    seed: int,
+    out: Destination,
+) -> None:
+    source = Source(datastore, seed)
+    results: dict[str, Any] = {"document": SIZE, "tokens": tokens}
+    gc.disable()
+    with tempfile.TemporaryDirectory(dir=work) as folder:
+        place = Path(folder)
+        results["add"] = show("add", measure_adding(source, place, 200 * rounds))
+        results["bulk"] = show("bulk", measure_bulk(source, place, tokens))
+        results["queries"] = measure_queries(source, place, tokens, rounds)
+        results["open"] = show("open", measure_opening(source, place, tokens))
+        if documents:
+            results["day"] = measure_day(source, place, documents, max_tokens)
+    parameters = {**click.get_current_context().params, "work": None}
+    write_result(out, "live_datastore", parameters, ("numpy", "pydivsufsort"), results)
+
+
+def show(name: str, figures: dict[str, Any]) -> dict[str, Any]:
+    print(f"{name}: " + ", ".join(f"{key} {value:,}" for key, value in figures.items()), flush=True)
+    return figures
+
+
+def measure_adding(source: Source, place: Path, count: int) -> dict[str, float]:
+    """Add documents one by one to a datastore of a million tokens; microseconds."""
+    database = sqlite3.connect(place / "bare.sqlite", isolation_level=None)
+    for setting in ("journal_mode=WAL", "synchronous=FULL", "wal_autocheckpoint=0"):
+        database.execute(f"PRAGMA {setting}")
+    database.execute("CREATE TABLE documents (number INTEGER PRIMARY KEY, symbols BLOB)")
+
+    def commit(symbols: bytes) -> None:
+        database.execute("BEGIN IMMEDIATE")
+        database.execute("INSERT INTO documents (symbols) VALUES (?)", (symbols,))
+        database.execute("COMMIT")
+
+    added, bare = [], []
+    with LiveDatastore.open(place / "add", tokenizer=source.tokenizer) as live:
+        live.add(source.documents(2_000))
+        for _ in range(count // 20):
+            some = source.documents(20)
+            bare += time_each(commit, [document.astype(">u2").tobytes() for document in some])
+            added += time_each(lambda document: live.add([document]), some)
+            database.execute("PRAGMA wal_checkpoint(PASSIVE)")
+    database.close()
+    ours, theirs = percentiles(added), percentiles(bare)
+    return {
+        "median_us": ours["median"],
+        "p99_us": ours["p99"],
+        "commit_median_us": theirs["median"],
+        "commit_p99_us": theirs["p99"],
+        "beyond_commit_median_us": round(ours["median"] - theirs["median"], 1),
+    }
+
+
+def measure_bulk(source: Source, place: Path, tokens: int) -> dict[str, float]:
+    """Add many documents in one call, to an empty datastore."""
+    some = source.documents(tokens // SIZE)
+    with LiveDatastore.open(place / "bulk", tokenizer=source.tokenizer) as live:
+        began, worked = time.perf_counter(), time.process_time()
+        live.add(some)
+        seconds, cpu = time.perf_counter() - began, time.process_time() - worked
+    return {"tokens_per_s": round(tokens / seconds), "tokens_per_cpu_s": round(tokens / cpu)}
+
+
+def drafts(nodes: int) -> Asking:
+    return lambda store, contexts: time_each(lambda context: store.draft(context, max_nodes=nodes), contexts)
+
+
+def steps(nodes: int) -> Asking:
+    def ask(store: Store, contexts: list[list[int]]) -> list[float]:
+        times = []
+        for context in contexts[:SESSIONS]:
+            with DraftSession([store], context[: CONTEXT // 2]) as session:
+                session.draft(nodes)
+                for position in range(CONTEXT // 2, CONTEXT // 2 + 2 * STEPS, 2):
+                    session.accept(context[position : position + 2])
+                    began = time.perf_counter_ns()
+                    session.draft(nodes)
+                    times.append((time.perf_counter_ns() - began) / 1e3)
+        return times
+
+    return ask
+
+
+QUERIES = {"draft of 16": drafts(16), "draft of 64": drafts(64), "step of 16": steps(16), "step of 64": steps(64)}
+
+
+def measure_queries(source: Source, place: Path, tokens: int, rounds: int) -> dict[str, Any]:
+    """Time queries of a live datastore while it grows, in turns with those of the frozen one that it was before."""
+    # No context comes again: a frozen datastore would answer from its cache of trees.
+    warm_up, *turns = [source.contexts(TURN) for _ in range(1 + rounds)]
+    results: dict[str, Any] = {}
+    for name, ask in QUERIES.items():
+        directory = place / name
+        with LiveDatastore.open(directory, tokenizer=source.tokenizer) as live:
+            live.add(source.documents(tokens // SIZE))
+            live.compact()
+            frozen = export(live, place / f"{name} frozen")
+            ask(frozen, warm_up)
+            alone = [time for turn in turns for time in ask(frozen, turn)]
+            with growing(live, source):
+                ask(live, warm_up)
+                meanwhile: dict[str, list[float]] = {"frozen": [], "live": []}
+                segments = []
+                for turn in turns:
+                    meanwhile["frozen"] += ask(frozen, turn)
+                    meanwhile["live"] += ask(live, turn)
+                    segments.append(live.info().shard_count)
+            grown = live.info().token_count
+        frozen.close()
+        row: dict[str, float] = {}
+        for what, times in (("frozen alone", alone), *((f"{one} meanwhile", of) for one, of in meanwhile.items())):
+            figures = percentiles(times)
+            row |= {f"{what}, median": figures["median"], f"{what}, p99": figures["p99"]}
+        row |= {"segments": float(np.median(segments)), "tokens at the end": grown}
+        results[name] = show(name, row)
+    return results
+
+
+@contextmanager
+def growing(live: LiveDatastore, source: Source) -> Iterator[None]:
+    """Within the block, a thread adds documents as fast as that goes: one alone most of the time, then many."""
+    stop = threading.Event()
+    some = source.documents(1_000)
+
+    def add() -> None:
+        while True:
+            for start in range(0, len(some), 10):
+                for size in (1, 1, 1, 1, 64):
+                    if stop.is_set():
+                        return
+                    live.add(some[start : start + size])
+
+    thread = threading.Thread(target=add)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
+def measure_opening(source: Source, place: Path, tokens: int) -> dict[str, float]:
+    """Open a datastore as it was left by a process that was killed: a part of it is in no segment."""
+    directory = place / "opened"
+    with LiveDatastore.open(directory, tokenizer=source.tokenizer) as live:
+        for _ in range(10):
+            live.add(source.documents(tokens // SIZE // 10))
+            live.compact()
+        live.add(source.documents(tokens // SIZE // 10))
+    run = subprocess.run([sys.executable, "-c", OPEN, str(directory)], check=True, stdout=subprocess.PIPE, text=True)
+    figures: dict[str, float] = json.loads(run.stdout)
+    return figures
+
+
+def anonymous_memory() -> int:
+    """Return the bytes of memory of this process that are not of files."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
+
+
+def measure_day(source: Source, place: Path, documents: int, most: int) -> dict[str, Any]:
+    """Add documents, TOGETHER at once, with eviction; return how size, descriptors and memory went."""
+    directory = place / "day"
+    course: list[dict[str, float]] = []
+    began = time.perf_counter()
+    times: list[float] = []
+    with LiveDatastore.open(directory, tokenizer=source.tokenizer, max_tokens=most) as live:
+        for number in range(0, documents, TOGETHER):
+            times += time_each(live.add, [source.documents(TOGETHER, 50, 500)])
+            if (number + TOGETHER) % max(TOGETHER, documents // 20) < TOGETHER:
+                info = live.info()
+                row = {
+                    "documents": number + TOGETHER,
+                    "seconds": round(time.perf_counter() - began),
+                    "tokens": info.token_count,
+                    "segments": info.shard_count,
+                    "bytes": sum(path.stat().st_size for path in directory.rglob("*") if path.is_file()),
+                    "descriptors": len(list(Path("/proc/self/fd").iterdir())),
+                    "mappings": len(Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()),
+                    "anonymous_bytes": anonymous_memory(),
+                }
+                course.append(show("day", row))
+    return {"course": course, "add_us": percentiles(times)}
+
+
+if __name__ == "__main__":
+    main()

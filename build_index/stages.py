@@ -1,0 +1,225 @@
+"""Both stages of a build at once: corpora are tokenized slice by slice, and complete shards are sorted meanwhile."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from build_index.corpus import Corpus
+from build_index.documents import CorpusCounts
+from build_index.duplicates import DIGEST_BYTES, SeenDocuments, digest_keys
+from build_index.errors import output_errors
+from build_index.progress import ProgressListener, StageProgress
+from build_index.shard_sorter import SortSeconds
+from build_index.shard_tokens import ShardTokens
+from build_index.slices import Slice, SliceReport, TokenBatch, cut, read_slice
+from build_index.staging import Staging
+from build_index.workers import Workers, worker_error
+
+_SECONDS_BETWEEN_REPORTS = 0.2
+_SLICES_A_WORKER = 2  # begun at once, so that no worker waits
+
+
+class Stages:
+    """Makes the shards of one build, as far as they are not there; runs once.
+
+    Args:
+        corpora: what to read.
+        staging: where the slices and shards are made.
+        shard_tokens: writes the tokens files.
+        vocabulary_size: `V`.
+        seen: finds duplicates; None: they are kept.
+        workers: tokenize and sort.
+        listener: called with the progress; None: nobody.
+
+    Attributes:
+        seconds: time by stage: `read`, `tokenize`, `sort` and `write`.
+    """
+
+    def __init__(
+        self,
+        corpora: Sequence[Corpus],
+        staging: Staging,
+        shard_tokens: ShardTokens,
+        vocabulary_size: int,
+        seen: SeenDocuments | None,
+        workers: Workers,
+        listener: ProgressListener | None = None,
+    ) -> None:
+        self.seconds = dict.fromkeys(("read", "tokenize", "sort", "write"), 0.0)
+        self._corpora = corpora
+        self._staging = staging
+        self._shard_tokens = shard_tokens
+        self._vocabulary_size = vocabulary_size
+        self._seen = seen
+        self._workers = workers
+        self._listener = listener
+        self._counts = [CorpusCounts() for _ in corpora]  # of the slices of files
+        self._duplicates = [0] * len(corpora)
+        self._digests = [hashlib.sha256() for _ in corpora]
+        self._sorting: dict[Future[SortSeconds], int] = {}  # positions of shards that are being sorted
+        self._sorted_positions = 0
+        self._peaks: dict[int, int] = {}  # peak memory of each process
+        self._started = self._reported = time.perf_counter()
+        self._total_bytes: int | None = None
+        self._tokenize_seconds: float | None = None  # None: not all is tokenized
+
+    def run(self) -> list[str]:
+        """Make the shards, and return their names.
+
+        Raises:
+            RestStoreError: a corpus cannot be read, or disk or memory is full.
+            EncoderError: `fastokens` was wrong.
+            WorkerError: a worker has ended.
+        """
+        self._started = time.perf_counter()
+        if self._listener is not None:
+            self._total_bytes = _total_bytes(self._corpora)
+        names = []
+        try:
+            before = 0
+            for name in self._shards():
+                names.append(name)
+                self._sort(name, self._shard_tokens.position_count - before)
+                before = self._shard_tokens.position_count
+            self._tokenize_seconds = time.perf_counter() - self._started
+            while self._sorting:
+                self._collect(_SECONDS_BETWEEN_REPORTS)
+        except Exception:
+            wait(self._sorting)  # they need not be sorted again; an interrupt does not wait
+            raise
+        finally:
+            self._shard_tokens.abandon()
+        for corpus, counts in zip(self._corpora, self._counts, strict=True):
+            corpus.counts += counts
+        self._counts.clear()
+        self._report(at_once=True)
+        return names
+
+    def provenance(self) -> list[dict[str, Any]]:
+        """Return the manifest's entry of each corpus, after all are read."""
+        return [
+            {
+                **corpus.provenance(),
+                "documents_sha256": self._digests[number].hexdigest(),
+                "duplicates": self._duplicates[number],
+                "without_tokens": self._shard_tokens.counts[number].without_tokens,
+                "split_documents": self._shard_tokens.counts[number].split_documents,
+            }
+            for number, corpus in enumerate(self._corpora)
+        ]
+
+    def peak_memory(self, own: int) -> int:
+        """Return the sum of the peaks of resident memory of all processes but `own`."""
+        return sum(peak for process, peak in self._peaks.items() if process != own)
+
+    # --- Tokens -------------------------------------------------------------------------------------------------------
+
+    def _shards(self) -> Iterator[str]:
+        """Yield the name of each shard whose tokens file is complete."""
+        for part, path in self._slices():
+            for batch in read_slice(path):
+                if isinstance(batch, CorpusCounts):
+                    self._counts[part.corpus] += batch
+                else:
+                    yield from self._store(part.corpus, batch)
+            self._collect(0)
+        yield from self._shard_tokens.finish()
+
+    def _slices(self) -> Iterator[tuple[Slice, Path]]:
+        """Yield all slices in order, with the files of their tokens; tokenize those that are not there."""
+        most = 1 if self._workers.count == 1 else _SLICES_A_WORKER * self._workers.count
+        begun: deque[tuple[Slice, Path, Future[SliceReport] | None]] = deque()
+        for part in cut(self._corpora):
+            path = self._staging.slices / part.name
+            begun.append((part, path, None if path.exists() else self._workers.submit(part)))
+            if len(begun) >= most:
+                yield self._finished(*begun.popleft())
+        while begun:
+            yield self._finished(*begun.popleft())
+
+    def _finished(self, part: Slice, path: Path, future: Future[SliceReport] | None) -> tuple[Slice, Path]:
+        """Wait for the file of a slice."""
+        if future is not None:
+            while not wait([future], _SECONDS_BETWEEN_REPORTS).done:
+                self._report()
+            try:
+                report = future.result()
+            except BrokenProcessPool as error:
+                raise worker_error(part) from error
+            self.seconds["read"] += report.read_seconds
+            self.seconds["tokenize"] += report.tokenize_seconds
+            self._peaks[report.process] = max(report.peak_memory, self._peaks.get(report.process, 0))
+        return part, path
+
+    def _store(self, corpus: int, batch: TokenBatch) -> Iterator[str]:
+        """Store the documents that are no duplicates; yield the name of each shard that becomes complete."""
+        start = time.perf_counter()
+        number = len(batch.digests) // DIGEST_BYTES
+        self._digests[corpus].update(batch.digests)
+        is_new = np.ones(number, dtype=bool)
+        if self._seen is not None:
+            with output_errors(self._seen.directory):
+                is_new = self._seen.add(digest_keys(batch.digests))
+            self._duplicates[corpus] += number - int(is_new.sum())
+        for ids in batch.tokens(np.flatnonzero(is_new)):
+            for name in self._shard_tokens.append(corpus, ids):
+                self.seconds["write"] += time.perf_counter() - start
+                yield name
+                start = time.perf_counter()
+        self.seconds["write"] += time.perf_counter() - start
+
+    # --- Suffixes -----------------------------------------------------------------------------------------------------
+
+    def _sort(self, name: str, positions: int) -> None:
+        """Begin to sort a shard, as soon as there is room."""
+        while len(self._sorting) >= self._workers.sorts:
+            self._collect(_SECONDS_BETWEEN_REPORTS)
+        self._sorting[self._workers.sort(self._staging.datastore, name, self._vocabulary_size)] = positions
+
+    def _collect(self, timeout: float) -> None:
+        """Wait for a shard that is being sorted; raise its error, if it failed."""
+        for future in wait(self._sorting, timeout, FIRST_COMPLETED).done:
+            self._sorted_positions += self._sorting.pop(future)
+            seconds = future.result()
+            self.seconds["sort"] += seconds.sort
+            self.seconds["write"] += seconds.write
+        self._report()
+
+    # --- Progress -----------------------------------------------------------------------------------------------------
+
+    def _report(self, *, at_once: bool = False) -> None:
+        """Report the progress of both stages, unless the last report is recent."""
+        now = time.perf_counter()
+        if self._listener is None or (now - self._reported < _SECONDS_BETWEEN_REPORTS and not at_once):
+            return
+        self._reported = now
+        done = sum(corpus.bytes_read for corpus in self._corpora) + sum(counts.bytes_read for counts in self._counts)
+        positions, total = self._shard_tokens.position_count, self._total_bytes
+        if self._tokenize_seconds is None:
+            seconds = now - self._started
+            estimate = round(positions * total / done) if total and done else None
+        else:
+            seconds, total, estimate = self._tokenize_seconds, done, positions
+        self._listener(
+            [
+                StageProgress("tokenizing", done, total, "bytes", seconds),
+                StageProgress("sorting", self._sorted_positions, estimate, "tokens", now - self._started),
+            ]
+        )
+
+
+def _total_bytes(corpora: Sequence[Corpus]) -> int | None:
+    """Return the bytes to read, or None if that is not known beforehand."""
+    if any(corpus.spec.max_documents is not None for corpus in corpora):
+        return None
+    sizes = [corpus.size_hint for corpus in corpora]
+    return None if None in sizes else sum(size for size in sizes if size is not None)

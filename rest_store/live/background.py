@@ -1,0 +1,71 @@
+"""A thread that works beside queries and additions, at a low priority."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+
+from rest_store.errors import error_text
+
+_NICENESS = 15  # with 19, additions wait longer for locks that the thread holds while others use all cores
+
+
+class Background:
+    """Calls `work` again and again, until it is stopped or nobody has its owner. What fails is tried again.
+
+    On Linux the thread has a low priority: it gives way to queries and additions where cores are few.
+
+    Args:
+        owner: what the work is for; not kept alive.
+        work: does one piece of work; returns whether there may be more.
+        interval: seconds until the next look for work, when there was none, or after a failure.
+        abandoned: called by the thread when the owner is gone. (Whoever collects the owner may hold any lock.)
+
+    Attributes:
+        failure: what the latest failure was, as text; None since work has succeeded again.
+    """
+
+    def __init__(
+        self, owner: object, work: Callable[[], bool], interval: float, abandoned: Callable[[], object]
+    ) -> None:
+        self.failure: str | None = None
+        self._owner = weakref.ref(owner)
+        self._work = work
+        self._interval = interval
+        self._abandoned = abandoned
+        self._wake = threading.Event()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rest-store live", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Look for work now."""
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End after the piece of work in progress."""
+        self._stopped.set()
+        self._wake.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        if sys.platform == "linux":  # elsewhere threads have no priority of their own
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        while not self._stopped.is_set():
+            if self._owner() is None:
+                self._abandoned()
+                return
+            self._wake.clear()
+            try:
+                busy, self.failure = self._work(), None
+            except Exception as error:  # such as a full disk
+                self.failure = error_text(error)
+                self._stopped.wait(self._interval)  # however much is added meanwhile
+                continue
+            if not busy:
+                self._wake.wait(self._interval)

@@ -1,0 +1,87 @@
+"""How much a live datastore keeps, and how large its segments may be for that: whole segments are evicted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from rest_store.datastore.validation import limit, real
+from rest_store.errors import LimitError, describe
+
+_MEMTABLE = 1 << 12  # positions that are sorted anew with each addition
+_LARGEST = 1 << 24  # positions of a segment: sorting them takes some seconds
+_COMMIT = 1 << 20  # positions of one commit
+_LEAST_SEGMENTS = 8  # that a datastore with limits has at least
+
+
+class _HasSymbols(Protocol):
+    @property
+    def symbols(self) -> bytes: ...
+
+
+Item = TypeVar("Item", bound=_HasSymbols)
+
+
+@dataclass(frozen=True)
+class Retention:
+    """How much a live datastore keeps.
+
+    Attributes:
+        max_tokens: most tokens; None: no limit. The oldest documents beyond it are evicted, an eighth at most at once.
+        max_age: most seconds that a document is kept; None: no limit. It may be evicted an eighth of that earlier.
+    """
+
+    max_tokens: int | None = None
+    max_age: float | None = None
+
+    @classmethod
+    def checked(cls, max_tokens: Any, max_age: Any) -> Retention:
+        """Return limits as they are stored, an int and a float.
+
+        Raises:
+            LimitError: one is neither None nor positive: a whole number of tokens, or seconds.
+        """
+        tokens = None if max_tokens is None else limit("max_tokens", max_tokens, 2**62, where="live datastore")
+        if max_age is None:
+            return cls(tokens, None)
+        age = real(max_age)
+        if not 0 < age < 2**62:
+            raise LimitError(describe("live datastore", "max_age", repr(max_age), "None or positive seconds"))
+        return cls(tokens, age)
+
+    @property
+    def largest(self) -> int:
+        """Positions of a segment, unless it holds a single document."""
+        return _LARGEST if self.max_tokens is None else max(1, min(_LARGEST, self.max_tokens // _LEAST_SEGMENTS))
+
+    @property
+    def memtable(self) -> int:
+        """Positions from which on the memtable is flushed."""
+        return min(_MEMTABLE, self.largest)
+
+    def may_span(self, oldest: float, newest: float) -> bool:
+        """Return whether documents added at these times may be in one segment."""
+        return self.max_age is None or newest - oldest <= self.max_age / _LEAST_SEGMENTS
+
+    def batches(
+        self, documents: Iterable[Item], width: int, added: Callable[[Item], float] = lambda document: 0.0
+    ) -> Iterator[list[Item]]:
+        """Yield documents in lists that may each become a segment.
+
+        Args:
+            documents: in the order of their numbers.
+            width: bytes of a token.
+            added: when a document was added.
+        """
+        batch: list[Item] = []
+        size, most = 0, min(_COMMIT, self.largest)
+        for document in documents:
+            positions = len(document.symbols) // width + 1
+            if batch and (size + positions > most or not self.may_span(added(batch[0]), added(document))):
+                yield batch
+                batch, size = [], 0
+            batch.append(document)
+            size += positions
+        if batch:
+            yield batch

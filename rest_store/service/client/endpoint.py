@@ -1,0 +1,86 @@
+"""One endpoint of a service: its gRPC channel, which is made when it is first needed and reconnects by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+
+from rest_store.errors import ServiceUnavailableError
+from rest_store.service.channel import Dialer
+from rest_store.service.client.stream_call import StreamCall
+from rest_store.service.errors import error_of_call
+
+_SERVICE = "/rest_store.v1.DatastoreService/"
+_UNARY = ("Draft", "Count", "Describe", "Add", "Delete")
+
+
+class Endpoint:
+    """One address and the channel to it. Thread-safe.
+
+    Args:
+        target: the address, as gRPC takes it.
+        dialer: makes the channel.
+    """
+
+    def __init__(self, target: str, dialer: Dialer) -> None:
+        self.target = target
+        self._dialer = dialer
+        self._channel: grpc.Channel | None = None
+        self._methods: dict[str, Any] = {}
+        self._process: int | None = None  # the one that connected
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def require_usable(self) -> None:
+        """Raise ServiceUnavailableError if it was closed, or connected before this process was forked."""
+        if self._closed:
+            raise ServiceUnavailableError("client: the client is closed")
+        if self._process not in (None, os.getpid()):  # gRPC's threads do not survive a fork
+            raise ServiceUnavailableError("client: the process was forked after the client connected; make it anew")
+
+    def _connected(self) -> grpc.Channel:
+        self.require_usable()
+        with self._lock:
+            self.require_usable()
+            if self._channel is None:
+                self._process = os.getpid()
+                self._channel = self._dialer.connect(self.target)
+                self._methods = {name: self._channel.unary_unary(_SERVICE + name, None, None) for name in _UNARY}
+            return self._channel
+
+    def ask(self, method: str, message: bytes, seconds: float) -> bytes:
+        """Return the answer to one request, as bytes; raise our error for the status of a call that failed."""
+        with self._call_errors():
+            self._connected()
+            answer: bytes = self._methods[method](message, timeout=seconds, metadata=self._dialer.metadata)
+            return answer
+
+    def open_session(self) -> StreamCall:
+        """Open a stream of DraftSession; an endpoint that cannot be reached ends it soon."""
+        with self._call_errors():
+            return StreamCall(self._connected(), _SERVICE + "DraftSession", self._dialer.metadata, self.target)
+
+    @contextlib.contextmanager
+    def _call_errors(self) -> Iterator[None]:
+        """Raise our errors for those of a call."""
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise error_of_call(self.target, error) from None
+        except ValueError:  # grpc's error for a channel that has just been closed
+            self.require_usable()
+            raise
+
+    def close(self) -> None:
+        """Close the channel, and make no other; a forked process leaves the channel of its parent alone."""
+        self._closed = True
+        if self._process == os.getpid():
+            with self._lock:
+                channel, self._channel = self._channel, None
+            if channel is not None:
+                channel.close()

@@ -1,0 +1,177 @@
+"""One part of a datastore as a client reaches it, or all of it: endpoints that serve the same."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from rest_store.datastore.tokenizer import TokenizerIdentity
+from rest_store.errors import DeadlineError, OverloadedError, RestStoreError, ServiceUnavailableError
+from rest_store.service.channel import Dialer
+from rest_store.service.client.descriptions import ServiceInfo, info_of_parts, require_one_build
+from rest_store.service.client.endpoint import Endpoint
+from rest_store.service.client.requests import Request, Requests, describe_request
+
+T = TypeVar("T")
+
+_FIRST_PAUSE = 0.005  # seconds before all endpoints are tried again, doubled each time
+_LONGEST_PAUSE = 1.0
+_MOST_THREADS = 64  # that ask parts at once
+
+
+class Part:
+    """Endpoints that serve the same, tried in turn; the one that answered last comes first. Thread-safe.
+
+    Args:
+        targets: their addresses, at least one.
+        dialer: makes the channels.
+        names: of the datastores to ask; empty: all whose tokenizer matches.
+        tokenizer: the one in use; None: that of the datastores.
+
+    Attributes:
+        endpoints: the endpoints.
+        info: the latest description; None: not described yet.
+        requests: makes requests; None as long as `info`.
+    """
+
+    def __init__(
+        self, targets: Sequence[str], dialer: Dialer, names: Sequence[str], tokenizer: TokenizerIdentity | None
+    ) -> None:
+        self.endpoints = [Endpoint(target, dialer) for target in targets]
+        self._names = names
+        self._tokenizer = tokenizer
+        self._first = 0
+        self.info: ServiceInfo | None = None
+        self.requests: Requests | None = None
+
+    @property
+    def first(self) -> Endpoint:
+        """The endpoint to ask first."""
+        return self.endpoints[self._first]
+
+    def prefer(self, endpoint: Endpoint) -> None:
+        """Ask this one first from now on."""
+        self._first = self.endpoints.index(endpoint)
+
+    def after(self, endpoint: Endpoint) -> Endpoint:
+        """Return the endpoint to ask when this one has failed; the same if there is no other."""
+        return self.endpoints[(self.endpoints.index(endpoint) + 1) % len(self.endpoints)]
+
+    def ask(self, request: Request[T], ends: float) -> T:
+        """Return the answer to a request.
+
+        An endpoint that is away, late or overloaded is left for the next one. After all of them comes a pause, and
+        then the first again, until the deadline: all requests only read, or do nothing more the second time.
+
+        Args:
+            request: the request.
+            ends: deadline of all attempts together (`time.monotonic`).
+
+        Raises:
+            ServiceError: no answer, or one that is not valid; the subclass says why.
+        """
+        endpoint, pause = self.first, _FIRST_PAUSE
+        failure: RestStoreError | None = None
+        while True:
+            for others in range(len(self.endpoints) - 1, -1, -1):
+                left = ends - time.monotonic()
+                if left <= 0:
+                    raise failure or DeadlineError(f"{endpoint.target}: the deadline passed before the call")
+                try:
+                    answer = endpoint.ask(request.method, request.message, left / 2 if others else left)
+                    decoded = request.decode(answer, endpoint.target)
+                except (ServiceUnavailableError, DeadlineError, OverloadedError) as error:
+                    endpoint.require_usable()
+                    failure, endpoint = error, self.after(endpoint)
+                else:
+                    self.prefer(endpoint)
+                    return decoded
+            wait = pause * random.uniform(0.5, 1.0)
+            if time.monotonic() + wait >= ends:
+                assert failure is not None
+                raise failure
+            time.sleep(wait)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def describe(self, ends: float) -> ServiceInfo:
+        """Ask what the service is, and which of its datastores are asked; raise as `ask`, or as `service_info`."""
+        return self.ask(describe_request(self._names, self._tokenizer), ends)
+
+    def learn(self, info: ServiceInfo) -> None:
+        """Make requests as a description says from now on; the first one fixes the tokenizer."""
+        self._tokenizer = info.tokenizer
+        self.requests = Requests(self._names, info)
+        self.info = info
+
+    def close(self) -> None:
+        """Close all channels."""
+        for endpoint in self.endpoints:
+            endpoint.close()
+
+
+class Parts:
+    """All parts of a datastore, each a `Part`; a datastore that is whole has one. Thread-safe."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self.members = tuple(parts)
+        self._threads = ThreadPoolExecutor(_MOST_THREADS, "rest-store part") if len(parts) > 1 else None
+
+    def describe(self, ends: float) -> ServiceInfo:
+        """Ask all parts what they are.
+
+        Raises:
+            PartError: they are not the parts of one build.
+            TokenizerMismatchError: they have different tokenizers.
+            ServiceError: one does not answer; the subclass says why.
+        """
+        infos = self._together(lambda part: part.describe(ends))
+        if len(infos) > 1:
+            require_one_build(infos, len(infos))
+        for part, info in zip(self.members, infos, strict=True):
+            part.learn(info)
+        return infos[0] if len(infos) == 1 else info_of_parts(infos)
+
+    def describe_part(self, part: Part, ends: float) -> None:
+        """Ask one part what it is, and learn it; raise as `describe`."""
+        info = part.describe(ends)
+        if len(self.members) > 1:
+            known = [other.info for other in self.members if other.info is not None and other is not part]
+            require_one_build([*known, info], len(self.members))
+        part.learn(info)
+
+    def ask(self, make: Callable[[Requests], Request[T]], ends: float) -> list[T]:
+        """Ask all parts at once, first what they are unless that is known; return their answers.
+
+        Args:
+            make: makes the request; raises QueryError for what cannot be asked.
+            ends: deadline (`time.monotonic`).
+
+        Raises:
+            ServiceError: a part does not answer; the subclass says why.
+        """
+        if any(part.info is None for part in self.members):
+            self.describe(ends)
+
+        def ask(part: Part) -> T:
+            assert part.requests is not None
+            return part.ask(make(part.requests), ends)
+
+        return self._together(ask)
+
+    def _together(self, call: Callable[[Part], T]) -> list[T]:
+        if self._threads is None:
+            return [call(self.members[0])]
+        for part in self.members:
+            for endpoint in part.endpoints:
+                endpoint.require_usable()  # in a forked process the threads are gone, too
+        return list(self._threads.map(call, self.members))
+
+    def close(self) -> None:
+        """Close all channels."""
+        for part in self.members:
+            part.close()
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)

@@ -1,0 +1,106 @@
+"""Which calls a service lets in, and how it ends those that fail."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+
+import grpc
+from google.protobuf.any_pb2 import Any as AnyMessage
+from google.rpc import code_pb2, error_details_pb2, status_pb2
+
+from rest_store.errors import RestStoreError
+from rest_store.service.errors import DETAILS_KEY, DOMAIN, status_of
+from rest_store.service.server.limits import Budget, Limits
+from rest_store.service.server.metrics import Metrics
+from rest_store.service.server.rights import ALL_ALLOWED, BearerTokens
+from rest_store.service.tokens import Grant
+
+GRANT: ContextVar[Grant] = ContextVar("GRANT", default=ALL_ALLOWED)  # of the present call
+
+_LONGEST_MESSAGE = 1000  # characters of an error that travel; trailing metadata is limited to 8 KiB
+_MOST_HEALTH_CHECKS = 1024  # calls without a token; silent ones take about 20 KiB each
+_HEALTH = "/grpc.health.v1.Health/"
+
+if TYPE_CHECKING:  # generic in their stubs alone
+    Interceptor: TypeAlias = grpc.aio.ServerInterceptor[Any, Any]
+else:
+    Interceptor = grpc.aio.ServerInterceptor
+
+Context = Any  # grpc.aio.ServicerContext, which takes the types of its messages
+
+_log = logging.getLogger(__name__)
+
+
+class Admission(Interceptor):
+    """Lets calls in, or refuses them before their message is read. For use within one event loop.
+
+    Every method but health checks requires a token, if any are accepted.
+
+    Args:
+        tokens: that are accepted.
+        limits: of calls at once.
+        metrics: count what is refused.
+
+    Attributes:
+        requests: requests in flight.
+        streams: open streams.
+        calls: tasks of both.
+    """
+
+    def __init__(self, tokens: BearerTokens, limits: Limits, metrics: Metrics) -> None:
+        self._tokens = tokens
+        self._metrics = metrics
+        self.requests = Budget("requests in flight", limits.max_in_flight)
+        self.streams = Budget("open streams", limits.max_streams)
+        self.calls: set[asyncio.Task[Any]] = set()
+        self._health_checks = Budget("health checks", _MOST_HEALTH_CHECKS)
+
+    async def intercept_service(
+        self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
+    ) -> Any:
+        """Return the handler of a call, or one that refuses it; gRPC calls this in the task of the call."""
+        method = handler_call_details.method
+        handler = await continuation(handler_call_details)
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            if method.startswith(_HEALTH):
+                budget = self._health_checks
+            else:
+                GRANT.set(self._tokens.require(handler_call_details.invocation_metadata))
+                budget = self.streams if handler is not None and handler.response_streaming else self.requests
+                self.calls.add(task)
+                task.add_done_callback(self.calls.discard)
+            budget.take()
+        except RestStoreError as error:
+            return grpc.stream_stream_rpc_method_handler(self._refusal(method.rpartition("/")[2], error))
+        task.add_done_callback(lambda _: budget.give_back())
+        return handler
+
+    def _refusal(self, name: str, error: RestStoreError) -> Callable[[Any, Context], Awaitable[None]]:
+        async def refuse(_: Any, context: Context) -> None:
+            await end_call(name, error, context, self._metrics)
+
+        return refuse
+
+
+async def end_call(name: str, error: Exception, context: Context, metrics: Metrics) -> NoReturn:
+    """End a call of the method `name` with the status of `error`, count it, and log a defect."""
+    status = status_of(error)
+    message = str(error)
+    if len(message) > _LONGEST_MESSAGE:
+        message = message[:_LONGEST_MESSAGE] + "..."
+    if status.reason == "INTERNAL":
+        _log.error("%s failed", name, exc_info=error)
+        message = f"service failed internally ({type(error).__name__}); its log says more"
+    metrics.ended(name, status.code)
+    detail = AnyMessage()
+    detail.Pack(error_details_pb2.ErrorInfo(reason=status.reason, domain=DOMAIN))
+    details = status_pb2.Status(code=code_pb2.Code.Value(status.code), message=message, details=[detail])
+    trailing = ((DETAILS_KEY, details.SerializeToString()),)
+    await context.abort(getattr(grpc.StatusCode, status.code), message, trailing)
+    raise AssertionError("abort raises")

@@ -1,0 +1,163 @@
+"""The streams of `DraftSession`: one session each, until its client, an error or the service ends it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from functools import partial
+from time import monotonic, perf_counter
+from typing import Any
+
+import grpc
+
+from rest_store.errors import (
+    AuthenticationError,
+    MessageOrderError,
+    RestStoreError,
+    ServiceUnavailableError,
+    describe,
+)
+from rest_store.service.server.calls import GRANT, Context, end_call
+from rest_store.service.server.catalog import Catalog
+from rest_store.service.server.executor import Executor
+from rest_store.service.server.limits import Limits
+from rest_store.service.server.metrics import Metrics
+from rest_store.service.server.requests import parse, require_few, require_size
+from rest_store.service.server.rights import BearerTokens
+from rest_store.service.server.served_session import ServedSession
+from rest_store.service.server.sessions import Sessions
+from rest_store.service.tokens import Grant
+from rest_store.v1 import datastore_pb2 as pb
+
+_NAME = "DraftSession"
+_NODE_BYTES = 11  # of a node as the message DraftSessionResponse has it
+_EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
+
+
+@dataclass(eq=False)
+class _Stream:
+    """One open stream: its task, what its call is allowed, and its session once that is open."""
+
+    task: asyncio.Task[Any]
+    grant: Grant
+    session: ServedSession | None = None
+    in_step: bool = False  # whether its latest message is not answered yet
+    last_message: float = field(default_factory=monotonic)
+    ending: RestStoreError | None = None  # why the service ends it
+
+    def end(self, error: RestStoreError) -> None:
+        self.ending = error
+        self.task.cancel()
+
+
+class SessionStreams:
+    """Answers the messages of sessions. For use within one event loop.
+
+    Args:
+        catalog: the datastores.
+        limits: of messages, and of the time without one.
+        metrics: count trees, steps and tokens.
+        executor: does the work.
+        sessions: all sessions of the service.
+    """
+
+    def __init__(
+        self, catalog: Catalog, limits: Limits, metrics: Metrics, executor: Executor, sessions: Sessions
+    ) -> None:
+        self._catalog = catalog
+        self._limits = limits
+        self._metrics = metrics
+        self._executor = executor
+        self._sessions = sessions
+        self._streams: set[_Stream] = set()
+        self._is_draining = False
+
+    async def run(self, _: object, context: Context) -> None:
+        """Run a stream; its messages are bytes."""
+        task = asyncio.current_task()
+        assert task is not None
+        stream = _Stream(task, GRANT.get())
+        self._streams.add(stream)
+        try:
+            await self._converse(stream, context)
+        except asyncio.CancelledError:
+            if stream.ending is None:
+                self._metrics.ended(_NAME, "CANCELLED")
+                raise
+            await end_call(_NAME, stream.ending, context, self._metrics)
+        except Exception as error:
+            await end_call(_NAME, error, context, self._metrics)
+        finally:
+            self._streams.discard(stream)
+            if stream.session is not None:
+                self._sessions.end(stream.session)
+
+    async def _converse(self, stream: _Stream, context: Context) -> None:
+        """Answer the messages of a stream, one after the other, until its client ends it or this service drains."""
+        while (data := await context.read()) is not _EOF:
+            start = perf_counter()
+            stream.in_step = True
+            response = await self._step(stream, data)
+            self._metrics.answered(_NAME, perf_counter() - start)
+            if response is not None:
+                await context.write(response)
+            stream.last_message = monotonic()
+            stream.in_step = False
+            if self._is_draining:
+                raise _shutting_down()
+
+    async def _step(self, stream: _Stream, data: bytes) -> bytes | None:
+        """Answer the next message, if it asks for anything; raise an error of the table in service/errors.py."""
+        session, limits = stream.session, self._limits
+        require_size("request", len(data), limits.max_opening_bytes if session is None else limits.max_request_bytes)
+        request = parse(pb.DraftSessionRequest, data)
+        if request.HasField("open") != (session is None):
+            found, expected = ("absent", "first") if session is None else ("second", "none")
+            raise MessageOrderError(describe("session", "opening", found, f"{expected}: a session is opened once"))
+        if session is None:
+            require_few("datastores named", len(request.open.selection.datastores), limits.max_contexts)
+            served = self._catalog.select(request.open.selection, stream.grant)
+            session = stream.session = self._sessions.begin(request.open, served)
+        step = session.step(request)
+        sequence = request.draft.sequence
+        nodes = await self._executor.run(partial(session.run, step), small=step.is_small)
+        session.require_learnt()
+        if step.tokens:
+            self._metrics.count_tokens(len(step.accepted), step.tokens)
+        if nodes is None:
+            return None
+        self._metrics.count_trees(_NAME, 1, len(nodes) // _NODE_BYTES)
+        return session.answer(nodes, sequence)
+
+    def tend(self) -> None:
+        """End idle streams, and release what live datastores have replaced; to be called every second."""
+        latest = monotonic() - self._limits.session_idle_seconds
+        for stream in self._streams:
+            if stream.in_step:
+                continue
+            if stream.last_message < latest:
+                seconds = self._limits.session_idle_seconds
+                stream.end(ServiceUnavailableError(f"session is idle: it had no message for {seconds} s"))
+            elif stream.session is not None:
+                stream.session.follow_changes()
+
+    def end_revoked(self, tokens: BearerTokens) -> None:
+        """End the streams whose token is no longer accepted, or has other rights than before."""
+        for stream in self._streams:
+            grant = tokens.current(stream.grant)
+            if grant is None:
+                found, expected = "not accepted any more", "a bearer token known here"
+                stream.end(AuthenticationError(describe("stream", "authorization", found, expected)))
+            elif grant != stream.grant:
+                stream.end(ServiceUnavailableError("stream ended: its token allows something else now"))
+
+    def drain(self) -> None:
+        """End streams between two steps, each as soon as its present one is answered; new ones likewise."""
+        self._is_draining = True
+        for stream in self._streams:
+            if not stream.in_step:
+                stream.end(_shutting_down())
+
+
+def _shutting_down() -> ServiceUnavailableError:
+    return ServiceUnavailableError("service is shutting down; ask another one")

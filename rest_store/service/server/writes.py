@@ -1,0 +1,71 @@
+"""Answers to `Add` and `Delete`, from the bytes of a request to those of its response."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import TypeVar
+from uuid import uuid4
+
+from rest_store.service.server.catalog import Catalog
+from rest_store.service.server.limits import Budget, Limits
+from rest_store.service.server.requests import M, document_of, parse, require_few, require_few_fields, require_size
+from rest_store.service.server.rights import require_write
+from rest_store.service.tokens import Grant
+from rest_store.v1 import datastore_pb2 as pb
+
+_MOST_BYTES = 64 << 20  # of all requests that are not done yet
+_PART_BYTES = 1 << 10  # that a request, and each of its documents or ids, counts for beside its message
+_OTHER_FIELDS = 16  # of a request beside its documents or ids; at present there are two
+
+T = TypeVar("T")
+
+
+class Writes:
+    """Answers requests that change live datastores of `catalog`. For use within one event loop.
+
+    Each method takes the bytes of a request and what its call is allowed, returns the bytes of the response, and raises
+    an error of the table in service/errors.py.
+    """
+
+    def __init__(self, catalog: Catalog, limits: Limits) -> None:
+        self._catalog = catalog
+        self._limits = limits
+        self._waiting = Budget("bytes that wait to be written", _MOST_BYTES)
+
+    async def add(self, data: bytes, grant: Grant) -> bytes:
+        """Answer an AddRequest."""
+        request = self._parsed(pb.AddRequest, data, grant)
+        served = self._catalog.live(request.datastore, request.tokenizer_fingerprint, grant)
+        require_few("documents", len(request.documents), self._limits.max_contexts)
+        documents = [document_of(document, number) for number, document in enumerate(request.documents)]
+        ids = [document.id or uuid4().hex for document in request.documents]
+        del request
+        response = pb.AddResponse(ids=ids).SerializeToString()
+        require_size("response", len(response), self._limits.max_message_bytes)  # while nothing has been added
+        await self._carried_out(lambda: served.add(documents, ids), len(data), ids)
+        return response
+
+    async def delete(self, data: bytes, grant: Grant) -> bytes:
+        """Answer a DeleteRequest."""
+        request = self._parsed(pb.DeleteRequest, data, grant)
+        served = self._catalog.live(request.datastore, "", grant)
+        require_few("ids", len(request.ids), self._limits.max_contexts)
+        ids = list(request.ids)
+        deleted = await self._carried_out(lambda: served.delete(ids), len(data), ids)
+        return pb.DeleteResponse(deleted=deleted).SerializeToString()
+
+    def _parsed(self, kind: type[M], data: bytes, grant: Grant) -> M:
+        """Return a message; one that may not write, or has too many fields, is refused before it is parsed."""
+        require_write(grant)
+        require_few_fields(data, self._limits.max_contexts + _OTHER_FIELDS)
+        return parse(kind, data)
+
+    async def _carried_out(self, begin: Callable[[], Future[T]], size: int, parts: Sequence[str]) -> T:
+        """Return the result of a write. It goes on if the client leaves, and its size counts until it is done."""
+        size += _PART_BYTES * (1 + len(parts))
+        self._waiting.take(size)
+        done = asyncio.wrap_future(begin())
+        done.add_done_callback(lambda _: self._waiting.give_back(size))
+        return await asyncio.shield(done)

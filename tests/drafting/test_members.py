@@ -1,0 +1,266 @@
+"""Sessions with members elsewhere: what is sent, what is merged, and what a member that fails costs."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rest_store import accept_all, draft_all
+from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.tree import TokenTree
+from rest_store.drafting.limits import DraftLimits
+from rest_store.drafting.members import DATASTORES, PROMPT_LOOKUP, RECYCLED_LOGITS
+from rest_store.drafting.merge import merge_trees
+from rest_store.drafting.session import DraftSession, SessionStatistics
+from rest_store.drafting.sources import PromptLookup, RecycledLogits
+from rest_store.errors import (
+    ContextTypeError,
+    DeadlineError,
+    ServiceUnavailableError,
+    TokenizerMismatchError,
+)
+from tests.shared.members import Elsewhere, ScriptedSource, scored
+from tests.shared.strategies import ONE_TO_NINE, Corpus, contexts, corpora, identity, open_datastore, refused
+
+TEXT = [3, 7, 5, 3, 7]
+TREE = scored([5, 6, 4], [-1, 0, -1], [0.5, 0.25, 0.125], DATASTORES | RECYCLED_LOGITS)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Datastore:
+    return open_datastore(tmp_path, ONE_TO_NINE)
+
+
+@settings(max_examples=20)
+@given(data=st.data())
+def test_the_only_source_with_counts_drafts_elsewhere_what_it_would_draft_here(data: st.DataObject) -> None:
+    corpus = data.draw(corpora())
+    text = [token for _ in range(2) for token in data.draw(contexts(corpus))][-60:]
+    start = data.draw(st.integers(1, len(text)))
+    shape, costs = data.draw(st.sampled_from(["tree", "chain"])), data.draw(st.sampled_from([None, [1, 1.1, 1.2, 1.5]]))
+    with tempfile.TemporaryDirectory() as directory:
+        store = open_datastore(Path(directory), corpus)
+        here = DraftSession([store, PromptLookup(), RecycledLogits()], text[:start])
+        away = DraftSession([Elsewhere([store]), PromptLookup(), RecycledLogits()], text[:start])
+        for token in [*text[start:], 0]:
+            tree = here.draft(8, costs, shape=shape)
+            assert away.draft(8, costs, shape=shape) == tree
+            rows = [[token % 5, 1]] * (1 + len(tree))
+            for session in (here, away):
+                session.accept([token], [[-1, -1]], node_top_k=rows)
+        assert here.statistics == away.statistics
+    assert here.calibration.weights != away.calibration.weights == [0] * 5 or here.statistics.drafted == 0
+
+
+@settings(max_examples=20)
+@given(data=st.data())
+def test_trees_of_several_members_and_of_here_are_merged(data: st.DataObject) -> None:
+    corpus = data.draw(corpora())
+    other = Corpus(corpus.vocabulary_size, [corpus.shards[0][:1]])
+    text = data.draw(contexts(corpus))
+    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as two:
+        first, second = open_datastore(Path(one), corpus), open_datastore(Path(two), other)
+        with DraftSession([PromptLookup(), Elsewhere([second]), first], text) as session:
+            tree = session.draft(8)
+            alone = [DraftSession([PromptLookup(), store], text).draft(8) for store in (second, first)]
+            expected = merge_trees(alone, DraftLimits(8)).tree
+            assert tree.tokens.tolist() == expected.tokens.tolist()
+            assert tree.scores is not None
+            assert expected.scores is not None
+            assert tree.scores.tolist() == expected.scores.tolist()
+
+
+def test_origins_are_those_of_the_session(store: Datastore) -> None:
+    away = ScriptedSource(scored([5, 6], [-1, 0], [0.5, 0.25], DATASTORES | PROMPT_LOOKUP))
+    with DraftSession([RecycledLogits(), away, PromptLookup()], TEXT) as session:
+        tree = session.draft(8)
+    assert tree.origins is not None
+    assert tree.origins.tolist() == [0b110, 0b110]
+
+
+def test_a_member_gets_the_settings_the_text_and_what_is_accepted() -> None:
+    away, recycled = ScriptedSource(TREE), RecycledLogits()
+    session = DraftSession(
+        [away, recycled], TEXT, prompt_top_k=[[5, 1]], learn=False, max_suffix=9, tokenizer=identity(300)
+    )
+    settings = away.settings
+    assert settings is not None
+    assert (settings.learn, settings.max_suffix, settings.tokenizer) == (False, 9, identity(300))
+    assert (settings.prompt_lookup, settings.recycled_logits) == (False, recycled.key)
+    assert settings.prompt_top_k is not None
+    assert settings.prompt_top_k.tolist() == [[5, 1]]
+    assert len(session.draft(3, min_score=0.1)) == 3
+    refused(ContextTypeError, lambda: session.accept([5], node_top_k=[[1]] * 3), "node_top_k", "[3, 1]", "[4, k]")
+    session.accept([5, 6, 9], [[1], [2], [-1]], node_top_k=[[1], [2], [3], [4]])
+    session.accept([8], node_top_k=[[7]])
+    assert away.text().tolist() == [*TEXT, 5, 6, 9, 8]
+    assert away.calls("accept") == [
+        ([5, 6, 9], [[1], [2], [-1]], [[1], [2], [3], [4]]),
+        ([8], None, [[7]]),
+    ]
+    assert away.calls("send") == [(DraftLimits(3, min_score=0.1),)]
+    assert away.calls("receive") == [(None,)]
+    assert (session.statistics.accepted, session.statistics.tokens) == (2, 4)
+    session.close()
+    session.close()
+    assert away.calls("close")
+
+
+def test_each_member_gets_the_rows_of_its_own_tree(store: Datastore) -> None:
+    """Of nodes that are cut, nothing is known."""
+    one, other = (
+        ScriptedSource(scored([5, 6], [-1, 0], [0.5, 0.1])),
+        ScriptedSource(scored([4, 5, 6], [-1, -1, 1], [0.9, 0.5, 0.3])),
+    )
+    with DraftSession([one, other], TEXT) as session:
+        tree = session.draft(3)
+        assert tree.tokens.tolist() == [5, 6, 4]
+        session.accept([5, 6, 1], node_top_k=[[10], [15], [16], [14]])
+        assert session.statistics.accepted == 2
+        assert one.calls("accept")[0][2] == [[10], [15], [16]]
+        assert other.calls("accept")[0][2] == [[10], [14], [15], [16]]
+        assert session.draft(3, min_score=0.3).tokens.tolist() == [5, 4]
+        session.accept([5], node_top_k=[[10], [15], [14]])
+        assert one.calls("accept")[1][2] == [[10], [15], [-1]]
+
+
+FAILURES: dict[str, tuple[Any, str]] = {
+    "late": (DeadlineError("no answer within 0.1 s"), "late"),
+    "late before": (DeadlineError, "late"),
+    "away": (ServiceUnavailableError("away"), "error"),
+    "cannot be sent": (ServiceUnavailableError, "error"),
+    "anything": (KeyError("x"), "error"),
+    "too many nodes": (scored([1] * 17, range(-1, 16), [0.5] * 17), "error"),
+    "no scores": (TokenTree([1], [-1], [0]), "error"),
+    "scores that grow": (scored([1, 2], [-1, 0], [0.5, 0.6]), "error"),
+    "scores that are none": (scored([1], [-1], [float("nan")]), "error"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_member_that_fails_is_left_out_of_the_step_and_counted(store: Datastore, name: str) -> None:
+    failure, why = FAILURES[name]
+    away = ScriptedSource(failure, TREE)
+    with DraftSession([store, away], [1, 2], source_timeout=30) as session:
+        assert session.draft() == DraftSession([store], [1, 2]).draft()
+        assert session.statistics.dropped == {(1, why): 1}
+        assert session.statistics.absent[1].steps == 1
+        session.accept([3], node_top_k=[[1]] * (1 + session.statistics.drafted))
+        tree = session.draft()
+        assert {4, 5} <= set(tree.tokens.tolist())
+        assert session.statistics.dropped == {(1, why): 1}
+        assert session.statistics.absent == {}
+        assert len(session.statistics.errors) == 1
+    assert all(0 < timeout <= 30 for (timeout,) in away.calls("receive"))
+
+
+def test_where_no_member_answers_the_sources_in_this_process_draft() -> None:
+    away = ScriptedSource(ServiceUnavailableError("away"))
+    with DraftSession([away, PromptLookup()], TEXT) as session:
+        tree = session.draft(8)
+        assert tree.tokens.tolist() == DraftSession([PromptLookup()], TEXT).draft(8).tokens.tolist()
+        session.accept(tree.tokens[:1], node_top_k=[[1]] * (1 + len(tree)))
+        assert session.statistics.accepted == 1
+    assert away.calls("accept")[0][2] == [[1]]  # it has no tree
+
+
+def test_parts_of_a_source_are_members_and_count_once(store: Datastore) -> None:
+    away = Elsewhere([store], [store])
+    with DraftSession([away], [1, 2]) as session:
+        assert session.draft(8) == DraftSession([store], [1, 2]).draft(8)
+        for member in away.opened:
+            member.session.close()  # it raises from now on
+        assert len(session.draft(8)) == 0
+        assert session.statistics.dropped == {(0, "error"): 1}
+
+
+@pytest.mark.parametrize("answer", [TokenizerMismatchError("another"), TokenizerMismatchError])
+def test_a_member_of_another_tokenizer_is_left_out_for_good(store: Datastore, answer: Any) -> None:
+    away = ScriptedSource(answer)
+    with DraftSession([away, store], [1, 2]) as session:
+        for _ in range(3):
+            assert len(session.draft()) > 0
+        assert session.statistics.dropped == {(0, "tokenizer"): 3}
+    assert len(away.calls("send")) == 1
+    assert len(away.calls("close")) == 1
+
+
+def test_a_source_that_cannot_open_a_session_is_left_out_for_good(store: Datastore) -> None:
+    class Closed:
+        def members(self, *_: object) -> Any:
+            raise ServiceUnavailableError("the client is closed")
+
+    with DraftSession([Closed(), store], [1, 2]) as session:
+        assert len(session.draft()) == len(session.draft()) > 0
+        assert session.statistics.dropped == {(0, "error"): 2}
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt(), SystemExit(), KeyboardInterrupt])
+def test_an_interrupt_passes_through_and_the_session_is_as_before(store: Datastore, interrupt: Any) -> None:
+    before, away = ScriptedSource(TREE), ScriptedSource(TREE, interrupt, TREE)
+    with DraftSession([before, away, store], [1, 2]) as session:
+        session.draft(8)
+        with pytest.raises((KeyboardInterrupt, SystemExit)):
+            session.draft(8)
+        assert session.statistics.steps == 1
+        session.accept([3], node_top_k=[[9]])  # there is no tree
+        assert session.statistics.accepted == 0
+        assert before.calls("accept")[0][2] == [[9], [-1], [-1], [-1]]  # nothing of the tree that it returned
+        assert len(session.draft(8)) == 8
+
+
+def test_batches_ask_all_members_before_they_wait_for_any(store: Datastore) -> None:
+    log: list[tuple[str, int]] = []
+
+    class Logged(ScriptedSource):
+        def __init__(self, number: int, *answers: Any) -> None:
+            super().__init__(*answers)
+            self.number = number
+
+        def send(self, limits: DraftLimits) -> None:
+            log.append(("send", self.number))
+            super().send(limits)
+
+        def receive(self, timeout: float | None) -> TokenTree:
+            log.append(("receive", self.number))
+            return super().receive(timeout)
+
+    answers: list[Any] = [TREE, ServiceUnavailableError("away"), TREE]
+    sources = [Logged(number, answer) for number, answer in enumerate(answers)]
+    sessions = [DraftSession([source, PromptLookup()], TEXT) for source in sources]
+    sessions.insert(1, DraftSession([store], [1, 2]))
+    trees = draft_all(sessions, [8, 4, 8, 8])
+    assert log == [("send", 0), ("send", 1), ("send", 2), ("receive", 0), ("receive", 1), ("receive", 2)]
+    assert trees[0] == trees[3] != trees[2]
+    assert trees[1] == DraftSession([store], [1, 2]).draft(4)
+    assert trees[2].tokens.tolist() == DraftSession([PromptLookup()], TEXT).draft(8).tokens.tolist()
+    assert [session.statistics.dropped for session in sessions] == [{}, {}, {(0, "error"): 1}, {}]
+    accept_all(sessions, [[5]] * 4, node_top_k=[[[1]] * (1 + len(tree)) for tree in trees])
+    assert [session.statistics.accepted for session in sessions] == [1, 0, 1, 1]
+    assert [source.calls("accept")[0][2] for source in sources] == [[[1]] * 4, [[1]], [[1]] * 4]
+
+
+def test_an_interrupt_passes_through_a_batch_and_all_sessions_are_as_before(store: Datastore) -> None:
+    sources = [ScriptedSource(TREE), ScriptedSource(KeyboardInterrupt())]
+    sessions = [DraftSession([source], TEXT) for source in sources] + [DraftSession([store], [1, 2])]
+    with pytest.raises(KeyboardInterrupt):
+        draft_all(sessions, 8)
+    assert all(session.statistics == SessionStatistics() for session in sessions)
+    accept_all(sessions, [[5]] * 3)
+    assert [session.statistics.accepted for session in sessions] == [0, 0, 0]
+
+
+def test_recycled_logits_here_learn_what_the_session_is_told(store: Datastore) -> None:
+    """They draft where the member that has the tree is away."""
+    recycled = RecycledLogits()
+    with DraftSession([ScriptedSource(TREE), recycled], TEXT) as session:
+        session.draft(8)
+        session.accept([5, 8], [[7], [-1]], node_top_k=[[1], [7], [2], [3]])
+    rows = np.frombuffer(recycled.native.rows(300), np.int32).reshape(-1, 21)
+    assert {(row[0], row[4], row[-1]) for row in rows.tolist()} >= {(7, 1, 1), (5, 7, 1)}

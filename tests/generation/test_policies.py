@@ -1,0 +1,208 @@
+"""Costs of steps; generations run by a clock that only their forward passes advance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import rest_store
+import rest_store.generation.generate as entry
+from rest_store.bench.baselines import tree_of
+from rest_store.generation import policies, progress
+from rest_store.generation.generator import Generator
+from rest_store.generation.graphs import FixedVerifier
+from rest_store.generation.verify import Step, Verifier
+from tests.shared.tiny import Scripted, futures_of, prompts, right, tiny_model
+
+
+def test_a_generation_measures_and_hands_costs_to_its_session() -> None:
+    model = tiny_model("llama")
+    inputs = prompts(1)
+    plain = model.generate(**inputs, max_new_tokens=60, do_sample=False)
+    futures = futures_of(inputs, plain)
+    given = []
+
+    class Asking(Scripted):
+        def draft(self, *, max_nodes: int, costs: Any) -> Any:
+            given.append((max_nodes, costs))
+            return super().draft(max_nodes=max_nodes, costs=costs)
+
+    output = model.generate(
+        **inputs,
+        max_new_tokens=60,
+        do_sample=False,
+        custom_generate=entry.generate,
+        drafter=lambda prompt: Asking(prompt, futures, right),
+        max_nodes=9,
+        return_dict_in_generate=True,
+    )
+    assert torch.equal(output.sequences, plain)
+    assert all(1 <= nodes <= 9 and costs.shape == (nodes + 1,) and (costs > 0).all() for nodes, costs in given)
+    assert given[-1][0] == 9
+
+
+# --- Generations by a clock of their own ------------------------------------------------------------------------------
+
+
+class Clock:
+    """A clock that only forward passes advance, by `cost(draft tokens, tokens held)` seconds each."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.cost: Callable[[int, int], float] = lambda nodes, held: 0.01 * (1 + 0.03 * nodes)
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+    clock = Clock()
+    for kind in (Verifier, FixedVerifier):
+
+        def timed(self: Any, step: Step, run: Any = kind.run) -> torch.Tensor:
+            logits: torch.Tensor = run(self, step)
+            clock.now += clock.cost(step.width - 1, self.cache.end)
+            return logits
+
+        monkeypatch.setattr(kind, "run", timed)
+    monkeypatch.setattr(progress, "time", clock)
+    return clock
+
+
+class Always:
+    """Drafts a tree that is almost always wrong."""
+
+    def __init__(self, prompt: list[int]) -> None:
+        pass
+
+    def draft(self, *, max_nodes: int, costs: Any) -> Any:
+        return tree_of([[3] * min(4, max_nodes)])
+
+    def accept(self, tokens: Any) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def timed(model: Any, clock: Clock, drafter: Any, new_tokens: int, **options: Any) -> tuple[float, Any]:
+    """Return the seconds of a generation by the clock, and its output."""
+    began = clock.now
+    output = model.generate(
+        **prompts(1),
+        max_new_tokens=new_tokens,
+        do_sample=False,
+        custom_generate=entry.generate,
+        drafter=drafter,
+        return_dict_in_generate=True,
+        **options,
+    )
+    return clock.now - began, output
+
+
+@pytest.mark.parametrize("widths", [(9,), (5, 17)])
+def test_fixed_widths_need_none_for_plain_steps(clock: Clock, widths: tuple[int, ...]) -> None:
+    """The narrowest step is a plain one, however wide it is."""
+    model = tiny_model("llama")
+    inputs = prompts(1)
+    plain = model.generate(**inputs, max_new_tokens=60, do_sample=False)
+    futures = futures_of(inputs, plain)
+    _, output = timed(model, clock, lambda prompt: Scripted(prompt, futures, right), 60, widths=widths)
+    assert torch.equal(output.sequences, plain)
+    assert output.statistics.forward_passes < 20
+
+
+def test_drafting_goes_on_by_a_clock_that_stands_still(clock: Clock) -> None:
+    model = tiny_model("llama")
+    clock.cost = lambda nodes, held: 0.0
+    for _ in range(2):
+        _, output = timed(model, clock, [rest_store.PromptLookup()], 24)
+        assert not output.statistics.drafts.errors
+    assert output.statistics.drafts.asked
+
+
+@pytest.mark.parametrize("nothing", [{"max_nodes": 0}, {"widths": (1,)}])
+def test_where_nothing_may_be_drafted_nothing_is_asked(clock: Clock, nothing: dict[str, Any]) -> None:
+    _, output = timed(tiny_model("llama"), clock, Always, 24, **nothing)
+    assert output.statistics.drafts.asked == 0
+
+
+def test_drafting_pauses_although_plain_steps_used_to_cost_more(clock: Clock) -> None:
+    """A plain generation on a machine under load, then one that is drafted for wrongly without that load."""
+    model = tiny_model("llama")
+    clock.cost = lambda nodes, held: 0.02
+    timed(model, clock, None, 12)
+    clock.cost = lambda nodes, held: 0.01 * (1 + 0.03 * nodes)
+    took, output = timed(model, clock, Always, 200)
+    assert output.statistics.drafts.asked < 80
+    assert took < 1.05 * 199 * 0.01
+
+
+def test_measuring_costs_little_and_nothing_where_it_is_known(clock: Clock) -> None:
+    model = tiny_model("llama")
+    inputs = prompts(1)
+    plain = model.generate(**inputs, max_new_tokens=240, do_sample=False)
+    futures = futures_of(inputs, plain)
+
+    def drafter(prompt: list[int]) -> Scripted:
+        return Scripted(prompt, futures, right)
+
+    least = timed(model, clock, drafter, 240, adaptive=False)[0]
+    first = timed(model, clock, drafter, 240)[0]
+    later, output = timed(model, clock, drafter, 240)
+    assert torch.equal(output.sequences, plain)
+    step = clock.cost(5, 0)
+    assert least < first < least + 2 * step
+    assert later < least + step
+
+
+def test_costs_are_kept_apart_by_what_they_depend_on(clock: Clock) -> None:
+    model = tiny_model("llama")
+    for options in ({}, {}, {"widths": (1, 17)}):
+        timed(model, clock, Always, 5, **options)
+    assert len(policies._policies[model]) == 2
+    timed(model.to(torch.float64), clock, Always, 5)
+    assert len(policies._policies[model]) == 3
+
+
+def test_the_reader_of_a_stream_may_take_its_time(clock: Clock) -> None:
+    model = tiny_model("llama")
+    inputs = prompts(1)
+    plain = model.generate(**inputs, max_new_tokens=60, do_sample=False)
+    futures = futures_of(inputs, plain)
+    generator = Generator(model, None, lambda prompt: Scripted(prompt, futures, right))
+    passes = []
+    for away in (0.0, 1.0):
+        began = clock.now
+        pieces = generator.begin(inputs, max_new_tokens=60, do_sample=False)
+        read = 0.0
+        for _ in pieces:
+            clock.now += away
+            read += away
+        statistics = pieces.statistics
+        assert abs(statistics.seconds - (clock.now - began - read)) < 1e-9
+        passes.append(statistics.forward_passes)
+    assert passes[1] <= passes[0] < 20
+
+
+def test_a_padded_step_costs_what_its_width_costs(clock: Clock) -> None:
+    model = tiny_model("llama")
+    inputs = prompts(1)
+    futures = futures_of(inputs, model.generate(**inputs, max_new_tokens=30, do_sample=False))
+    given = []
+
+    class Asking(Scripted):
+        def draft(self, *, max_nodes: int, costs: Any) -> Any:
+            given.append(costs)
+            return super().draft(max_nodes=max_nodes, costs=costs)
+
+    timed(model, clock, lambda prompt: Asking(prompt, futures, right), 30, widths=(1, 5, 17))
+    table = given[-1]
+    assert table.shape == (17,)
+    assert len(set(table[1:5].tolist())) == 1
+    assert len(set(table[5:].tolist())) == 1
+    assert table[0] < table[1] < table[5]

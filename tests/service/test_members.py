@@ -1,0 +1,475 @@
+"""Members of a draft session, which services run: their trees are those in process, and a failure costs steps."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.tree import TokenTree
+from rest_store.drafting.limits import DraftLimits
+from rest_store.drafting.members import DATASTORES, MemberSettings, MemberSource
+from rest_store.drafting.session import DraftSession
+from rest_store.drafting.sources import PromptLookup, RecycledLogits
+from rest_store.errors import (
+    DeadlineError,
+    MessageSizeError,
+    OverloadedError,
+    ProtocolError,
+    RestStoreError,
+    ServiceError,
+    ServiceUnavailableError,
+    TokenizerMismatchError,
+)
+from rest_store.service.client import member as member_module
+from rest_store.service.client.client import DatastoreClient
+from rest_store.service.client.member import ServiceMember
+from rest_store.v1 import datastore_pb2 as pb
+from tests.shared.clients import LATE
+from tests.shared.live import until
+from tests.shared.services import PATIENCE, Service, failed, running
+from tests.shared.sessions import Nodes, Relay, Request, sessions_of
+from tests.shared.strategies import ONE_TO_NINE, identity, refused, write_datastore
+
+TEXT = [1, 2, 3, 50, 60, 1, 2]
+MOST_TEXT = 1000
+STEP = DraftLimits(8)
+Answer = pb.DraftSessionResponse
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_datastore(tmp_path_factory.mktemp("one"), ONE_TO_NINE)
+
+
+@pytest.fixture(scope="module")
+def steady(directory: Path) -> Iterator[Service]:
+    """A service that nothing happens to."""
+    options = ["--metrics=127.0.0.1:0", f"--max-session-tokens={MOST_TEXT}"]
+    with running(f"one={directory}", f"two={directory}", options=options) as service:
+        yield service
+
+
+@pytest.fixture
+def service(directory: Path) -> Iterator[Service]:
+    """A service that a test may end."""
+    with running(f"one={directory}", options=["--metrics=127.0.0.1:0"]) as service:
+        yield service
+
+
+class Stepper:
+    """One member, and the text that it is told."""
+
+    def __init__(self, client: DatastoreClient, text: list[int] = TEXT, **changes: Any) -> None:
+        self.text = list(text)
+        fields = {"learn": True, "max_suffix": 16, "tokenizer": None, "prompt_top_k": None, "prompt_lookup": True}
+        [self.member] = client.members(MemberSettings(**(fields | changes)), lambda: np.array(self.text, np.int32))
+
+    def step(self, limits: DraftLimits = STEP, timeout: float | None = None) -> TokenTree:
+        self.member.send(limits)
+        return self.member.receive(timeout)
+
+    def accept(self, *tokens: int, top_k: Any = None, node_top_k: Any = None) -> None:
+        self.text += tokens
+        rows = [None if one is None else np.array(one, np.int32) for one in (top_k, node_top_k)]
+        self.member.accept(np.array(tokens, np.int32), *rows)
+
+
+@contextlib.contextmanager
+def stepping(*targets: str, timeout: float = PATIENCE, **options: Any) -> Iterator[Stepper]:
+    changes = {name: options.pop(name) for name in [*options] if name in MemberSettings.__dataclass_fields__}
+    text = options.pop("text", TEXT)
+    with DatastoreClient(list(targets), timeout=timeout, **options) as client:
+        client.connect(PATIENCE)
+        stepper = Stepper(client, text, **changes)
+        yield stepper
+        stepper.member.close()
+
+
+def openings(relay: Relay) -> list[pb.SessionOpening]:
+    requests = [Request.FromString(data) for name, data in relay.received if name == "DraftSession"]
+    return [request.open for request in requests if request.HasField("open")]
+
+
+def test_a_client_is_a_source_of_members() -> None:
+    assert isinstance(DatastoreClient("127.0.0.1:1"), MemberSource)
+
+
+# --- The trees --------------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=25)
+@given(data=st.data())
+def test_any_steps_give_the_trees_in_process(steady: Service, directory: Path, data: st.DataObject) -> None:
+    text = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=12)) * data.draw(st.integers(1, 4))
+    names = data.draw(st.sampled_from([["one"], ["two", "one"]]))
+    budgets = st.sampled_from([1, 3, 16, 64])
+    costs = st.sampled_from([[], [1.0, 1.1, 1.2], list(1 + 0.02 * np.arange(65))])
+    stores = [Datastore.open(directory) for _ in names]
+    top_k = np.array([[3, 4]], np.int32)
+    with (
+        DraftSession([*stores, PromptLookup(), RecycledLogits()], text, prompt_top_k=top_k) as here,
+        stepping(steady.target, text=text, datastore=names, prompt_top_k=top_k, recycled_logits=b"") as there,
+    ):
+        for token in data.draw(st.lists(st.integers(0, 9), max_size=6)):
+            nodes, cost = data.draw(budgets), data.draw(costs)
+            expected = here.draft(nodes, cost or None)
+            tree = there.step(DraftLimits(nodes, np.array(cost)))
+            assert tree.tokens.tolist() == expected.tokens.tolist()
+            assert tree.parents.tolist() == expected.parents.tolist()
+            assert tree.depths.tolist() == expected.depths.tolist()
+            assert tree.scores is not None
+            assert expected.scores is not None
+            assert tree.scores.tolist() == expected.scores.tolist()
+            assert tree.origins is not None
+            assert expected.origins is not None
+            of_stores = 2 ** len(stores) - 1
+            masks = [
+                (DATASTORES if mask & of_stores else 0) | mask >> len(stores) << 1 for mask in expected.origins.tolist()
+            ]
+            assert tree.origins.tolist() == masks
+            rows = [[token, 7]] * (1 + len(tree)) if data.draw(st.booleans()) else None
+            here.accept([token], [[5, 6]], node_top_k=rows)
+            there.accept(token, top_k=[[5, 6]], node_top_k=rows)
+
+
+def test_a_chain_is_a_chain_within_the_limits(steady: Service) -> None:
+    with stepping(steady.target) as stepper:
+        tree = stepper.step(DraftLimits(4, is_chain=True))
+        assert tree.parents.tolist() == [*range(-1, len(tree) - 1)]
+        assert 0 < len(tree) <= 4
+
+
+def test_a_step_is_one_small_message(steady: Service) -> None:
+    with Relay(steady.target) as relay:
+        with stepping(relay.target, text=TEXT * 100) as stepper:
+            for token in range(5):
+                stepper.step(DraftLimits(8, np.array([1.0, 1.1])))
+                stepper.accept(token)
+            stepper.step(DraftLimits(0))
+            stepper.step()
+        assert relay.methods() == {"Describe", "DraftSession"}
+        assert relay.tokens() == stepper.text
+        ahead, first, *rest = [data for name, data in relay.received if name == "DraftSession"]
+    assert not Request.FromString(ahead).HasField("draft")
+    assert Request.FromString(first).draft.HasField("costs")
+    assert max(map(len, rest)) < 60
+    assert [Request.FromString(data).HasField("draft") for data in rest] == [True] * 4 + [False, True]
+
+
+def test_without_the_text_only_its_end_is_sent(steady: Service) -> None:
+    text = [*range(100, 200), *TEXT]
+    with Relay(steady.target) as relay:
+        with stepping(relay.target, text=text, send_text=False, prompt_top_k=np.full((90, 2), 5, np.int32)) as stepper:
+            assert len(stepper.step()) > 0
+            stepper.accept(3, top_k=[[5, 6]] * 100)
+            assert len(stepper.step()) > 0
+        assert relay.tokens() == [*text[-64:], 3]
+
+
+def test_a_client_that_was_never_connected_describes_the_service_first(steady: Service) -> None:
+    with DatastoreClient(steady.target, datastore="one", timeout=PATIENCE) as client:
+        stepper = Stepper(client)
+        assert len(stepper.step()) > 0
+
+
+def test_sessions_with_a_name_learn_together(steady: Service) -> None:
+    with Relay(steady.target) as relay:
+        with stepping(relay.target, shared_calibration="model", recycled_logits=b"key", learn=False, max_suffix=9):
+            until(lambda: openings(relay) != [])
+        [opening] = openings(relay)
+        assert (opening.shared_calibration, opening.recycled_logits) == ("model", b"key")
+        assert (opening.fixed_calibration, opening.prompt_lookup, opening.max_suffix) == (True, True, 9)
+
+
+# --- What is refused --------------------------------------------------------------------------------------------------
+
+
+def test_a_text_that_is_too_long_is_named_and_not_sent(steady: Service) -> None:
+    with Relay(steady.target) as relay, stepping(relay.target, text=[1] * (MOST_TEXT + 1)) as stepper:
+        for _ in range(2):
+            refused(MessageSizeError, stepper.step, f"{MOST_TEXT + 1}", f"at most {MOST_TEXT}")
+        assert openings(relay) == []
+
+
+def test_a_text_that_grows_too_long_is_left_out(steady: Service) -> None:
+    with stepping(steady.target, text=[1] * MOST_TEXT) as stepper:
+        assert len(stepper.step()) > 0
+        stepper.accept(1)
+        with pytest.raises(ServiceError):
+            stepper.step()
+        refused(MessageSizeError, stepper.step, "number of tokens of a session")
+
+
+def test_a_token_that_the_datastore_does_not_know_is_refused_by_name(steady: Service) -> None:
+    with stepping(steady.target) as stepper:
+        stepper.accept(5000)
+        with pytest.raises(ServiceError, match=r"service refused the session .*5000"):
+            stepper.step()
+
+
+def test_another_tokenizer_is_named(steady: Service) -> None:
+    with stepping(steady.target, tokenizer=identity(301)) as stepper:
+        refused(TokenizerMismatchError, stepper.step, "301")
+
+
+def test_a_service_that_takes_no_more_sessions_is_left_alone_for_a_while(directory: Path) -> None:
+    with (
+        running(f"one={directory}", options=["--max-session-memory=800000"]) as service,
+        stepping(service.target) as first,
+        Relay(service.target) as relay,
+        stepping(relay.target) as second,
+    ):
+        assert len(first.step()) > 0
+        with pytest.raises(OverloadedError):
+            second.step()
+        until(lambda: rests(second.member))
+        asked = len(relay.received)
+        failed(OverloadedError, lambda: second.member.send(STEP))
+        assert len(relay.received) == asked
+        assert len(first.step()) > 0
+
+
+def rests(member: ServiceMember) -> bool:
+    """Whether it rests, after one more attempt."""
+    try:
+        member.send(STEP)
+        member.receive(None)
+    except RestStoreError:
+        pass
+    return member._rests_until - time.monotonic() > 1.0
+
+
+def test_pauses_grow_up_to_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(member_module.time, "monotonic", lambda: now)
+    with DatastoreClient(["127.0.0.1:1", "127.0.0.1:2"]) as client:
+        stepper, pauses = Stepper(client), []
+        for _ in range(13):
+            stepper.member._fail(ServiceUnavailableError("gone"))
+            pauses.append(round(stepper.member._rests_until - now, 1))
+        failed(ServiceUnavailableError, lambda: stepper.member.send(STEP), "gone")
+    assert pauses == [0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30, 30, 30], "at once at the other endpoint"
+
+
+# --- What services do wrong -------------------------------------------------------------------------------------------
+
+
+def of_nodes(**columns: list[Any]) -> Callable[[Answer], None]:
+    """The nodes have other values, at least one of each."""
+
+    def change(answer: Answer) -> None:
+        nodes = Nodes.of(answer.nodes)
+        changed = {name: values + getattr(nodes, name)[len(values) :] for name, values in columns.items()}
+        answer.nodes = nodes._replace(**changed).packed()
+
+    return change
+
+
+WRONG: dict[str, Callable[[Answer], object]] = {
+    "another sequence": lambda answer: setattr(answer, "sequence", answer.sequence + 1),
+    "half a node": lambda answer: setattr(answer, "nodes", answer.nodes[:-1]),
+    "too many nodes": lambda answer: setattr(answer, "nodes", bytes(11 * 9)),
+    "a token outside": of_nodes(tokens=[300]),
+    "its own parent": of_nodes(parents=[0]),
+    "a score that is no number": of_nodes(scores=[float("nan")]),
+    "no names at first": lambda answer: answer.ClearField("datastores"),
+    "names twice": lambda answer: answer.datastores.extend(["one", "one"]),
+}
+
+
+@pytest.mark.parametrize("change", WRONG.values(), ids=WRONG)
+def test_a_wrong_answer_costs_a_step_and_the_next_one_is_taken(steady: Service, change: Any) -> None:
+    def changed(name: str, data: bytes) -> bytes:
+        if name != "DraftSession":
+            return data
+        message = Answer.FromString(data)
+        change(message)
+        return message.SerializeToString()
+
+    with Relay(steady.target, changed) as relay, stepping(relay.target) as stepper:
+        refused(ProtocolError, stepper.step, relay.target)
+        relay.answer = lambda _, data: data
+        until(lambda: not fails(stepper))
+
+
+@pytest.mark.parametrize("answer", [b"\xff\xff", b"", bytes(1 << 20)])
+def test_what_is_no_answer_costs_a_step(steady: Service, answer: bytes) -> None:
+    with Relay(steady.target) as relay, stepping(relay.target) as stepper:
+        assert len(stepper.step()) > 0
+        relay.answer = lambda name, data: answer if name == "DraftSession" else data
+        refused(ProtocolError, stepper.step)
+        relay.answer = lambda _, data: data
+        assert len(stepper.step()) > 0, "at once: it has answered before"
+
+
+@pytest.mark.parametrize("code", [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK])
+def test_any_status_is_a_service_error(steady: Service, code: grpc.StatusCode) -> None:
+    """As from a proxy that ends streams after some time."""
+    with Relay(steady.target) as relay, stepping(relay.target) as stepper:
+        stepper.step()
+        relay.aborts = code
+        with pytest.raises(ServiceError):
+            stepper.step()
+        relay.aborts = None
+        until(lambda: not fails(stepper))
+
+
+def fails(stepper: Stepper, timeout: float | None = None) -> bool:
+    """Take a step; whether it fails."""
+    try:
+        stepper.step(timeout=timeout)
+    except ServiceError:
+        return True
+    return False
+
+
+# --- Late and dead services -------------------------------------------------------------------------------------------
+
+
+def test_a_late_answer_is_skipped_and_nothing_is_lost(steady: Service) -> None:
+    go = threading.Event()
+    go.set()
+
+    def held(name: str, data: bytes) -> bytes:
+        if name == "DraftSession":
+            go.wait(PATIENCE)
+        return data
+
+    with Relay(steady.target, held) as relay, stepping(relay.target) as stepper, stepping(steady.target) as like:
+        for one in (stepper, like):
+            one.step()
+            one.accept(3)
+        go.clear()
+        stepper.member.send(STEP)
+        failed(DeadlineError, lambda: stepper.member.receive(LATE), "did not answer")
+        stepper.accept(1, node_top_k=[[1, 2]])
+        failed(DeadlineError, lambda: stepper.member.send(STEP), "has not answered an earlier step yet")
+        stepper.accept(2)
+        like.step()
+        like.accept(1)
+        like.accept(2)
+        go.set()
+        until(lambda: not fails(stepper))
+        assert stepper.step() == like.step()
+        assert len(openings(relay)) == 1
+
+
+def test_a_service_that_stays_silent_is_given_up(service: Service, steady: Service, monkeypatch: Any) -> None:
+    monkeypatch.setattr(member_module, "_MOST_LATE", 0.0)
+    with stepping(service.target, steady.target, timeout=LATE, datastore="one") as stepper:
+        until(lambda: not fails(stepper))
+        service.pause()
+        until(lambda: fails(stepper))
+        until(lambda: not fails(stepper))
+        assert stepper.member._endpoint.target == steady.target
+        service.resume()
+
+
+@pytest.mark.parametrize("end", [Service.kill, Service.stop], ids=["killed", "drained"])
+def test_another_service_takes_over(service: Service, steady: Service, end: Callable[[Service], object]) -> None:
+    with Relay(steady.target) as relay, stepping(service.target, relay.target, datastore="one") as stepper:
+        for token in (3, 1, 2):
+            stepper.step()
+            stepper.accept(token)
+        end(service)
+        until(lambda: not fails(stepper))
+        assert list(openings(relay)[0].tokens) == stepper.text
+
+
+def test_a_killed_service_is_found_again_with_the_text_so_far(service: Service) -> None:
+    with stepping(service.target) as stepper:
+        stepper.step()
+        service.kill()
+        while not fails(stepper):
+            pass
+        stepper.accept(3, 1)
+        service.restart()
+        until(lambda: not fails(stepper))
+        until(lambda: sessions_of(service)[0] == 1)
+
+
+def test_a_session_that_ended_idle_is_opened_again_without_a_step_undrafted(directory: Path) -> None:
+    options = ["--metrics=127.0.0.1:0", "--session-idle-seconds=1"]
+    with running(f"one={directory}", options=options) as service, stepping(service.target) as stepper:
+        assert len(stepper.step()) > 0
+        until(lambda: sessions_of(service)[0] == 0)
+        assert len(stepper.step()) > 0
+
+
+def test_one_late_session_costs_others_nothing(steady: Service) -> None:
+    with (
+        Relay(steady.target, lambda name, data: None if name == "DraftSession" else data) as relay,
+        DatastoreClient([relay.target, steady.target], timeout=PATIENCE, datastore="one") as client,
+    ):
+        client.connect()
+        silent = Stepper(client)
+        failed(DeadlineError, lambda: silent.step(timeout=0.01))
+        relay.answer = lambda _, data: data
+        other = Stepper(client)
+        for token in (3, 1, 2):
+            assert len(other.step()) > 0
+            other.accept(token)
+        assert client.count([1]) > 0
+
+
+# --- Many tokens, and the end -----------------------------------------------------------------------------------------
+
+
+def test_many_calls_of_accept_without_a_step_send_the_text_again(steady: Service) -> None:
+    with Relay(steady.target) as relay, stepping(relay.target) as stepper:
+        stepper.step()
+        for number in range(600):
+            stepper.accept(number % 9)
+        assert len(stepper.step()) > 0
+        assert [len(one.tokens) for one in openings(relay)] == [len(TEXT), len(TEXT) + 600]
+
+
+def test_a_message_that_would_be_too_large_sends_the_text_again(directory: Path) -> None:
+    with (
+        running(f"one={directory}") as service,
+        Relay(service.target) as relay,
+        stepping(relay.target) as stepper,
+    ):
+        stepper.step()
+        stepper.accept(*[1] * 20_000, top_k=[[1, 2, 3, 4, 5, 6, 7, 8]] * 20_000)
+        assert len(stepper.step()) > 0
+        assert [len(one.tokens) for one in openings(relay)] == [len(TEXT), len(TEXT) + 20_000]
+
+
+def test_an_ended_session_leaves_nothing(steady: Service) -> None:
+    def streams() -> int:
+        return sum(thread.name == "rest-store stream" for thread in threading.enumerate())
+
+    before = streams()
+    with DatastoreClient(steady.target, datastore="one", timeout=PATIENCE) as client:
+        steppers = [Stepper(client) for _ in range(5)]
+        for stepper in steppers:
+            stepper.step()
+        until(lambda: sessions_of(steady)[0] == 5)
+        for stepper in steppers[:4]:
+            stepper.member.close()
+            stepper.member.close()
+        failed(ServiceUnavailableError, lambda: steppers[0].member.send(STEP), "session is closed")
+        until(lambda: sessions_of(steady)[0] == 1)
+    until(lambda: streams() <= before)
+    until(lambda: sessions_of(steady)[0] == 0)
+
+
+def test_a_member_of_a_closed_client_says_so(steady: Service) -> None:
+    with DatastoreClient(steady.target, datastore="one", timeout=PATIENCE) as client:
+        stepper = Stepper(client)
+        stepper.step()
+    assert fails(stepper)  # its stream has ended
+    with pytest.raises(ServiceUnavailableError, match="client is closed"):
+        stepper.step()

@@ -1,0 +1,103 @@
+"""Draft sessions over services: whose trees are used, what a failing service costs, and sessions for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rest_store.datastore.datastore import Datastore
+from rest_store.drafting.batch import accept_all, draft_all
+from rest_store.drafting.session import DraftSession
+from rest_store.drafting.sources import PromptLookup, RecycledLogits
+from rest_store.service.client.async_client import AsyncDatastoreClient
+from rest_store.service.client.client import DatastoreClient
+from tests.shared.live import until
+from tests.shared.services import PATIENCE, Service, running
+from tests.shared.strategies import ONE_TO_NINE, write_datastore
+
+TEXT = [1, 2, 3, 50, 60, 1, 2]
+TOKENS = [3, 1, 2, 3, 50, 1]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_datastore(tmp_path_factory.mktemp("one"), ONE_TO_NINE)
+
+
+@pytest.fixture
+def service(directory: Path) -> Iterator[Service]:
+    with running(f"one={directory}") as service:
+        yield service
+
+
+def trees_of(*sources: object) -> list[list[int]]:
+    """The tokens of the trees along a text."""
+    trees = []
+    with DraftSession([*sources, PromptLookup(), RecycledLogits()], TEXT) as session:
+        for token in TOKENS:
+            tree = session.draft(8)
+            trees.append(tree.tokens.tolist())
+            session.accept([token], [[token, 7]], node_top_k=[[5, 6]] * (1 + len(tree)))
+        assert session.statistics.dropped == {}
+    return trees
+
+
+def test_a_session_of_one_service_is_the_session_in_process(service: Service, directory: Path) -> None:
+    with DatastoreClient(service.target, timeout=PATIENCE) as client:
+        assert trees_of(client) == trees_of(Datastore.open(directory))
+
+
+def test_two_services_and_a_datastore_draft_together(service: Service, directory: Path) -> None:
+    with (
+        running(directory) as second,
+        DatastoreClient(service.target, timeout=PATIENCE) as one,
+        DatastoreClient(second.target, timeout=PATIENCE) as other,
+    ):
+        assert all(0 < len(tree) <= 8 for tree in trees_of(one, Datastore.open(directory), other))
+
+
+def test_sessions_of_a_batch_have_a_stream_each(service: Service, directory: Path) -> None:
+    store = Datastore.open(directory)
+    with DatastoreClient(service.target, timeout=PATIENCE) as client:
+        client.connect()
+        sessions, here = ([DraftSession([source], [*TEXT, place]) for place in range(5)] for source in (client, store))
+        for token in TOKENS:
+            found, expected = draft_all(sessions, 8), draft_all(here, 8)
+            assert [tree.tokens.tolist() for tree in found] == [tree.tokens.tolist() for tree in expected]
+            for batch in (sessions, here):
+                accept_all(batch, [[token]] * 5)
+        assert all(session.statistics.dropped == {} for session in sessions)
+
+
+def test_a_killed_service_costs_drafts_until_it_is_back(service: Service) -> None:
+    with (
+        DatastoreClient(service.target, timeout=PATIENCE) as client,
+        DraftSession([client, PromptLookup()], TEXT) as session,
+    ):
+        assert len(session.draft(8)) > 0
+        assert not session.statistics.absent
+        service.kill()
+        until(lambda: (session.draft(8), session.statistics.absent)[1])
+        assert len(session.draft(8)) > 0, "the text itself proposes something"
+        session.accept([3])
+        service.restart()
+        until(lambda: (session.draft(8), not session.statistics.absent)[1])
+
+
+def test_sessions_for_asyncio(service: Service, directory: Path) -> None:
+    async def drafted() -> list[list[int]]:
+        async with AsyncDatastoreClient(service.target, timeout=PATIENCE) as client:
+            sources = [client, PromptLookup(), RecycledLogits()]
+            trees = []
+            async with await client.draft_session(sources, TEXT) as session:
+                for token in TOKENS:
+                    tree = await session.draft(8)
+                    trees.append(tree.tokens.tolist())
+                    await session.accept([token], [[token, 7]], node_top_k=[[5, 6]] * (1 + len(tree)))
+                assert session.session.statistics.dropped == {}
+            return trees
+
+    assert asyncio.run(drafted()) == trees_of(Datastore.open(directory))
