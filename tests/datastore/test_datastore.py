@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rest_store.datastore import datastore
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.manifest import FILE_NAME, Manifest
 from rest_store.datastore.tokenizer import TokenizerIdentity
@@ -31,12 +30,9 @@ from tests.shared.strategies import Corpus, identity, refused, write_datastore
 CORPUS = Corpus(300, [[[1, 2, 3, 4, 5, 1, 2, 3, 9]], [[7, 8]]])
 
 
-@pytest.fixture(params=["native", "reference"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Datastore:
-    monkeypatch.setenv("REST_STORE_KERNEL", request.param)
-    opened = Datastore.open(write_datastore(tmp_path, CORPUS))
-    assert opened.info().kernel == request.param
-    return opened
+@pytest.fixture
+def store(tmp_path: Path) -> Datastore:
+    return Datastore.open(write_datastore(tmp_path, CORPUS))
 
 
 # Invalid queries.
@@ -61,44 +57,22 @@ BAD_CONTEXTS: list[tuple[object, type[QueryError], str, str, str]] = [
     (None, ContextTypeError, "{}", "NoneType", "1-D integers"),
     (5, ContextTypeError, "{}", "0-D int64", "1-D integers"),
     ("abc", ContextTypeError, "{}", "0-D <U3", "1-D integers"),
-    (b"abc", ContextTypeError, "{}", "0-D |S3", "1-D integers"),
     ({1, 2}, ContextTypeError, "{}", "set", "1-D integers"),
-    ({1: 2}, ContextTypeError, "{}", "dict", "1-D integers"),
-    (iter([1]), ContextTypeError, "{}", "list_iterator", "1-D integers"),
-    (np.array(5), ContextTypeError, "{}", "0-D int64", "1-D integers"),
     (np.array([[1, 2], [3, 4]]), ContextTypeError, "{}", "2-D int64", "1-D integers"),
-    (np.zeros((0, 3), dtype=int), ContextTypeError, "{}", "2-D int64", "1-D integers"),
     (np.array([1.0, 2.0]), ContextTypeError, "{}", "1-D float64", "1-D integers"),
     (np.array([True]), ContextTypeError, "{}", "1-D bool", "1-D integers"),
-    (np.array(["a"]), ContextTypeError, "{}", "1-D <U1", "1-D integers"),
     (np.array([1, 2], dtype=object), ContextTypeError, "{}", "ndarray", "1-D integers"),
     (deque([1, [2, 3]]), ContextTypeError, "{}", "deque", "1-D integers"),
-    ([1.5], ContextTypeError, "an item of {}", "1.5", "an integer"),
     ([1, 2.0], ContextTypeError, "an item of {}", "2.0", "an integer"),
     ((1, "2"), ContextTypeError, "an item of {}", "'2'", "an integer"),
-    ([None, 1], ContextTypeError, "an item of {}", "None", "an integer"),
     ([[1, 2], [3, 4]], ContextTypeError, "an item of {}", "[1, 2]", "an integer"),
-    ([1, [2, 3]], ContextTypeError, "an item of {}", "[2, 3]", "an integer"),
-    ([[]], ContextTypeError, "an item of {}", "[]", "an integer"),
-    ([np.True_], ContextTypeError, "an item of {}", "True", "an integer"),
     ([], EmptyContextError, "{}", "empty", "at least one token"),
-    ((), EmptyContextError, "{}", "empty", "at least one token"),
-    (np.array([]), EmptyContextError, "{}", "empty", "at least one token"),
     (np.array([], dtype=np.int32), EmptyContextError, "{}", "empty", "at least one token"),
-    (range(0), EmptyContextError, "{}", "empty", "at least one token"),
     ([1, -1], TokenRangeError, "token id in {}", "-1", "0..299"),
     ([300, 1], TokenRangeError, "token id in {}", "300", "0..299"),
-    ((1, 2**31), TokenRangeError, "token id in {}", str(2**31), "0..299"),
     ([1, 2**32 + 1], TokenRangeError, "token id in {}", str(2**32 + 1), "0..299"),
-    ([-1, 2**63], TokenRangeError, "token id in {}", "-1", "0..299"),
-    ([2**63], TokenRangeError, "token id in {}", str(2**63), "0..299"),
-    ([1, 2**64 + 1], TokenRangeError, "token id in {}", str(2**64 + 1), "0..299"),
     ([2**70], TokenRangeError, "token id in {}", str(2**70), "0..299"),
-    ([-(2**70)], TokenRangeError, "token id in {}", str(-(2**70)), "0..299"),
-    (np.array([1, 300]), TokenRangeError, "token id in {}", "300", "0..299"),
     (np.array([-1, 1], dtype=np.int8), TokenRangeError, "token id in {}", "-1", "0..299"),
-    (np.array([2**32 - 1], dtype=np.uint32), TokenRangeError, "token id in {}", str(2**32 - 1), "0..299"),
-    (np.array([1, 2**63], dtype=np.uint64), TokenRangeError, "token id in {}", str(2**63), "0..299"),
     (np.array([2**64 - 1], dtype=np.uint64), TokenRangeError, "token id in {}", str(2**64 - 1), "0..299"),
     (range(-1, 2), TokenRangeError, "token id in {}", "-1", "0..299"),
 ]
@@ -115,21 +89,7 @@ def test_a_bad_context(
 ) -> None:
     ask, name = QUERIES[query]
     message = refused(error, lambda: ask(store, context))
-    if "True" in found:
-        message = message.replace("np.True_", "True")  # as numpy 1 and 2 write it
     assert message == f"query: {what.format(name)} is {found}, expected {expected}"
-
-
-@pytest.mark.parametrize("query", QUERIES)
-def test_a_list_that_changes_while_it_is_read(store: Datastore, query: str) -> None:
-    class Clears:
-        def __index__(self) -> int:
-            context.clear()
-            return 1
-
-    context: list[object] = [Clears(), *range(10**6, 10**6 + 50)]
-    with pytest.raises(QueryError):
-        QUERIES[query][0](store, context)
 
 
 @pytest.mark.parametrize("query", QUERIES)
@@ -138,7 +98,6 @@ def test_a_list_that_changes_while_it_is_read(store: Datastore, query: str) -> N
     [
         ([True, 2], [1, 2]),
         ([FiveByIndex()], [5]),
-        ([np.array(5)], [5]),
         (range(1, 4), [1, 2, 3]),
         (deque([1, 2]), [1, 2]),
         (np.array([1, 2], dtype=np.uint64), [1, 2]),
@@ -152,7 +111,7 @@ def test_whatever_can_be_an_index_is_an_integer(store: Datastore, query: str, co
     assert ask(store, context) == ask(store, meant)
 
 
-@pytest.mark.parametrize("before", [-1, 300, 2**70, None, 1.5, "a", [1]])
+@pytest.mark.parametrize("before", [300, None, [1]])
 def test_only_the_last_max_suffix_tokens_are_read(store: Datastore, before: object) -> None:
     context: Any = [before, 2, 3]
     assert store.draft(context, max_suffix=2) == store.draft([2, 3], max_suffix=2)
@@ -176,12 +135,9 @@ ROWS = [[7, 1, 2, 3], [1, 2, 3, 4], [0, 0, 7, 8], [9, 9, 9, 9]]
 @pytest.mark.parametrize(
     "array",
     [
-        *(np.array(ROWS, dtype=kind) for kind in ("i8", "i4", "u2", "u4", "i2", "u1", "u8", ">i4")),
+        *(np.array(ROWS, dtype=kind) for kind in ("i8", "u2", "u8", ">i4")),
         np.asfortranarray(np.array(ROWS)),
         np.repeat(np.array(ROWS), 2, axis=1)[:, ::2],
-        np.repeat(np.array(ROWS), 3, axis=0)[::3],
-        np.array(ROWS)[::-1, ::-1][::-1, ::-1],
-        np.frombuffer(b"\0" + np.array(ROWS, dtype="i4").tobytes(), dtype="i4", offset=1).reshape(4, 4),
     ],
     ids=lambda array: f"{array.dtype}-{'-'.join(map(str, array.strides))}",
 )
@@ -199,26 +155,6 @@ def test_a_batch_may_be_a_tensor(store: Datastore) -> None:
 
 
 @pytest.mark.parametrize(
-    ("array", "error", "message"),
-    [
-        (np.array([[1, 2], [3, 300]]), TokenRangeError, "token id in context 1 is 300, expected 0..299"),
-        (np.array([[-1], [3]]), TokenRangeError, "token id in context 0 is -1, expected 0..299"),
-        (np.array([[1], [2**63]], dtype=np.uint64), TokenRangeError, f"token id in context 1 is {2**63}, expected"),
-        (np.array([[1.0]]), ContextTypeError, "context 0 is 1-D float64, expected 1-D integers"),
-        (np.array(ROWS, dtype=object), ContextTypeError, "context 0 is ndarray, expected 1-D integers"),
-        (np.array([[True]]), ContextTypeError, "context 0 is 1-D bool, expected 1-D integers"),
-        (np.zeros((2, 0), dtype=int), EmptyContextError, "context 0 is empty, expected at least one token"),
-        (np.zeros((1, 1, 1), dtype=int), ContextTypeError, "context 0 is 2-D int64, expected 1-D integers"),
-    ],
-    ids=str,
-)
-def test_what_is_wrong_with_an_array_of_contexts(
-    store: Datastore, array: Any, error: type[QueryError], message: str
-) -> None:
-    refused(error, lambda: store.draft_batch(array), f"query: {message}")
-
-
-@pytest.mark.parametrize(
     ("limit", "greatest", "queries"),
     [
         ("max_nodes", 1024, ("draft", "draft_batch")),
@@ -226,9 +162,7 @@ def test_what_is_wrong_with_an_array_of_contexts(
         ("max_depth", 32, ("draft", "draft_batch")),
     ],
 )
-@pytest.mark.parametrize(
-    "value", [0, -1, ..., 2**32 + 1, 2**70, -(2**70), 4.0, np.float64(4), "4", None, [4], np.array([4, 5])]
-)
+@pytest.mark.parametrize("value", [0, ..., 2**70, 4.0, "4", None])
 def test_a_limit_out_of_range(
     store: Datastore, limit: str, greatest: int, queries: tuple[str, ...], value: object
 ) -> None:
@@ -239,7 +173,7 @@ def test_a_limit_out_of_range(
         assert message == f"query: {limit} is {value!r}, expected 1..{greatest}"
 
 
-@pytest.mark.parametrize("value", [1, True, np.int64(1), np.uint8(1), FiveByIndex()])
+@pytest.mark.parametrize("value", [1, np.uint8(1), FiveByIndex()])
 def test_limits_may_be_of_any_integer_type(store: Datastore, value: Any) -> None:
     expected = store.draft([1], max_nodes=int(value.__index__()))
     assert store.draft([1], max_nodes=value) == expected
@@ -280,15 +214,6 @@ def test_info_says_what_the_datastore_is(store: Datastore) -> None:
 def test_a_time_of_building_that_is_no_date(store: Datastore, monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
     """Some file systems can hold it."""
     monkeypatch.setattr(Path, "stat", lambda path: os.stat_result([0] * 8 + [seconds, 0]))
-    refused(ManifestError, lambda: Datastore.open(store.path), "manifest.json: modification time is unreadable (")
-
-
-def test_a_manifest_that_vanishes_while_it_is_opened(store: Datastore, monkeypatch: pytest.MonkeyPatch) -> None:
-    def remove() -> str:
-        (store.path / FILE_NAME).unlink()
-        return "native"
-
-    monkeypatch.setattr(datastore, "kernel_name", remove)
     refused(ManifestError, lambda: Datastore.open(store.path), "manifest.json: modification time is unreadable (")
 
 

@@ -11,20 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from rest_store.datastore.check import check_datastore
 from rest_store.datastore.datastore import Datastore
-from rest_store.datastore.kernel import native_kernel
-from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.session import DraftSession
-from rest_store.drafting.sources import PromptLookup, RecycledLogits
-from rest_store.errors import CopyError, DatastoreClosedError, DatastoreNotFoundError, MixedBuildError
+from rest_store.errors import DatastoreClosedError, DatastoreNotFoundError, MixedBuildError
 from tests.datastore.test_lost_pages import QUERIES, query_in_threads
 from tests.datastore.test_opening import run_python
 from tests.shared.strategies import Corpus, refused, write_datastore, zipf_corpus
 
 CORPUS = Corpus(300, [[[1, 2, 3, 4, 5, 1, 2, 3, 9]], [[7, 8]]])
 ON_LINUX = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads Linux's /proc")
-NATIVE = pytest.mark.skipif(native_kernel() is None, reason="the native kernel was not built")
 
 
 @pytest.fixture
@@ -40,11 +34,7 @@ def mapped(directory: Path) -> int:
 
 
 @ON_LINUX
-@pytest.mark.parametrize("kernel", ["native", "reference"])
-def test_a_closed_datastore_refuses_queries_and_holds_nothing(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, kernel: str
-) -> None:
-    monkeypatch.setenv("REST_STORE_KERNEL", "" if kernel == "native" else kernel)
+def test_a_closed_datastore_refuses_queries_and_holds_nothing(directory: Path) -> None:
     with Datastore.open(directory) as store:
         assert store.draft([1, 2]).match == (2, 2)
         assert mapped(directory) == 4
@@ -65,26 +55,6 @@ def test_closing_while_threads_query(directory: Path) -> None:
 
 
 @ON_LINUX
-@NATIVE
-def test_a_session_goes_on_without_a_datastore_that_was_closed(directory: Path) -> None:
-    store, other = Datastore.open(directory), Datastore.open(directory)
-    with DraftSession([store, other], prompt=[1, 2]) as session:
-        drafted = session.draft(4).tokens.tolist()
-        assert drafted[0] == 3
-        store.close()
-        assert session.draft(4).tokens.tolist()[0] == 3
-        assert session.statistics.dropped == {(0, "error"): 1}
-        assert session.statistics.errors == [f"source 0: {directory}: the datastore is closed, expected open"]
-        other.close()
-        assert session.draft(4).tokens.size == 0
-        session.accept([3])
-    refused(DatastoreClosedError, lambda: DraftSession([store]))
-    del session
-    assert mapped(directory) == 0
-
-
-@ON_LINUX
-@NATIVE
 def test_an_open_datastore_needs_no_descriptors(tmp_path: Path) -> None:
     """Neither do eight shards, nor a check, nor a session."""
     write_datastore(tmp_path, Corpus(300, [[[place, 1, 2]] for place in range(8)]))
@@ -100,7 +70,7 @@ session = DraftSession(stores, prompt=[1])
 session.draft(4)
 print(len(os.listdir("/proc/self/fd")) - before)
 """
-    assert run_python(code, tmp_path, REST_STORE_KERNEL="") == "0\n"
+    assert run_python(code, tmp_path) == "0\n"
 
 
 def test_a_pickled_datastore_is_opened_again(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,27 +100,6 @@ def test_copies_are_the_datastore_itself(directory: Path) -> None:
     store = Datastore.open(directory)
     assert copy.copy(store) is store
     assert copy.deepcopy({"store": store})["store"] is store
-
-
-@NATIVE
-@pytest.mark.parametrize("duplicate", [pickle.dumps, copy.copy, copy.deepcopy])
-def test_sessions_and_recycled_logits_cannot_be_copied(directory: Path, duplicate: Callable[[object], object]) -> None:
-    with DraftSession([Datastore.open(directory), PromptLookup()], prompt=[1, 2]) as session:
-        refused(CopyError, lambda: duplicate(session), "draft session: a copy is impossible")
-        session.draft(4)
-    refused(CopyError, lambda: duplicate(RecycledLogits()), "recycled logits: a copy is impossible")
-    duplicate(PromptLookup())
-
-
-@NATIVE
-def test_a_pickled_calibration_has_learnt_the_same() -> None:
-    calibration = Calibration.default()
-    calibration.native.weights = [0.5, -0.25, 0.0, 1.0, -1.0]
-    received = pickle.loads(pickle.dumps(calibration))
-    assert (received.weights, received.native.gbdt) == (calibration.weights, calibration.native.gbdt)
-    assert received.provenance == calibration.provenance
-    received.native.weights = [0.0] * 5
-    assert calibration.weights[0] == 0.5
 
 
 FORK = """
@@ -200,13 +149,10 @@ print(statuses, store.draft([0, 1]) == expected)
 @pytest.mark.skipif(
     "asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer's own locks do not survive a fork"
 )
-@NATIVE
 def test_a_child_of_a_process_whose_threads_query_goes_on_querying(tmp_path: Path) -> None:
     """It does not wait for the locks of threads that it does not have."""
     write_datastore(tmp_path, zipf_corpus(1, 1_500, 8, 300, 1))
-    assert run_python("import warnings\nwarnings.simplefilter('ignore')\n" + FORK, tmp_path, REST_STORE_KERNEL="") == (
-        "{0} True\n"
-    )
+    assert run_python("import warnings\nwarnings.simplefilter('ignore')\n" + FORK, tmp_path) == ("{0} True\n")
 
 
 LOST_IN_A_CHILD = """
@@ -228,11 +174,5 @@ except DatastoreUnavailableError:
 """
 
 
-@NATIVE
 def test_pages_are_lost_by_each_process_for_itself(directory: Path) -> None:
-    assert run_python(LOST_IN_A_CHILD, directory, REST_STORE_KERNEL="") == "refused\nrefused\n"
-
-
-def test_a_check_gives_back_an_open_datastore(directory: Path) -> None:
-    with check_datastore(directory) as store:
-        assert store.draft([1, 2]).match == (2, 2)
+    assert run_python(LOST_IN_A_CHILD, directory) == "refused\nrefused\n"

@@ -16,11 +16,9 @@ from rest_store.datastore import check
 from rest_store.datastore.check import check_datastore
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.header import HEADER_SIZE, TAIL_SIZE
-from rest_store.datastore.kernel import native_kernel
 from rest_store.errors import DatastoreUnavailableError
 from tests.shared.strategies import Corpus, refused, write_datastore
 
-pytestmark = pytest.mark.skipif(native_kernel() is None, reason="the numpy reference cannot keep a process alive")
 WITHOUT_SANITIZER = pytest.mark.skipif(
     "asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer handles SIGBUS itself"
 )
@@ -44,14 +42,9 @@ def truncate(directory: Path, pattern: str = "shard-*") -> None:
         os.truncate(path, 0)
 
 
-@pytest.mark.parametrize("kernel", ["native", "reference"])
 @pytest.mark.parametrize("query", QUERIES)
-def test_a_query_of_truncated_files_is_refused(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, kernel: str, query: str
-) -> None:
-    monkeypatch.setenv("REST_STORE_KERNEL", "" if kernel == "native" else kernel)
+def test_a_query_of_truncated_files_is_refused(directory: Path, query: str) -> None:
     store = Datastore.open(directory)
-    assert store.info().kernel == kernel
     truncate(directory)
     message = refused(DatastoreUnavailableError, lambda: QUERIES[query](store), str(directory / "shard-0000"))
     assert message.endswith("unreadable (it was truncated, or its disk fails), expected as it was opened")
@@ -173,7 +166,7 @@ def run(code: str, directory: Path) -> tuple[int, str, str]:
     """Return the exit status of a new process that runs `code`, and what it wrote."""
     done = subprocess.run(
         [sys.executable, *(["-S"] if sys.flags.no_site else []), "-c", SETUP + code, str(directory)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "REST_STORE_KERNEL": ""},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         check=False,
@@ -256,17 +249,3 @@ while True:
 """
     code += another if sender == "another process" else "os.kill(os.getpid(), signal.SIGBUS)"
     assert run(code, directory) == (-signal.SIGBUS, "refused\n", "")
-
-
-def test_pages_that_another_thread_than_the_main_one_loses(directory: Path) -> None:
-    code = """
-import threading
-def work():
-    global store
-    store = Datastore.open(sys.argv[1])
-    lose_pages()
-thread = threading.Thread(target=work)
-thread.start()
-thread.join()
-"""
-    assert run(code, directory) == (0, "refused\n", "")

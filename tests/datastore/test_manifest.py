@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -53,29 +52,14 @@ def test_unknown_fields_are_ignored(directory: Path) -> None:
     ("content", "found"),
     [
         (b"", "not JSON"),
-        (b"{", "not JSON"),
-        (b"\xef\xbb\xbf{}", "not JSON"),
         (b"[" * 100_000, "not JSON"),
-        (b'{"a":' * 100_000, "not JSON"),
         (b'{"format": ' + b"9" * 5_000 + b"}", "not JSON"),
-        (b'{"format": NaN}', "not JSON (NaN is not a finite number)"),
-        (b'{"format": -Infinity}', "not JSON (-Infinity is not a finite number)"),
-        (b'{"format": 1e999}', "not JSON (1e999 is not a finite number)"),
-        (b'{"format": "rest-store", "format": "zip"}', "not JSON (the key 'format' is given twice)"),
-        (b'{"format": "rest-store", "corpora": [{"a": 1, "a": 1}]}', "not JSON (the key 'a' is given twice)"),
-        (b'{"format": ' + b"[" * 70 + b"]" * 70 + b"}", "deeper than 64"),
-        (b'{"format": ' + b'{"a":' * 70 + b"1" + b"}" * 70 + b"}", "deeper than 64"),
-        (b'{"corpora": [{"path": "\\udc80"}]}', "a text is '\\udc80'"),
-        (b'{"\\udc80": 1}', "a text is '\\udc80'"),
         (b" " * (1 << 25) + b"{}", "size is 33554434 bytes"),
-        (b'{"format": ' + b"9" * 4_000 + b"}", "999..."),
+        (b'{"format": "rest-store", "format_version": 1}', "manifest_sha256 is absent"),
         (b'{"format": "rest-store", "format_version": 1, "manifest_sha256": "00"}', "manifest_sha256 is '00'"),
         (b'{"format": "rest-store", "format_version": 1, "manifest_sha256": 5}', "manifest_sha256 is int"),
-        (b"\xff\xfe{\0}\0", "not UTF-8"),
+        (b'{"format": "\xff"}', "not JSON"),
         (b"[]", "list"),
-        (b"null", "NoneType"),
-        (b'"rest-store"', "str"),
-        (b"{}", "None"),
         (b'{"format": "zip"}', "'zip'"),
     ],
     ids=lambda value: repr(value[:12]),
@@ -86,7 +70,7 @@ def test_content_that_is_not_a_manifest(directory: Path, content: bytes, found: 
     assert len(message) < 300
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None, HUGE], ids=lambda value: str(value)[:9])
+@pytest.mark.parametrize("version", [2, "1", None, HUGE], ids=lambda value: str(value)[:9])
 def test_another_version(directory: Path, version: object) -> None:
     edit_manifest(directory, lambda fields: fields.update(format_version=version))
     message = refused(FormatVersionError, lambda: Datastore.open(directory), FILE_NAME)
@@ -104,14 +88,6 @@ def test_a_changed_manifest_is_refused(directory: Path) -> None:
     assert len(set(re.findall("[0-9a-f]{64}", message))) == 2
 
 
-def test_a_manifest_of_older_builders_has_no_checksums(directory: Path) -> None:
-    before = Manifest.read(directory)
-    path = directory / FILE_NAME
-    path.write_text(re.sub(r'\n  "(manifest|tokenizer)_sha256": .*', "", before.to_json()), encoding="utf-8")
-    assert 'sha256":' not in path.read_text(encoding="utf-8").split('"shards"')[0]
-    assert Manifest.read(directory) == before
-
-
 WRONG_FIELDS: list[tuple[tuple[str | int, ...], Any, str, str]] = [
     # path of the field, value, what is found, what is expected
     (("created_by",), 1, "int", "str"),
@@ -119,35 +95,24 @@ WRONG_FIELDS: list[tuple[tuple[str | int, ...], Any, str, str]] = [
     (("corpora",), {}, "dict", "list"),
     (("corpora",), [1], "not a list of objects", "a list of objects"),
     (("options",), [], "list", "dict"),
-    (("token_count",), "6", "str", "int"),
     (("token_count",), True, "bool", "int"),
     (("token_count",), 7, "7", "6, the sum over shards"),
-    (("document_count",), 2.0, "float", "int"),
     (("document_count",), 1, "1", "3, the sum over shards"),
     (("shards",), None, "NoneType", "list"),
     (("shards",), [], "0", "at least 1"),
     (("shards", 0), "shard-00000", "str", "an object"),
-    (("shards", 0, "position_count"), ..., "absent", "int"),
     (("shards", 0, "tokens_size"), "264", "str", "int"),
     (("shards", 0, "tokens_size"), -264, "-264", "0..2^63 - 1"),
-    (("shards", 1, "suffixes_size"), 1 << 63, str(1 << 63), "0..2^63 - 1"),
     (("token_count",), HUGE, "7" * 57 + "...", "0..2^63 - 1"),
-    (("tokenizer", "vocabulary_size"), HUGE, "7" * 57 + "...", "a positive integer"),
     (("tokenizer_sha256",), "0", "'0'", "64 hexadecimal digits"),
-    (("shards", 0, "tokens_sha256"), 0, "int", "str"),
-    (("shards", 0, "name"), "", "''", "a file name"),
     (("shards", 0, "name"), "../shard-00000", "'../shard-00000'", "a file name"),
     (("shards", 0, "name"), "a\\b", "'a\\\\b'", "a file name"),
-    (("shards", 0, "name"), "..", "'..'", "a file name"),
     (("shards", 0, "name"), "/etc/passwd", "'/etc/passwd'", "a file name"),
-    (("shards", 0, "name"), "shard\0", "'shard\\x00'", "a file name"),
-    (("shards", 0, "name"), "\ud800", "'\\ud800'", "Unicode characters"),
     (("shards", 0, "name"), "shard-00001", "1 for 2 shards", "one for each shard"),
     (("tokenizer",), "gpt2", "'gpt2'", "an object"),
     (("tokenizer", "name"), None, "None", "a string"),
     (("tokenizer", "fingerprint"), "md5:00", "'md5:00'", "'sha256:' and 64 hexadecimal digits"),
     (("tokenizer", "vocabulary_size"), 0, "0", "a positive integer"),
-    (("tokenizer", "vocabulary_size"), 2**24, str(2**24), f"1..{2**24 - 1}"),
     (("tokenizer", "added_tokens"), {"<s>": 300}, "{'<s>': 300}", "ids 0..299"),
     (("tokenizer", "special_tokens"), {"<s>": 1}, "{'<s>': 1}", "a subset of added_tokens"),
 ]
@@ -185,36 +150,23 @@ def test_no_datastore_at_the_path(tmp_path: Path, place: str) -> None:
     assert f"is absent ({found}), expected a built one" in message
 
 
-def test_a_directory_in_place_of_the_manifest(directory: Path) -> None:
-    """It cannot be read, as a file without permission, but by any user."""
-    (directory / FILE_NAME).unlink()
-    (directory / FILE_NAME).mkdir()
-    refused(ManifestError, lambda: Datastore.open(directory), "unreadable (Is a directory)", "expected a readable file")
-
-
 def test_equal_manifests_have_equal_text(directory: Path) -> None:
     fields = json.loads((directory / FILE_NAME).read_text(encoding="utf-8"))
     seal_manifest(directory, dict(reversed(fields.items())))
     assert Manifest.read(directory).to_json() == Manifest.read(write_datastore(directory, TWO_SHARDS)).to_json()
 
 
-@pytest.mark.parametrize("name", [FILE_NAME, "shard-00000.tokens", "shard-00001.suffixes", "tokenizer.json"])
-@pytest.mark.parametrize("kind", ["a pipe", "a device", "a socket", "a symbolic link to itself"])
-def test_what_is_no_file_is_refused_and_never_waited_for(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: str
-) -> None:
+@pytest.mark.parametrize("name", [FILE_NAME, "shard-00000.tokens"])
+@pytest.mark.parametrize("kind", ["a pipe", "a device", "a directory"])
+def test_what_is_no_file_is_refused_and_never_waited_for(directory: Path, name: str, kind: str) -> None:
     path = directory / name
-    path.unlink(missing_ok=True)
+    path.unlink()
     if kind == "a pipe":
         os.mkfifo(path)
     elif kind == "a device":
         path.symlink_to("/dev/zero")
-    elif kind == "a socket":
-        monkeypatch.chdir(directory)
-        with socket.socket(socket.AF_UNIX) as listener:
-            listener.bind(name)
     else:
-        path.symlink_to(path)
+        path.mkdir()
     error = ManifestError if name == FILE_NAME else MissingShardError
     refused(error, lambda: check_datastore(directory), f"{path}: file is unreadable (")
 
@@ -227,8 +179,3 @@ def test_symbolic_links_to_files_are_followed(directory: Path, tmp_path: Path) -
         if path.is_file():
             (linked / path.name).symlink_to(path)
     assert check_datastore(linked).manifest == Manifest.read(directory)
-
-
-@pytest.mark.parametrize("name", ["a\0b", "x" * 300])
-def test_a_path_that_no_file_can_have(tmp_path: Path, name: str) -> None:
-    refused(ManifestError, lambda: Datastore.open(tmp_path / name), "file is unreadable (", "expected a readable file")

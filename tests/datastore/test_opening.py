@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from rest_store.datastore.check import check_datastore
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.header import TAIL_SIZE, SuffixesHeader, TokensHeader, entry_bits
 from rest_store.datastore.manifest import FILE_NAME, Manifest, ShardRecord
-from tests.shared.strategies import Corpus, edit_manifest, identity, write_datastore
+from rest_store.errors import NativeKernelError
+from tests.shared.strategies import Corpus, edit_manifest, identity, refused, write_datastore
 
 CORPUS = Corpus(300, [[[1, 2, 3, 4, 5, 1, 2, 3, 9]], [[7, 8]]])
 
@@ -128,31 +128,16 @@ def test_refused_datastores_leave_no_open_files(tmp_path: Path) -> None:
     assert found.endswith("; True; 0\n")
 
 
-WITHOUT_NATIVE = """
-import sys, warnings
-sys.modules["rest_store._kernel"] = None
-from rest_store.datastore.datastore import Datastore
-with warnings.catch_warnings(record=True) as caught:
-    warnings.simplefilter("always")
-    stores = [Datastore.open(sys.argv[1]) for _ in range(3)]
-tree = stores[0].draft([1, 2, 3])
-print(len(caught), caught[0].category.__name__, caught[0].filename, stores[0].info().kernel, tree.packed.hex(), sep="|")
-print(caught[0].message)
-"""
-
-
-def test_without_the_native_kernel_a_warning_is_given_once_and_answers_are_exact(tmp_path: Path) -> None:
+def test_without_the_compiled_kernel_opening_says_how_to_install_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_datastore(tmp_path, CORPUS)
-    facts, message = run_python(WITHOUT_NATIVE, tmp_path, REST_STORE_KERNEL="").splitlines()
-    expected = Datastore.open(tmp_path).draft([1, 2, 3]).packed.hex()
-    assert facts.split("|") == ["1", "RuntimeWarning", "<string>", "reference", expected]
-    assert message.startswith("rest-store: the native kernel was not built")
-
-
-def test_asking_for_the_reference_gives_no_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("REST_STORE_KERNEL", "reference")
-    store = Datastore.open(write_datastore(tmp_path, CORPUS))  # warnings are errors here
-    assert store.info().kernel == "reference"
+    monkeypatch.setitem(sys.modules, "rest_store._kernel", None)
+    monkeypatch.delattr("rest_store._kernel")
+    message = refused(
+        NativeKernelError, lambda: Datastore.open(tmp_path), "rest-store: the compiled kernel is missing ("
+    )
+    assert "C++20 compiler" in message
 
 
 @pytest.mark.parametrize(("short_of", "scattered"), [(1, True), (0, False), (None, False)])
@@ -174,18 +159,6 @@ def test_pages_around_those_asked_for_are_read_unless_the_datastore_is_larger_th
     of_shards = [found for path, found in flags.items() if path.startswith(str(directory))]
     assert len(of_shards) == 4
     assert all(("rr" in found) == scattered for found in of_shards)
-
-
-def test_prepared_drafts_of_older_builds_are_ignored(tmp_path: Path) -> None:
-    """Builds of version 0.1 wrote `prepared.drafts` and named it in the manifest (FORMAT.md, section 5)."""
-    expected = Datastore.open(write_datastore(tmp_path, CORPUS)).draft([1, 2, 3])
-    (tmp_path / "prepared.drafts").write_bytes(b"\x89RSTPRE\n" + bytes(300))
-    edit_manifest(tmp_path, lambda fields: fields.update(prepared={"draft_count": 3, "size": 308, "sha256": "00" * 32}))
-    store = check_datastore(tmp_path, full=True)
-    assert store.draft([1, 2, 3]) == expected
-    assert store.info().size == sum(path.stat().st_size for path in tmp_path.glob("shard-*"))
-    (tmp_path / "prepared.drafts").unlink()
-    assert Datastore.open(tmp_path).draft([1, 2, 3]) == expected
 
 
 @pytest.mark.parametrize("command", [["info"], ["info", "--json"], ["check"], ["check", "--json"]])

@@ -16,11 +16,8 @@ import random
 import struct
 from pathlib import Path
 
-import pytest
-
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.header import SuffixesHeader, TokensHeader, entry_bits, token_width
-from rest_store.datastore.kernel import kernel_name, shard_view
 from rest_store.datastore.manifest import FILE_NAME, Manifest, ShardRecord
 from rest_store.datastore.store import Snapshot
 from rest_store.datastore.tree import TokenTree
@@ -28,9 +25,7 @@ from rest_store.errors import DatastoreError
 from tests.shared.damage import damage, require_bounds, require_match_bounds, some_context, write_pristine
 from tests.shared.strategies import seal_header
 
-FILES = int(os.environ.get("REST_STORE_DAMAGED_FILES", "4000"))
-HANGS_AFTER = 3600  # seconds; a process takes a few
-PARTS = 4  # processes, one after the other
+FILES = 1200
 Answers = list[tuple[TokenTree, dict[str, int]]]
 
 
@@ -127,7 +122,7 @@ def on_exact_copies(store: Datastore) -> None:
     """Let the kernel read exact copies of the arrays, so that a sanitizer sees each read beyond their ends."""
     views = [
         dataclasses.replace(view, symbols=view.symbols.copy(), keys=view.keys.copy(), entries=view.entries.copy())
-        for view in map(shard_view, store.shards)
+        for view in (shard.view for shard in store.shards)
     ]
     store._snapshot = Snapshot.of(views, store.vocabulary_size)
 
@@ -153,12 +148,12 @@ def query(rng: random.Random, damaged: DamagedDatastore, store: Datastore) -> in
     return sampled
 
 
-def open_and_query(source: Path, work: Path, first: int, count: int) -> None:
-    """Damage `count` shard files with seeds from `first` on; `work`/seed holds the current seed."""
+def open_and_query(source: Path, work: Path) -> None:
+    """Damage shard files, each with a seed of its own; `work`/seed holds the current one."""
     seed_file = os.open(work / "seed", os.O_WRONLY | os.O_CREAT)
     stores = [DamagedDatastore(path, work / path.name) for path in sorted(source.iterdir())]
     opened = sampled = 0
-    for seed in range(first, first + count):
+    for seed in range(FILES):
         os.pwrite(seed_file, f"{seed:12d}".encode(), 0)
         rng = random.Random(seed)
         damaged = stores[seed % len(stores)]
@@ -167,30 +162,22 @@ def open_and_query(source: Path, work: Path, first: int, count: int) -> None:
         except DatastoreError:
             continue
         opened += 1
-        if kernel_name() == "native" and seed % 3 == 0:
+        if seed % 3 == 0:
             on_exact_copies(store)
         sampled += query(rng, damaged, store)
     (work / "reached").write_text(json.dumps([opened, sampled]), encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("kernel", "first", "count"),
-    [("native", part * FILES // PARTS, FILES // PARTS) for part in range(PARTS)] + [("reference", 0, FILES // 50)],
-)
-def test_damaged_files_are_refused_or_answer_within_bounds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: str, first: int, count: int
-) -> None:
+def test_damaged_files_are_refused_or_answer_within_bounds(tmp_path: Path) -> None:
     """In a new process, so that a crash is a failure that names the seed."""
-    monkeypatch.setenv("REST_STORE_KERNEL", kernel)
     source, work = tmp_path / "pristine", tmp_path / "damaged"
     source.mkdir()
     work.mkdir()
     write_pristine(source)
-    process = multiprocessing.get_context("spawn").Process(target=open_and_query, args=(source, work, first, count))
+    process = multiprocessing.get_context("spawn").Process(target=open_and_query, args=(source, work))
     process.start()
-    process.join(HANGS_AFTER)
-    process.kill()
+    process.join()
     assert process.exitcode == 0, f"seed {(work / 'seed').read_text(encoding='utf-8').strip()}"
     opened, sampled = json.loads((work / "reached").read_text(encoding="utf-8"))
-    assert count / 5 < opened < count * 4 / 5  # both outcomes are common,
-    assert sampled > count / 5  # and so are heavy matches
+    assert FILES / 5 < opened < FILES * 4 / 5  # both outcomes are common,
+    assert sampled > FILES / 5  # and so are heavy matches

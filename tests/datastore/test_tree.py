@@ -126,20 +126,9 @@ def test_an_invalid_match_is_refused(match: Any) -> None:
     refused(TreeError, lambda: TokenTree([1], [-1], [1], match=match), "draft tree", "match")
 
 
-def test_a_match_may_be_of_any_integers() -> None:
-    tree = TokenTree([1], [-1], [1], match=SuffixMatch(np.int64(2), np.uint32(3)))  # type: ignore[arg-type]
-    assert tree == TokenTree([1], [-1], [1], match=SuffixMatch(2, 3))
-    assert [type(number) for number in tree.match] == [int, int]
-
-
 def test_a_tree_is_pickled_with_its_scores_and_origins() -> None:
     tree = TokenTree([1], [-1], [1], match=SuffixMatch(2, 3), scores=[0.5], origins=[1])
     assert pickle.loads(pickle.dumps(tree)) == tree
-
-
-def test_repr_says_how_large_it_is() -> None:
-    tree = TokenTree([1, 2, 3], [-1, 0, -1], [3, 2, 1], match=SuffixMatch(4, 7))
-    assert repr(tree) == "TokenTree(3 nodes, depth 2, match=(4, 7))"
 
 
 @pytest.mark.parametrize(
