@@ -10,8 +10,6 @@ import torch
 
 import rest_store
 from rest_store.errors import DraftingWarning
-from rest_store.v1 import datastore_pb2 as pb
-from tests.shared.parts import serving
 from tests.shared.services import running
 from tests.shared.strategies import Corpus, write_datastore
 from tests.shared.tiny import VOCABULARY, prompts, tiny_model
@@ -90,37 +88,11 @@ def test_the_text_is_the_same_in_process_and_through_a_service(
         assert remote.statistics.drafts.dropped == {}
 
 
-def test_a_part_that_goes_away_half_way_changes_nothing(
-    model: Any, inputs: dict[str, torch.Tensor], plain: list[int], tmp_path: Path
-) -> None:
-    """The other part goes on drafting; that one was away is counted."""
-    half = len(plain) // 2
-    directory = write_datastore(tmp_path, Corpus(VOCABULARY, [[plain], [plain[half - 8 :], list(range(VOCABULARY))]]))
-    with serving(tmp_path) as served:
-        groups = served.start_all(directory, 2)
-        with rest_store.DatastoreClient(groups, timeout=10.0, retries=0) as client:
-            client.connect()
-            output = drafted(model, inputs, client)
-            assert output.sequences[0].tolist() == plain
-            assert (output.statistics.mean_tokens > 2, output.statistics.drafts.dropped) == (True, {})
-            away = OnTokens(NEW_TOKENS // 2, lambda: served.stop("2of2"))
-            with pytest.warns(DraftingWarning, match="without a part"):
-                output = drafted(model, inputs, client, away)
-            assert output.sequences[0].tolist() == plain
-            assert output.statistics.mean_tokens > 2
-            assert output.statistics.drafts.dropped.keys() == {(0, "part")}
-            assert client.statistics.absent_parts >= 1
-
-
-SEND_TEXT = pytest.mark.parametrize("send_text", [True, False], ids=["run there", "merged here"])
-
-
-@SEND_TEXT
 @pytest.mark.parametrize("way", ["killed", "stopped", "paused"])
 def test_a_service_that_goes_away_half_way_changes_nothing(
-    model: Any, inputs: dict[str, torch.Tensor], plain: list[int], datastore: Path, way: str, send_text: bool
+    model: Any, inputs: dict[str, torch.Tensor], plain: list[int], datastore: Path, way: str
 ) -> None:
-    with running(datastore) as service, rest_store.DatastoreClient(service.target, send_text=send_text) as client:
+    with running(datastore) as service, rest_store.DatastoreClient(service.target) as client:
         assert client.connect().datastores
         ways = {"killed": service.kill, "stopped": service.stop, "paused": service.pause}
         with pytest.warns(DraftingWarning, match="went on without a session or source: source 0: ") as issued:
@@ -129,25 +101,3 @@ def test_a_service_that_goes_away_half_way_changes_nothing(
         assert output.sequences[0].tolist() == plain
         assert sum(output.statistics.drafts.dropped.values()) > 0
         assert output.statistics.drafts.errors == [], "the session goes on without the source"
-
-
-@SEND_TEXT
-def test_a_drained_service_hands_a_generation_over_to_another(
-    model: Any, inputs: dict[str, torch.Tensor], plain: list[int], datastore: Path, send_text: bool
-) -> None:
-    """With all sources, reloaded before: not one step goes without."""
-    with running(datastore) as first, running(datastore) as second:
-        targets = [first.target, second.target]
-        with rest_store.DatastoreClient(targets, timeout=10, send_text=send_text) as client:
-
-            def hand_over() -> None:
-                with first.stub() as stub:
-                    assert not stub.Reload(pb.ReloadRequest()).outcomes[0].refused
-                assert first.stop() == 0
-
-            sources = [client, rest_store.PromptLookup(), rest_store.RecycledLogits()]
-            output = drafted(model, inputs, sources, OnTokens(NEW_TOKENS // 2, hand_over))
-            assert output.sequences[0].tolist() == plain
-            assert output.statistics.drafts.dropped == {}
-            assert output.statistics.mean_tokens > 2
-            assert client.statistics.failovers == 1
