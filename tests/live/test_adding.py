@@ -12,7 +12,7 @@ import pytest
 
 from rest_store.errors import StorageError
 from rest_store.live import segment, writer
-from rest_store.live.documents import Change, Documents
+from rest_store.live.documents import Documents
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.live.writer import Writer
 from tests.shared.live import new_live, small_segments, until
@@ -148,12 +148,12 @@ def test_an_interrupt_loses_nothing_and_adds_nothing_twice(
     commit = Documents.commit
     interrupt = failing(1, KeyboardInterrupt())
 
-    def interrupted(self: Documents, change: Change) -> None:
+    def interrupted(*arguments: Any) -> None:
         if stored:
-            commit(self, change)
+            commit(*arguments)
         interrupt()
         if not stored:
-            commit(self, change)
+            commit(*arguments)
 
     small_segments(monkeypatch)
     with new_live(tmp_path / "live") as live:

@@ -226,7 +226,7 @@ def test_a_database_of_another_release_or_program(tmp_path: Path, version: int, 
 
 
 def test_a_path_with_a_nul(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match=r"the directory cannot be written .embedded null byte."):
+    with pytest.raises(StorageError, match=r"the directory cannot be read .embedded null byte."):
         new_live(tmp_path / "a\0b")
 
 

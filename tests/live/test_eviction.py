@@ -10,6 +10,7 @@ import pytest
 
 from rest_store.live.encoding import NewDocument
 from rest_store.live.live_datastore import LiveDatastore
+from rest_store.live.retention import Retention
 from rest_store.live.writer import Writer
 from tests.shared.live import SECRET, SECRET_BYTES, new_live, small_segments
 
@@ -30,7 +31,7 @@ def clock() -> Clock:
 def begun(directory: Path, clock: Clock, max_age: float = 80.0) -> Writer:
     if not directory.exists():
         new_live(directory, max_age=max_age).close()
-    return Writer(directory, clock)
+    return Writer(directory, None, Retention(), clock)
 
 
 @pytest.fixture

@@ -201,13 +201,21 @@ def test_only_the_parent_goes_on_after_a_fork(tmp_path: Path) -> None:
     live.close()
 
 
-def test_a_child_that_still_has_the_descriptor_keeps_no_lock(tmp_path: Path) -> None:
-    """As one that was forked by whatever code."""
+def test_a_child_keeps_no_lock(tmp_path: Path) -> None:
     live = new_live(tmp_path / "live")
-    inherited = os.dup(live._lock._descriptor)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(write)
+        os.read(read, 1)  # until the parent has closed its end
+        os._exit(0)
+    os.close(read)
     live.close()
-    LiveDatastore.open(tmp_path / "live").close()
-    os.close(inherited)
+    try:
+        LiveDatastore.open(tmp_path / "live").close()
+    finally:
+        os.close(write)
+        os.waitpid(child, 0)
 
 
 def test_a_session_follows_changes_and_goes_on_when_it_is_closed(tmp_path: Path) -> None:
