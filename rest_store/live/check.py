@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from contextlib import closing
 from pathlib import Path
-from typing import NamedTuple
 
 from rest_store.datastore.check import Progress, check_shard
 from rest_store.datastore.header import separator_id, token_width
@@ -17,14 +16,9 @@ from rest_store.live.documents import Documents, SegmentRecord
 from rest_store.live.segment import open_segment
 
 
-class Checked(NamedTuple):
-    """What was verified: segments in files, and tokens of all documents."""
-
-    segment_count: int
-    token_count: int
-
-
-def check_live(path: Path, *, full: bool = False, progress: Progress = lambda stage, done, total: None) -> Checked:
+def check_live(
+    path: Path, *, full: bool = False, progress: Progress = lambda stage, done, total: None
+) -> tuple[int, int]:
     """Verify the documents of a live datastore, and that its segments in files hold them, sorted.
 
     Another process may go on writing: a segment that it replaces meanwhile is left out. Damaged segments are no loss:
@@ -34,6 +28,9 @@ def check_live(path: Path, *, full: bool = False, progress: Progress = lambda st
         path: its directory.
         full: as in `check_datastore`.
         progress: as in `check_datastore`.
+
+    Returns:
+        How many segments in files, and tokens of documents, were verified.
 
     Raises:
         StorageError: documents cannot be read.
@@ -55,7 +52,7 @@ def check_live(path: Path, *, full: bool = False, progress: Progress = lambda st
                     raise
         tokens = sum(len(document.symbols) // token_width(size) for document in documents.read())
         progress(DOCUMENTS_FILE_NAME, 1, 1)
-    return Checked(segments, tokens)
+    return segments, tokens
 
 
 def _check_segment(path: Path, record: SegmentRecord, vocabulary_size: int, *, full: bool, progress: Progress) -> None:

@@ -8,7 +8,7 @@ import math
 import re
 import sqlite3
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,24 +65,6 @@ class SegmentRecord(NamedTuple):
     newest: float
     tokens_sha256: bytes
     suffixes_sha256: bytes
-
-
-class Change(NamedTuple):
-    """What one transaction does.
-
-    Attributes:
-        added: documents with numbers greater than any before; `ids`: of each.
-        deleted: numbers of documents.
-        evicted_before: documents with smaller numbers are evicted.
-        obsolete: records of segments that are gone; `records`: of those in their place.
-    """
-
-    added: Sequence[Document] = ()
-    ids: Sequence[str] = ()
-    deleted: Sequence[int] = ()
-    evicted_before: int = 0
-    obsolete: Sequence[SegmentRecord] = ()
-    records: Sequence[SegmentRecord] = ()
 
 
 class Documents:
@@ -224,23 +206,39 @@ class Documents:
                 if value is not None:
                     self._set_property(name, value)
 
-    def commit(self, change: Change) -> None:
-        """Store `change` in one transaction."""
+    def commit(
+        self,
+        added: Sequence[Document],
+        ids: Sequence[str],
+        deleted: Sequence[int],
+        evicted_before: int,
+        obsolete: Iterable[SegmentRecord],
+        records: Iterable[SegmentRecord],
+    ) -> None:
+        """Store a change in one transaction.
+
+        Args:
+            added: documents with numbers greater than any before.
+            ids: of these.
+            deleted: numbers of documents.
+            evicted_before: documents with smaller numbers are evicted.
+            obsolete: records of segments that are gone.
+            records: of those in their place.
+        """
         rows = [
-            (number, _digest(id), added, symbols, zlib.crc32(symbols))
-            for (number, added, symbols), id in zip(change.added, change.ids, strict=True)
+            (number, _digest(id), time, symbols, zlib.crc32(symbols))
+            for (number, time, symbols), id in zip(added, ids, strict=True)
         ]
         with self._transaction("written"):
             self._database.executemany("INSERT INTO documents VALUES (?, ?, ?, ?, ?)", rows)
-            if change.deleted or change.evicted_before:
-                self._database.execute("DELETE FROM documents WHERE number < ?", (change.evicted_before,))
-                self._database.executemany("DELETE FROM documents WHERE number = ?", [(n,) for n in change.deleted])
+            if deleted or evicted_before:
+                self._database.execute("DELETE FROM documents WHERE number < ?", (evicted_before,))
+                self._database.executemany("DELETE FROM documents WHERE number = ?", [(n,) for n in deleted])
                 self._set_property("removals", self.removals() + 1)
-            if change.deleted:
+            if deleted:
                 self._set_property("unclean", 1)
-            names = [(record.name,) for record in change.obsolete]
-            self._database.executemany("DELETE FROM segments WHERE name = ?", names)
-            self._database.executemany("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?)", change.records)
+            self._database.executemany("DELETE FROM segments WHERE name = ?", [(record.name,) for record in obsolete])
+            self._database.executemany("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?)", records)
 
     def clean(self) -> None:
         """Remove what is left of deleted documents: write the whole file anew, and empty the log.

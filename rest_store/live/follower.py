@@ -6,11 +6,11 @@ import threading
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from rest_store.datastore.tokenizer import TokenizerIdentity
+from rest_store.datastore.tokenizer import identity_of
 from rest_store.errors import DatastoreNotFoundError, describe
 from rest_store.live.documents import Documents
 from rest_store.live.retention import Retention
-from rest_store.live.segments import Segments, stored_segments
+from rest_store.live.segments import Segments
 
 
 class Follower:
@@ -20,7 +20,7 @@ class Follower:
 
     Args:
         directory: of the datastore.
-        tokenizer: which it must have; None: any.
+        tokenizer: which it must have, or its identity; None: any.
 
     Raises:
         DatastoreNotFoundError: it is empty.
@@ -35,7 +35,7 @@ class Follower:
 
     interval = 0.02  # seconds between looks
 
-    def __init__(self, directory: Path, tokenizer: TokenizerIdentity | None) -> None:
+    def __init__(self, directory: Path, tokenizer: object) -> None:
         self._directory = directory
         self._lock = threading.Lock()
         self._version, self._removals = -1, -1
@@ -45,7 +45,7 @@ class Follower:
                 raise DatastoreNotFoundError(describe(directory, "live datastore", "empty", "one with documents"))
             self.tokenizer = self._documents.tokenizer()
             if tokenizer is not None:
-                self.tokenizer.require_same(tokenizer, directory)
+                self.tokenizer.require_same(identity_of(tokenizer), directory)
             self.retention = Retention(*self._documents.limits())
             self.segments = Segments(self.tokenizer.vocabulary_size)
             self.work()
@@ -69,17 +69,8 @@ class Follower:
                 return False
             with self._documents.one_state():
                 removals = self._documents.removals()
-                segments = list(
-                    stored_segments(
-                        self._directory,
-                        self._documents,
-                        self._documents.records(),
-                        self.segments.all,
-                        Retention(),
-                        self.segments.vocabulary_size,
-                        verify=self._version == -1,
-                    )
-                )
+                is_first = self._version == -1
+                segments = list(self.segments.stored(self._directory, self._documents, Retention(), verify=is_first))
             self.segments.set(segments, without_some=removals != self._removals)
             self._version, self._removals = version, removals
             return True

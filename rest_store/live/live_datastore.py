@@ -7,9 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from datetime import datetime, timezone
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
@@ -17,26 +15,23 @@ from typing import Any, ClassVar
 from build_index.errors import build_packages
 from rest_store.datastore.render import counted
 from rest_store.datastore.store import Snapshot, Store
-from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
+from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.validation import IntSequence, document_ids
 from rest_store.errors import (
     DatastoreClosedError,
-    DatastoreNotFoundError,
     LiveDatastoreError,
     StorageError,
     WriterError,
     describe,
 )
 from rest_store.live.background import Background
-from rest_store.live.documents import Documents
-from rest_store.live.encoding import Encoder, store_tokenizer
+from rest_store.live.encoding import Encoder
 from rest_store.live.follower import Follower
 from rest_store.live.live_info import LiveInfo
 from rest_store.live.opening import require_live
 from rest_store.live.retention import Retention
 from rest_store.live.segments import Segments
 from rest_store.live.writer import Writer
-from rest_store.live.writer_lock import WriterLock
 
 with build_packages("live datastores", LiveDatastoreError, "live"):
     import pydivsufsort  # noqa: F401 - what sorts segments
@@ -59,19 +54,17 @@ class LiveDatastore(Store):
 
     is_live: ClassVar[bool] = True
 
-    def __init__(self, path: Path, backend: Writer | Follower, lock: WriterLock | None) -> None:
+    def __init__(self, path: Path, backend: Writer | Follower) -> None:
         self.path = path
         self.tokenizer = backend.tokenizer
         self._process = os.getpid()
         self._backend = backend
         self._segments: Segments | None = backend.segments
-        self._lock = lock
         self._location = path.absolute()
         self._encoder = Encoder(self.tokenizer, self._location, backend.retention)
         self._before_close: dict[Callable[[LiveDatastore], object], None] = {}
         self._closing = threading.Lock()
-        self._end = partial(_end, backend, lock)
-        self._background = Background(self, backend.work, backend.interval, abandoned=self._end)
+        self._background = Background(self, backend.work, backend.interval, abandoned=backend.close)
         _opened.add(self)
 
     @classmethod
@@ -110,30 +103,14 @@ class LiveDatastore(Store):
         directory = Path(path)
         location = directory.absolute()  # also when the program changes its working directory
         limits = Retention.checked(max_tokens, max_age)
-        identity = None if tokenizer is None else identity_of(tokenizer)
-        require_live(directory, new=identity is not None and not read_only)
+        require_live(directory, new=tokenizer is not None and not read_only)
         if read_only:
-            return cls(directory, Follower(location, identity), None)
+            return cls(directory, Follower(location, tokenizer))
         try:
             directory.mkdir(parents=True, exist_ok=True)
-        except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-            problem = getattr(error, "strerror", error)
-            raise StorageError(f"{directory}: the directory cannot be written ({problem})") from error
-        lock = WriterLock(directory)
-        try:
-            with closing(Documents(location)) as documents:
-                if not documents.is_new and identity is not None:
-                    documents.tokenizer().require_same(identity, directory)
-                if documents.is_new:
-                    if identity is None:
-                        raise DatastoreNotFoundError(describe(directory, "live datastore", "empty", "one to open"))
-                    store_tokenizer(tokenizer, directory)
-                    documents.create(identity)
-                documents.set_limits(limits.max_tokens, limits.max_age)
-            return cls(directory, Writer(location), lock)
-        except BaseException:
-            lock.release()
-            raise
+        except OSError as error:
+            raise StorageError(f"{directory}: the directory cannot be written ({error.strerror})") from error
+        return cls(directory, Writer(location, tokenizer, limits))
 
     def close(self) -> None:
         """Close the datastore; every later call raises DatastoreClosedError. May be called again.
@@ -149,7 +126,7 @@ class LiveDatastore(Store):
         with self._closing:
             self._segments = None
             self._background.stop()
-            self._end()
+            self._backend.close()
 
     def before_close(self, call: Callable[[LiveDatastore], object]) -> None:
         """Have `close` call `call` with this datastore first, for what is queued to be added; once for each `call`."""
@@ -172,7 +149,7 @@ class LiveDatastore(Store):
     @property
     def read_only(self) -> bool:
         """Whether it was opened for reading."""
-        return self._lock is None
+        return isinstance(self._backend, Follower)
 
     def info(self) -> LiveInfo:
         """Return a description of this datastore as it is now."""
@@ -305,13 +282,6 @@ def _close_all() -> None:
     """Close what is open when the interpreter exits: threads that are in native code then would abort the process."""
     for live in list(_opened):
         live.close()
-
-
-def _end(backend: Writer | Follower, lock: WriterLock | None) -> None:
-    """Close the files, and let others write."""
-    backend.close()
-    if lock is not None:
-        lock.release()
 
 
 def _time(seconds: float) -> datetime:

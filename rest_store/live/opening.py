@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME, TOKENIZER_FILE_NAME
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
-from rest_store.errors import DatastoreNotFoundError, LiveFormatError, RestStoreError, StorageError, describe
+from rest_store.errors import DatastoreNotFoundError, LiveFormatError, StorageError, describe
 
 if TYPE_CHECKING:
     from rest_store.live.live_datastore import LiveDatastore
@@ -54,22 +54,21 @@ def require_live(directory: Path, *, new: bool) -> None:
     """
     if is_live(directory):
         return
+    what, expected = "live datastore", "one; give a tokenizer for a new one"
     try:
-        _require_room(directory, new=new)
-    except OSError as error:
-        if isinstance(error, RestStoreError):
-            raise
-        raise StorageError(f"{directory}: the directory cannot be read ({error.strerror})") from error
-
-
-def _require_room(directory: Path, *, new: bool) -> None:
-    """Raise unless a live datastore may be begun at `directory`; OSErrors pass through."""
-    what = "live datastore"
-    if (directory / MANIFEST_NAME).exists():
+        entries = {entry.name for entry in directory.iterdir()} - _BEGUN
+    except FileNotFoundError:
+        if new:
+            return
+        raise DatastoreNotFoundError(describe(directory, what, "absent", expected)) from None
+    except NotADirectoryError:
+        raise DatastoreNotFoundError(describe(directory, what, "a file", "a directory")) from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        problem = getattr(error, "strerror", error)
+        raise StorageError(f"{directory}: the directory cannot be read ({problem})") from error
+    if MANIFEST_NAME in entries:
         raise LiveFormatError(describe(directory, "datastore", "a frozen one", "a live one, or a new directory"))
-    if directory.is_dir() and {entry.name for entry in directory.iterdir()} - _BEGUN:
+    if entries:
         raise LiveFormatError(describe(directory, what, "a directory of something else", "one, or a new directory"))
-    is_file = directory.exists() and not directory.is_dir()
-    if is_file or not new:
-        found = "a file" if is_file else "empty" if directory.exists() else "absent"
-        raise DatastoreNotFoundError(describe(directory, what, found, "a directory; give a tokenizer for a new one"))
+    if not new:
+        raise DatastoreNotFoundError(describe(directory, what, "empty", expected))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from rest_store.datastore.header import TAIL_SIZE, token_width
 from rest_store.datastore.shard_view import ShardView
 from rest_store.datastore.store import Snapshot
 from rest_store.errors import DatastoreError
-from rest_store.live.documents import Documents, SegmentRecord
+from rest_store.live.documents import Document, Documents
 from rest_store.live.retention import Retention
 from rest_store.live.segment import Segment, open_segment, sorted_segment
 
@@ -45,6 +45,43 @@ class Segments:
         snapshot = Snapshot.of(views, self.vocabulary_size)
         self.all, self.snapshot = tuple(segments), snapshot
 
+    def stored(
+        self, directory: Path, documents: Documents, retention: Retention, *, verify: bool = False
+    ) -> Iterator[Segment]:
+        """Yield the segments of all documents that are stored, oldest first.
+
+        Documents that are in no file are sorted in memory, and so are those of files that are damaged or missing, or
+        larger than `retention` allows.
+
+        Args:
+            directory: of the live datastore.
+            documents: its documents, which do not change meanwhile.
+            retention: how large segments may be.
+            verify: whether to read the files of segments that are not present yet, and compare their checksums.
+
+        Raises:
+            StorageError: documents cannot be read.
+        """
+        opened = {segment.record: segment for segment in self.in_files}
+        last = 0
+        for record in documents.records():
+            last = record.last
+            try:
+                segment = opened.get(record) or open_segment(directory, record, self.vocabulary_size, verify=verify)
+            except DatastoreError:
+                yield from self._sorted(documents.read(record.first, last), retention)
+                continue
+            is_small = segment.position_count <= retention.largest and retention.may_span(record.oldest, record.newest)
+            if is_small or segment.span.document_count == 1:
+                yield segment
+            else:
+                yield from self._sorted(documents.read(record.first, last), retention)
+        yield from self._sorted(documents.read(last + 1), retention)
+
+    def _sorted(self, documents: Iterable[Document], retention: Retention) -> Iterator[Segment]:
+        for batch in retention.batches(documents, token_width(self.vocabulary_size), attrgetter("added")):
+            yield sorted_segment(batch, self.vocabulary_size)
+
     @property
     def in_files(self) -> tuple[Segment, ...]:
         """The segments in files."""
@@ -56,54 +93,6 @@ class Segments:
             return None
         start = self.all.index(run[0])
         return [*self.all[:start], new, *self.all[start + len(run) :]]
-
-
-def stored_segments(
-    directory: Path,
-    documents: Documents,
-    records: Sequence[SegmentRecord],
-    opened: Sequence[Segment],
-    retention: Retention,
-    vocabulary_size: int,
-    *,
-    verify: bool,
-) -> Iterator[Segment]:
-    """Yield the segments of all documents, oldest first.
-
-    Documents that are in no file are sorted in memory, and so are those of files that are damaged or missing, or larger
-    than `retention` allows.
-
-    Args:
-        directory: of the live datastore.
-        documents: its documents, which do not change meanwhile.
-        records: of the segments in files.
-        opened: segments that were opened before.
-        retention: how large segments may be.
-        vocabulary_size: ids are `0 .. vocabulary_size - 1`.
-        verify: whether to read the files of segments that were not opened before, and compare their checksums.
-
-    Raises:
-        StorageError: documents cannot be read.
-    """
-    known = {segment.record: segment for segment in opened if segment.record is not None}
-
-    def sorted_anew(first: int, last: int = 2**62) -> Iterator[Segment]:
-        read = documents.read(first, last)
-        for batch in retention.batches(read, token_width(vocabulary_size), attrgetter("added")):
-            yield sorted_segment(batch, vocabulary_size)
-
-    for record in records:
-        try:
-            segment = known.get(record) or open_segment(directory, record, vocabulary_size, verify=verify)
-        except DatastoreError:
-            yield from sorted_anew(record.first, record.last)
-            continue
-        is_small = segment.position_count <= retention.largest and retention.may_span(record.oldest, record.newest)
-        if is_small or segment.span.document_count == 1:
-            yield segment
-        else:
-            yield from sorted_anew(record.first, record.last)
-    yield from sorted_anew(records[-1].last + 1 if records else 1)
 
 
 def _empty_view(vocabulary_size: int) -> ShardView:

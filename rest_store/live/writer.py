@@ -10,13 +10,15 @@ from pathlib import Path
 from threading import Lock
 
 from rest_store.datastore.header import token_width
-from rest_store.errors import DatastoreClosedError, StorageError, describe
+from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
+from rest_store.errors import DatastoreClosedError, DatastoreNotFoundError, StorageError, describe
 from rest_store.live.compaction import segments_to_merge, stall
-from rest_store.live.documents import Change, Document, Documents, SegmentRecord
-from rest_store.live.encoding import NewDocument
+from rest_store.live.documents import Document, Documents, SegmentRecord
+from rest_store.live.encoding import NewDocument, store_tokenizer
 from rest_store.live.retention import Retention
 from rest_store.live.segment import Segment, remove_files, sorted_segment, write_segment
-from rest_store.live.segments import Segments, stored_segments
+from rest_store.live.segments import Segments
+from rest_store.live.writer_lock import take_writer_lock
 
 
 class Writer:
@@ -28,10 +30,15 @@ class Writer:
     knows whether it was stored: the next change begins by reading what is.
 
     Args:
-        directory: of the datastore, which no other process writes.
+        directory: of the datastore; it exists.
+        tokenizer: which it must have, and which a new one is for, or its identity; None: any.
+        limits: how much to keep from now on; None in it: as before.
         clock: seconds since 1970.
 
     Raises:
+        DatastoreNotFoundError: it is empty, and there is no `tokenizer`.
+        TokenizerMismatchError: it has another tokenizer.
+        WriterError: another process writes it.
         StorageError: documents cannot be read, or segments cannot be written.
 
     Attributes:
@@ -42,7 +49,9 @@ class Writer:
 
     interval = 0.5  # seconds between looks for what is too old
 
-    def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, directory: Path, tokenizer: object, limits: Retention, clock: Callable[[], float] = time.time
+    ) -> None:
         self._directory = directory
         self._clock = clock
         self._sorting = Lock()  # held while segments in files are sorted anew; taken before `_lock`
@@ -51,12 +60,14 @@ class Writer:
         self._may_differ_from_disk = False
         self._last, self._newest = 0, 0.0  # number and time of the newest document
         self._records: list[SegmentRecord] = []  # that are stored
-        with ExitStack() as stack:
-            self._documents = stack.enter_context(closing(Documents(directory)))  # for the holder of `_lock`
-            # For the holder of `_sorting`:
-            self._beside = stack.enter_context(closing(Documents(directory, read_only=True)))
-            self.tokenizer = self._documents.tokenizer()
+        with ExitStack() as resources:
+            resources.callback(take_writer_lock(directory))
+            self._documents = resources.enter_context(closing(Documents(directory)))  # for the holder of `_lock`
+            self.tokenizer = self._begin(tokenizer)
+            self._documents.set_limits(limits.max_tokens, limits.max_age)
             self.retention = Retention(*self._documents.limits())
+            # For the holder of `_sorting`:
+            self._beside = resources.enter_context(closing(Documents(directory, read_only=True)))
             self._vocabulary_size = self.tokenizer.vocabulary_size
             self._width = token_width(self._vocabulary_size)
             self.segments = Segments(self._vocabulary_size)
@@ -64,15 +75,27 @@ class Writer:
             with suppress(StorageError):  # the next deletion tries again
                 self._documents.clean()
             self._remove_files(path.stem for path in directory.glob("segment-*.*"))
-            stack.pop_all()
+            self._resources = resources.pop_all()
+
+    def _begin(self, tokenizer: object) -> TokenizerIdentity:
+        """Return the identity of the stored tokenizer, after making the tables of a new datastore."""
+        identity = None if tokenizer is None else identity_of(tokenizer)
+        if self._documents.is_new:
+            if identity is None:
+                raise DatastoreNotFoundError(describe(self._directory, "live datastore", "empty", "one to open"))
+            store_tokenizer(tokenizer, self._directory)
+            self._documents.create(identity)
+        stored = self._documents.tokenizer()
+        if identity is not None:
+            stored.require_same(identity, self._directory)
+        return stored
 
     def close(self) -> None:
-        """Close the files, after a change in progress; later calls raise DatastoreClosedError."""
+        """Close the files and let others write, after a change in progress; later calls raise DatastoreClosedError."""
         with self._sorting, self._lock:
             self._closed = True
             self.segments = Segments(self._vocabulary_size)  # which keeps no files mapped
-            self._beside.close()
-            self._documents.close()
+            self._resources.close()
 
     def add(self, documents: Sequence[NewDocument]) -> None:
         """Add documents, without those whose id is there already; return when they are durable and visible.
@@ -177,17 +200,8 @@ class Writer:
         self._last, newest = self._documents.last()
         self._newest = max(self._newest, newest)
         self._records = self._documents.records()
-        stored = stored_segments(
-            self._directory,
-            self._documents,
-            self._records,
-            self.segments.all,
-            self.retention,
-            self._vocabulary_size,
-            verify=verify,
-        )
         segments: list[Segment] = []
-        for segment in stored:
+        for segment in self.segments.stored(self._directory, self._documents, self.retention, verify=verify):
             if segments:
                 segments[-1] = self._flushed(segments[-1])
             segments.append(segment)
@@ -259,7 +273,7 @@ class Writer:
         records = [segment.record for segment in present if segment.record is not None]
         new, obsolete = set(records) - set(self._records), set(self._records) - set(records)
         try:
-            self._documents.commit(Change(added, ids, deleted, first, list(obsolete), list(new)))
+            self._documents.commit(added, ids, deleted, first, obsolete, new)
         except BaseException:
             self._remove_files(record.name for record in new)
             raise

@@ -92,6 +92,7 @@ def test_stop_strings_end_a_text(directory: Path) -> None:
     assert torch.equal(drafting.generate(ids, generation_config=config, **mask), expected)
 
 
+@pytest.mark.slow
 def test_it_serves_openai_clients(directory: Path) -> None:
     """The texts of the real server are those of the same server without the example; streams and stop strings too."""
     for package in ("fastapi", "uvicorn", "openai"):

@@ -37,10 +37,10 @@ def hook(event, arguments):
                 os.kill(os.getpid(), signal.SIGKILL)
 if step:
     sys.addaudithook(hook)
-from rest_store.live import segments
+from rest_store.live import retention
 from rest_store.live.live_datastore import LiveDatastore
 from tests.shared.strategies import identity
-segments._YOUNG, segments._SEALED, segments._LARGEST, segments._COMMIT = 32, 200, 2000, 400
+retention._MEMTABLE, retention._LARGEST, retention._COMMIT = 32, 2000, 400
 live = LiveDatastore.open(place, tokenizer=identity({vocabulary_size}))
 said = threading.Lock()
 def say(number):

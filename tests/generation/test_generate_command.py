@@ -20,7 +20,7 @@ from rest_store.generation import comparison, progress, writer
 from rest_store.generation.model import load_model
 from tests.shared.html import read
 from tests.shared.strategies import refused
-from tests.shared.tiny import text_tokenizer, write_model
+from tests.shared.tiny import write_model
 
 
 @pytest.fixture(scope="module")
@@ -176,25 +176,3 @@ def test_what_the_command_remembers_drafts_for_the_next_prompt(speaking_model: P
     assert again.exit_code == 0, again.output
     labels = read(page.read_text(encoding="utf-8")).data["labels"]
     assert labels[:2] == [str(live), "prompt lookup"], "one source, though named twice"
-
-
-def test_a_page_takes_one_prompt(model_directory: Path, tmp_path: Path) -> None:
-    done = write(model_directory, "--prompt", "a", "--prompt", "b", "--html", str(tmp_path / "page.html"))
-    assert (done.exit_code, "--html takes one --prompt" in done.stderr) == (2, True)
-
-
-def test_the_command_does_not_wait_for_another_writer(model_directory: Path, tmp_path: Path) -> None:
-    with rest_store.LiveDatastore.open(tmp_path / "live", tokenizer=text_tokenizer()):
-        done = write(model_directory, "--prompt", "for i in", "--remember", str(tmp_path / "live"))
-    assert (done.exit_code, "the writer's lock is taken" in done.stderr) == (1, True)
-
-
-@pytest.mark.filterwarnings("default::rest_store.errors.DraftingWarning")
-def test_what_was_not_remembered_is_said(model_directory: Path, tmp_path: Path) -> None:
-    """The model writes ids that are none of its tokenizer."""
-    done = write(
-        model_directory, "--prompt", "for i in i in i in", "--max-new-tokens", "24", "--remember", str(tmp_path)
-    )
-    assert done.exit_code == 0, done.output
-    assert "; not remembered (rest_store.errors.TokenRangeError: add: token id in document 0 is " in done.stdout
-    assert "Warning: rest-store: an output was not remembered" in done.stderr

@@ -109,14 +109,6 @@ def test_a_model_has_its_own_attention_before_and_after() -> None:
     assert model.config._attn_implementation == "flex_attention"
 
 
-def test_verification_copies_no_shared_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model("llama")
-    inputs = prompts(1)
-    plain = model.generate(**inputs, **FIXED)
-    monkeypatch.setattr("transformers.integrations.sdpa_attention.repeat_kv", lambda *_: pytest.fail("copied"))
-    assert torch.equal(drafted(model, inputs, plain, bushy, **FIXED).sequences, plain)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 def test_reduced_precision(dtype: torch.dtype, attention: str) -> None:

@@ -10,7 +10,6 @@ import torch
 import transformers
 
 import rest_store
-from rest_store.generation import rows
 from rest_store.generation.drafts import EMPTY
 from tests.shared.tiny import VOCABULARY, Scripted, bushy, futures_of, prompts, right, tiny_model
 
@@ -129,19 +128,6 @@ def test_an_end_before_the_last_position_is_reached_with_drafts_too(name: str, w
             assert output.statistics.drafts.accepted > 5
 
 
-@pytest.mark.parametrize("first", [0, 3])
-def test_positions_of_the_callers_own(first: int) -> None:
-    """Given once for all rows; texts end where these positions do."""
-    model = model_with_positions("gpt2")
-    inputs = prompts(2, padded=False)
-    options = {"position_ids": torch.arange(first, first + 14)[None], "do_sample": False}
-    for new_tokens in (POSITIONS - 14 - first, POSITIONS - 14 - first + 1):
-        plain = model.generate(**inputs, **options, max_new_tokens=new_tokens)
-        output = drafted(model, inputs, plain, [right, bushy], **options, max_new_tokens=new_tokens)
-        assert torch.equal(output.sequences, plain)
-        assert output.statistics.drafts.accepted > 5
-
-
 def test_texts_beyond_the_last_position_fail_as_plain_ones_do() -> None:
     model = model_with_positions("gpt2")
     inputs = prompts(1)
@@ -160,11 +146,3 @@ def test_without_a_cache_none_is_returned() -> None:
     output = model.generate(**prompts(2), **fixed, use_cache=False, custom_generate=rest_store.generate)
     assert output.past_key_values is plain.past_key_values is None
     assert torch.equal(output.sequences, plain.sequences)
-
-
-def test_rows_grow_beyond_the_memory_that_they_begin_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "_ROOM", 1)
-    row = rows.Row(torch.tensor([1, 2]), 9)
-    for count in (1, 3, 40):
-        row.tokens += range(count)
-        assert row.ids().tolist() == [row.tokens]

@@ -20,8 +20,6 @@ from transformers import (
 
 import rest_store.generation.generate as entry
 from rest_store.bench.baselines import tree_of
-from rest_store.generation.rows import Row
-from rest_store.generation.sampling import Choice
 from tests.shared.tiny import VOCABULARY, Scripted, bushy, futures_of, prompts, right, tiny_model, wrong
 
 WARPERS = {
@@ -95,28 +93,6 @@ class Likely:
 
     def close(self) -> None:
         pass
-
-
-def test_scores_are_on_the_device_of_the_text() -> None:
-    """With a prompt on the CPU and a model elsewhere, `generate` judges and draws on the CPU."""
-
-    class Elsewhere:
-        """Logits that say where they were asked for."""
-
-        def __init__(self, logits: torch.Tensor) -> None:
-            self.shape, self.logits = logits.shape, logits
-            self.asked: list[torch.device] = []
-
-        def to(self, *, copy: bool, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-            self.asked.append(device)
-            return self.logits.to(copy=copy, dtype=dtype)
-
-    ids, logits = torch.tensor([[3]]), Elsewhere(torch.zeros(1, VOCABULARY))
-    choice = Choice(LogitsProcessorList(), sample=False, rows=1, device=ids.device)
-    assert choice.scores(0, ids, logits).shape == (1, VOCABULARY)  # type: ignore[arg-type]
-    row = Row(ids[0], 1)
-    row.keep(logits, None, logits=True, scores=True)  # type: ignore[arg-type]
-    assert logits.asked == [ids.device] * 2
 
 
 def surprise(observed: Counter[Any], expected: dict[Any, float], draws: int) -> float:

@@ -186,16 +186,6 @@ def test_leaving_the_block_closes(closing: type[Closing]) -> None:
     assert closing.closed == 1
 
 
-def test_what_is_closed_before_it_begins_is_its_prompt(closing: type[Closing]) -> None:
-    generation, _ = begun(
-        tiny_model("llama"), prompts(2), closing, return_dict_in_generate=True, output_scores=True, output_logits=True
-    )
-    generation.close()
-    output = generation.result()
-    assert torch.equal(output.sequences, prompts(2)["input_ids"])
-    assert (output.scores, output.logits, output.past_key_values, closing.closed) == ((), (), None, 0)
-
-
 # --- Failed -----------------------------------------------------------------------------------------------------------
 
 
@@ -223,14 +213,6 @@ def test_a_generation_that_has_failed_has_no_result(
     held = weakref.ref(generation)
     del generation
     assert held() is None
-
-
-def test_a_streamer_that_has_failed_leaves_no_result() -> None:
-    generation, _ = begun(tiny_model("llama"), prompts(1))
-    with pytest.raises(ConnectionError):
-        generation.stream_to(Raising())
-    with pytest.raises(GenerationFailedError, match="ConnectionError"):
-        generation.result()
 
 
 class Uncopyable(LogitsProcessor):

@@ -7,7 +7,6 @@ import threading
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import transformers
@@ -159,16 +158,6 @@ def test_text_in_and_stop_strings(model_directory: Path) -> None:
     criteria = [transformers.StopStringCriteria(words, [stop])]  # what the error of `rest_store.generate` says to pass
     inputs = words(prompt, return_tensors="pt")
     assert torch.equal(model.generate(**inputs, **FIXED, **options, stopping_criteria=criteria), plain)
-
-
-@pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "uint64"])
-def test_token_ids_of_any_integer_type(kind: str) -> None:
-    model, ids = tiny_model("llama"), [5, 6, 7, 5, 6]
-    generator = rest_store.Generator(model, None, [rest_store.PromptLookup()])
-    output = generator.generate(np.array(ids, kind), **FIXED, compare=True)
-    assert torch.equal(output.sequences, model.generate(torch.tensor([ids]), **FIXED))
-    assert output.comparison is not None
-    assert output.comparison.identical
 
 
 # --- Without drafts ---------------------------------------------------------------------------------------------------

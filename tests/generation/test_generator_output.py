@@ -99,43 +99,6 @@ def test_a_comparison_draws_the_same_random_numbers(rows: int, options: dict[str
     assert re.fullmatch(r"[\d.]+ times as fast as plain decoding, which wrote (the same|another) text", line)
 
 
-def test_plain_generation_is_plain(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither our options nor another way to draft reach it, and a streamer gets one text."""
-    model = tiny_model("llama")
-    asked: list[dict[str, Any]] = []
-    original = type(model).generate
-
-    def generate(self: Any, *arguments: Any, **options: Any) -> Any:
-        asked.append(options)
-        return original(self, *arguments, **options)
-
-    monkeypatch.setattr(type(model), "generate", generate)
-
-    class Counting:
-        ends = 0
-
-        def put(self, value: torch.Tensor) -> None:
-            pass
-
-        def end(self) -> None:
-            self.ends += 1
-
-    streamer = Counting()
-    generator = rest_store.Generator(model, None, [rest_store.PromptLookup()])
-    options = {"prompt_lookup_num_tokens": 3, "streamer": streamer, "max_nodes": 4, "calibration": None}
-    with pytest.warns(UserWarning, match="ignored: prompt_lookup_num_tokens"):
-        output = generator.generate(prompts(1), **FIXED, **options, compare=True)
-    assert streamer.ends == 1
-    assert output.comparison is not None
-    assert asked[1].keys() == {"input_ids", "attention_mask", *FIXED}
-
-
-def test_a_cache_is_not_continued_twice() -> None:
-    model = tiny_model("llama")
-    options = {**FIXED, "past_key_values": object(), "compare": True}
-    refused(ModeNotSupportedError, lambda: rest_store.Generator(model).generate(prompts(1), **options), "compare=True")
-
-
 # --- Sources ----------------------------------------------------------------------------------------------------------
 
 
@@ -202,34 +165,12 @@ def test_what_is_no_calibration_is_refused(tmp_path: Path) -> None:
 # --- Text of pieces ---------------------------------------------------------------------------------------------------
 
 
-class Spoken:
-    """A tokenizer whose tokens are the bytes of a text in UTF-8, one each."""
-
-    def decode(self, tokens: list[int], *, skip_special_tokens: bool) -> str:
-        assert skip_special_tokens
-        return bytes(token + 0x80 for token in tokens).decode("utf-8", errors="replace")
-
-
 def test_pieces_have_the_text_that_they_add(generator: rest_store.Generator) -> None:
     whole = generator.generate(PROMPT, **FIXED)
     pieces = list(generator.stream(PROMPT, **FIXED))
     assert "".join(piece.text for piece in pieces) == whole.text
     assert [piece.texts for piece in pieces] == [[piece.text] for piece in pieces]
     assert len(pieces) == whole.statistics.forward_passes
-
-
-@pytest.mark.parametrize("rows", [1, 3])
-def test_characters_come_whole_and_the_rest_at_the_end(rows: int) -> None:
-    model = tiny_model("llama")
-    generator = rest_store.Generator(model, Spoken(), [rest_store.PromptLookup()])
-    whole = generator.generate(prompts(rows), **FIXED)
-    texts = [""] * rows
-    for piece in generator.begin(prompts(rows), **FIXED):
-        assert piece.texts is not None
-        texts = [text + added for text, added in zip(texts, piece.texts, strict=True)]
-    assert texts == whole.texts
-    if rows > 1:
-        refused(ModeNotSupportedError, lambda: piece.text, "Piece: text is that of 3 rows")
 
 
 def test_pieces_without_a_tokenizer_have_no_text() -> None:

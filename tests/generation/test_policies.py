@@ -8,11 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-import rest_store
 import rest_store.generation.generate as entry
 from rest_store.bench.baselines import tree_of
 from rest_store.generation import policies, progress
-from rest_store.generation.generator import Generator
 from rest_store.generation.graphs import FixedVerifier
 from rest_store.generation.verify import Step, Verifier
 from tests.shared.tiny import Scripted, futures_of, prompts, right, tiny_model
@@ -116,15 +114,6 @@ def test_fixed_widths_need_none_for_plain_steps(clock: Clock, widths: tuple[int,
     assert output.statistics.forward_passes < 20
 
 
-def test_drafting_goes_on_by_a_clock_that_stands_still(clock: Clock) -> None:
-    model = tiny_model("llama")
-    clock.cost = lambda nodes, held: 0.0
-    for _ in range(2):
-        _, output = timed(model, clock, [rest_store.PromptLookup()], 24)
-        assert not output.statistics.drafts.errors
-    assert output.statistics.drafts.asked
-
-
 @pytest.mark.parametrize("nothing", [{"max_nodes": 0}, {"widths": (1,)}])
 def test_where_nothing_may_be_drafted_nothing_is_asked(clock: Clock, nothing: dict[str, Any]) -> None:
     _, output = timed(tiny_model("llama"), clock, Always, 24, **nothing)
@@ -167,26 +156,6 @@ def test_costs_are_kept_apart_by_what_they_depend_on(clock: Clock) -> None:
     assert len(policies._policies[model]) == 2
     timed(model.to(torch.float64), clock, Always, 5)
     assert len(policies._policies[model]) == 3
-
-
-def test_the_reader_of_a_stream_may_take_its_time(clock: Clock) -> None:
-    model = tiny_model("llama")
-    inputs = prompts(1)
-    plain = model.generate(**inputs, max_new_tokens=60, do_sample=False)
-    futures = futures_of(inputs, plain)
-    generator = Generator(model, None, lambda prompt: Scripted(prompt, futures, right))
-    passes = []
-    for away in (0.0, 1.0):
-        began = clock.now
-        pieces = generator.begin(inputs, max_new_tokens=60, do_sample=False)
-        read = 0.0
-        for _ in pieces:
-            clock.now += away
-            read += away
-        statistics = pieces.statistics
-        assert abs(statistics.seconds - (clock.now - began - read)) < 1e-9
-        passes.append(statistics.forward_passes)
-    assert passes[1] <= passes[0] < 20
 
 
 def test_a_padded_step_costs_what_its_width_costs(clock: Clock) -> None:

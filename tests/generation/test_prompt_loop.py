@@ -64,23 +64,8 @@ def test_lines_are_turns_of_one_chat(model: Path) -> None:
     assert plain == 2 * texts(piped(model, "", "--prompt", "for", "--json"))
 
 
-def test_no_line_is_no_text(model: Path) -> None:
-    assert piped(model, "").stdout == ""
-
-
 def test_bytes_that_are_no_text_are_read(model: Path) -> None:
     assert len(texts(piped(model, b"caf\xe9\n", "--json"))) == 1
-
-
-def test_chat_without_a_template_is_refused(without_template: Path) -> None:
-    done = CliRunner().invoke(main, ["generate", "--model", str(without_template), "--chat"], input="a\n")
-    assert (done.exit_code, "has no chat template: leave out --chat" in done.stderr) == (2, True)
-
-
-def test_a_page_is_of_a_prompt(model: Path, tmp_path: Path) -> None:
-    words = ["generate", "--model", str(model), "--html", str(tmp_path / "page.html")]
-    done = CliRunner().invoke(main, words, input="a\n")
-    assert (done.exit_code, "--html takes one --prompt" in done.stderr) == (2, True)
 
 
 # --- On a terminal ---------------------------------------------------------------------------------------------------
@@ -148,6 +133,7 @@ def terminal(model: Path) -> Iterator[Terminal]:
     opened.close()
 
 
+@pytest.mark.slow
 def test_a_loop_on_a_terminal(terminal: Terminal) -> None:
     """A legend, the prompt before its text; Ctrl-C ends a text, or a line; Ctrl-D ends the command."""
     begun = terminal.read_to(r"> $")

@@ -108,13 +108,6 @@ def test_a_document_is_the_end_of_the_prompt_and_the_output_without_padding(mode
     assert target.ids == output.statistics.remembered.ids
 
 
-def test_outputs_of_a_few_tokens_are_not_worth_a_document(model: Any) -> None:
-    target = Kept()
-    counts = write(model, prompts(1), remember=target, max_new_tokens=3).statistics.remembered
-    assert flush(target)
-    assert (target.documents, counts.ids, counts.dropped) == ([], [], 0)
-
-
 @pytest.mark.parametrize("way", ["closed", "dropped", "failed"])
 def test_what_was_written_before_an_early_end_is_remembered(model: Any, way: str) -> None:
     inputs, target = prompts(1), Kept()
@@ -141,15 +134,6 @@ def test_what_was_written_before_an_early_end_is_remembered(model: Any, way: str
     del pieces
     assert generator.flush()
     assert target.documents == [plain[: 14 + 8]]
-
-
-def test_a_generation_may_remember_elsewhere(model: Any) -> None:
-    target, other = Kept(), Kept()
-    generator = rest_store.Generator(model, None, [], remember=target)
-    generator.generate(prompts(1), max_new_tokens=8, remember=None)
-    generator.generate(prompts(1), max_new_tokens=8, remember=other)
-    assert generator.flush()
-    assert (len(target.documents), len(other.documents)) == (0, 1)
 
 
 def test_a_generator_waits_for_all_that_its_calls_remember_in_and_holds_none_of_it(model: Any) -> None:
@@ -223,13 +207,6 @@ def test_a_warning_that_cannot_be_shown_changes_nothing(monkeypatch: pytest.Monk
     assert [(count.added, count.dropped) for count in counts] == [(0, 1), (1, 0), (0, 1)]
 
 
-def test_a_closed_datastore_is_counted(model: Any, live: rest_store.LiveDatastore) -> None:
-    live.close()
-    with pytest.warns(DraftingWarning, match="DatastoreClosedError"):
-        output = write_and_wait(model, prompts(1), live)
-    assert output.statistics.remembered.dropped == 1
-
-
 def test_a_blocked_target_delays_nobody_and_what_it_cannot_take_is_counted(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,17 +225,6 @@ def test_a_blocked_target_delays_nobody_and_what_it_cannot_take_is_counted(
     assert [output.statistics.remembered.dropped for output in outputs] == [0, 0, 1, 0]
     assert len(target.documents) == 3
     assert not remembering._queues, "a target is not held any longer"
-
-
-def test_where_no_thread_can_be_started_outputs_are_counted(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(thread: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(remembering._Queue, "start", start)
-    with pytest.warns(DraftingWarning, match="can't start new thread"):
-        counts = write(model, prompts(1), remember=Kept()).statistics.remembered
-    assert counts.dropped == 1
-    assert not remembering._queues
 
 
 # A target that can be written to from the end of the program on.

@@ -24,7 +24,7 @@ from rest_store.generation import options
 from rest_store.generation.sampling import Choice
 from rest_store.generation.typical import TypicalRule, TypicalStep
 from tests.shared.strategies import refused
-from tests.shared.tiny import VOCABULARY, prompts, tiny_model
+from tests.shared.tiny import prompts, tiny_model
 
 CPU = torch.device("cpu")
 EVERYTHING = {"acceptance": "typical"}
@@ -52,14 +52,6 @@ def step(rule: TypicalRule, tree: TokenTree, logits: torch.Tensor, *processors: 
     children = {(parent + 1, token): node + 1 for node, (parent, token) in edges}
     choice = Choice(LogitsProcessorList(processors), sample=True, rows=1, device=CPU)
     return TypicalStep(rule, children, choice, 0, torch.tensor([[0]]), logits, lambda token: token in ends)
-
-
-def paths_to(tree: TokenTree) -> list[tuple[int, ...]]:
-    """Return the path to each node."""
-    paths: list[tuple[int, ...]] = []
-    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
-        paths.append((*(paths[parent] if parent >= 0 else ()), token))
-    return paths
 
 
 def logits_of(*distributions: Sequence[float]) -> torch.Tensor:
@@ -103,45 +95,11 @@ def test_the_longest_path_is_that_of_medusas_code(seed: int) -> None:
     assert chosen == expected
 
 
-def test_of_equally_long_paths_the_most_likely_is_followed_and_then_the_first() -> None:
-    tree = tree_of([[1, 5], [2, 5], [3, 5], [4]])
-    rule = TypicalRule(0.05, 1e9)
-    root = [0.0, 0.2, 0.3, 0.1, 0.4, 0.0]
-    sure, split = [0.0, 0.0, 0.0, 0.0, 0.0, 1.0], [0.5, 0.0, 0.0, 0.0, 0.0, 0.5]
-    at = {(1,): sure, (2,): split, (3,): sure}
-    logits = logits_of(root, *(at.get(path, sure) for path in paths_to(tree)))
-    assert step(rule, tree, logits).ahead == [1, 5], "0.2 * 1 before 0.3 * 0.5 and 0.1 * 1"
-    even = logits_of([0.0, 0.25, 0.25, 0.25, 0.25, 0.0], *[sure] * len(tree))
-    assert step(rule, tree, even).ahead == [1, 5]
-
-
 def test_drafts_behind_the_end_of_a_text_do_not_count() -> None:
     tree = tree_of([[1, 2, 3], [4, 5]])
     flat = torch.zeros(1 + len(tree), 6)
     assert step(TypicalRule(0.0), tree, flat).ahead == [1, 2, 3]
     assert step(TypicalRule(0.0), tree, flat, ends=[1]).ahead == [4, 5]
-
-
-def test_processors_see_the_path_and_each_place_once() -> None:
-    seen = []
-
-    class Noting:
-        def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-            seen.append(ids[0].tolist())
-            return scores
-
-    tree = tree_of([[1, 2, 3], [1, 4], [5]])
-    chosen = step(TypicalRule(0.0), tree, torch.zeros(1 + len(tree), 6), Noting())
-    place, tokens = 0, []
-    while True:
-        token, _ = chosen.choose(place)
-        tokens.append(token)
-        if len(tokens) == 4:
-            break
-        (node,) = [node for node in tree.children(place - 1) if tree.tokens[node] == token]
-        place = int(node) + 1
-    assert tokens[:3] == [1, 2, 3]
-    assert sorted(seen) == [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3]]
 
 
 # --- Generations ------------------------------------------------------------------------------------------------------
@@ -194,16 +152,6 @@ def test_scores_are_those_of_the_text_that_was_written() -> None:
         end = 14 + place
         expected = penalty(output.sequences[:, :end], logits[:, end - 1])
         assert torch.allclose(scores, expected, atol=1e-4)
-
-
-def test_tokens_that_sampling_would_not_draw_are_not_accepted() -> None:
-    model, inputs = tiny_model("llama"), prompts(1)
-    every = [[token] for token in range(VOCABULARY)]
-    torch.manual_seed(5)
-    greedy = model.generate(**inputs, max_new_tokens=12, do_sample=False)
-    output = generate(model, inputs, *every, top_k=1, max_nodes=VOCABULARY, **EVERYTHING)
-    assert torch.equal(output.sequences, greedy)
-    assert output.statistics.drafts.accepted > 0
 
 
 def test_a_text_ends_within_an_accepted_path() -> None:

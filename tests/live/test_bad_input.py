@@ -203,17 +203,17 @@ def test_a_directory_that_cannot_be_looked_at(tmp_path: Path) -> None:
 
 
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rest_store.live import locks
+    from rest_store.live import writer_lock
 
     def no_locks(*_: object) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(locks.fcntl, "flock", no_locks)
+    monkeypatch.setattr(writer_lock.fcntl, "flock", no_locks)
     with pytest.raises(StorageError, match=r"has no locks .No locks available."):
         new_live(tmp_path / "live")
 
 
-@pytest.mark.parametrize(("version", "application"), [(3, 0x52535430), (0, 0), (2, 5)])
+@pytest.mark.parametrize(("version", "application"), [(3, 0x52535430), (0, 0), (1, 5)])
 def test_a_database_of_another_release_or_program(tmp_path: Path, version: int, application: int) -> None:
     database = sqlite3.connect(tmp_path / "documents.sqlite")
     database.execute("CREATE TABLE things (name)")
@@ -226,7 +226,7 @@ def test_a_database_of_another_release_or_program(tmp_path: Path, version: int, 
 
 
 def test_a_path_with_a_nul(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match=r"the directory cannot be written .embedded null byte."):
+    with pytest.raises(StorageError, match=r"the directory cannot be read .embedded null byte."):
         new_live(tmp_path / "a\0b")
 
 
@@ -238,14 +238,14 @@ def test_what_is_no_database(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rest_store.live import locks
+    from rest_store.live import writer_lock
 
     def read_only(*_: object, **__: object) -> int:
         raise OSError(30, "Read-only file system")
 
     new_live(tmp_path / "live").close()
     with monkeypatch.context() as patch:
-        patch.setattr(locks.os, "open", read_only)
+        patch.setattr(writer_lock.os, "open", read_only)
         with pytest.raises(StorageError, match=r"cannot be written .Read-only file system."):
             LiveDatastore.open(tmp_path / "live")
     monkeypatch.setattr(Path, "mkdir", read_only)

@@ -8,13 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rest_store.live.documents import Documents
+from rest_store.live.encoding import NewDocument
 from rest_store.live.live_datastore import LiveDatastore
-from rest_store.live.segment import Segment
-from rest_store.live.segments import Bounds
-from rest_store.live.writer import NewDocument, Writer
-from tests.shared.live import SECRET, SECRET_BYTES, file_bytes, new_live, small_segments, until
-from tests.shared.strategies import identity
+from rest_store.live.retention import Retention
+from rest_store.live.writer import Writer
+from tests.shared.live import SECRET, SECRET_BYTES, new_live, small_segments
 
 
 class Clock:
@@ -30,19 +28,16 @@ def clock() -> Clock:
     return Clock()
 
 
-def begun(directory: Path, bounds: Bounds, clock: Clock) -> Writer:
-    directory.mkdir(exist_ok=True)
-    documents = Documents(directory)
-    if documents.is_new:
-        documents.create(identity(300))
-    documents.close()
-    return Writer(directory, bounds, clock)
+def begun(directory: Path, clock: Clock, max_age: float = 80.0) -> Writer:
+    if not directory.exists():
+        new_live(directory, max_age=max_age).close()
+    return Writer(directory, None, Retention(), clock)
 
 
 @pytest.fixture
 def aged(tmp_path: Path, clock: Clock) -> Iterator[Writer]:
     """A writer that keeps documents for 80 seconds; a document was added in each of the first 80."""
-    opened = begun(tmp_path / "live", Bounds(max_age=80.0), clock)
+    opened = begun(tmp_path / "live", clock)
     for token in range(80):
         add(opened, token)
         clock.now += 1
@@ -89,13 +84,13 @@ def test_a_clock_that_goes_back_evicts_nothing_early_and_nothing_twice(aged: Wri
 def test_what_was_too_old_is_gone_when_it_is_opened_again(aged: Writer, clock: Clock, tmp_path: Path) -> None:
     aged.close()
     clock.now += 60
-    opened = begun(tmp_path / "live", Bounds(max_age=80.0), clock)
+    opened = begun(tmp_path / "live", clock)
     assert 10 <= len(there(opened)) <= 20
     opened.close()
 
 
 def test_an_age_so_short_that_nothing_stays(tmp_path: Path, clock: Clock) -> None:
-    opened = begun(tmp_path / "live", Bounds(max_age=1e-9), clock)
+    opened = begun(tmp_path / "live", clock, 1e-9)
     add(opened, 1, 2)
     clock.now += 1
     add(opened, 3)
@@ -125,25 +120,6 @@ def test_the_oldest_are_evicted_and_no_more_than_an_eighth_too_many(
     assert size < 20_000
 
 
-def test_a_long_log_is_written_into_the_file_while_there_is_always_more_to_merge(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Writer, "merge_in_memory", lambda opened: True)
-    with new_live(tmp_path / "live") as live:
-        live._backend.housekeeping._log_pages = 10**9
-        until(lambda: live._backend.housekeeping._log_pages == 0)
-
-
-def test_what_was_evicted_can_still_be_deleted_from_the_file(tmp_path: Path, clock: Clock) -> None:
-    opened = begun(tmp_path / "live", Bounds(max_age=80.0), clock)
-    opened.add([NewDocument("a", SECRET_BYTES)])
-    clock.now += 100
-    opened.evict()
-    assert opened.delete(["a"]) == 0
-    assert SECRET_BYTES not in file_bytes(tmp_path / "live")
-    opened.close()
-
-
 def test_smaller_limits_evict_no_more_than_they_say(tmp_path: Path) -> None:
     with new_live(tmp_path / "live", 65_535) as live:
         live.add([[1000 + token, 1, 2] for token in range(200)])
@@ -162,24 +138,7 @@ def test_evicted_documents_leave_the_file(tmp_path: Path) -> None:
         live.add([SECRET])
         for _ in range(40):
             live.add([[1, 2] * 20])
-        assert len(list(live._backend._documents.read(1))) < 25, "removed by what was added later"
-        until(lambda: not live._backend.housekeeping.purge())
-        left = list(live._backend._documents.read(1))
-        assert SECRET_BYTES not in b"".join(document.symbols for document in left)
-        assert len(left) == live.info().document_count
+        stored = list(live._backend._documents.read())
+        assert SECRET_BYTES not in b"".join(document.symbols for document in stored)
+        assert len(stored) == live.info().document_count
         assert live.info().failure is None
-
-
-def test_what_is_evicted_while_segments_are_chosen_is_not_missed(
-    aged: Writer, clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    is_young = Writer._is_young
-
-    def evicting(opened: Writer, segment: Segment) -> bool:
-        clock.now += 200
-        opened.evict()
-        return is_young(opened, segment)
-
-    monkeypatch.setattr(Writer, "_is_young", evicting)
-    aged.merge_in_memory()
-    assert there(aged) == []

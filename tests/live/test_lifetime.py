@@ -16,7 +16,6 @@ import pytest
 import rest_store
 from rest_store.datastore.kernel import native_kernel
 from rest_store.errors import DatastoreClosedError, WriterError
-from rest_store.live import locks
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.live.writer import Writer
 from tests.shared.live import new_live, small_segments, until
@@ -64,7 +63,7 @@ def test_the_working_directory_may_change(tmp_path: Path, monkeypatch: pytest.Mo
         live.compact()
         assert live.delete(ids[1:]) == 1
         reader.refresh()
-        assert (live.count([1, 2]), reader.count([1, 2]), reader.info().memory_size) == (50, 50, 0)
+        assert (live.count([1, 2]), reader.count([1, 2]), reader.info().memory_token_count) == (50, 50, 0)
         with pickle.loads(pickle.dumps(reader)) as received:
             assert (received.path, received.count([1, 2])) == (tmp_path / "live", 50)
         assert (live.info().failure, reader.info().failure, live.path) == (None, None, Path("live"))
@@ -103,28 +102,6 @@ def test_closing_while_threads_add_and_ask(tmp_path: Path, monkeypatch: pytest.M
     assert others == []
     with LiveDatastore.open(tmp_path / "live") as live:
         assert live.info().document_count == len(acknowledged)
-
-
-def test_threads_close_it_at_the_same_time(tmp_path: Path) -> None:
-    """The directory is free when any of the calls returns, and its descriptors are closed once."""
-    live = new_live(tmp_path / "live")
-    together = threading.Barrier(2)
-    live.before_close(lambda _: together.wait())
-    errors: list[BaseException] = []
-
-    def close() -> None:
-        try:
-            live.close()
-            assert live._lock not in locks._held
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=close) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
 
 
 def test_an_interrupted_close_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +182,7 @@ def test_copies_and_pickles(tmp_path: Path) -> None:
 def test_only_the_parent_goes_on_after_a_fork(tmp_path: Path) -> None:
     live = new_live(tmp_path / "live")
     live.add([[1, 2]])
-    with live._backend._locks.memory, live._backend._locks.commit:  # as another thread may hold them
+    with live._backend._sorting, live._backend._lock:  # as another thread may hold them
         child = os.fork()
         if child == 0:
             status = 1
@@ -241,15 +218,6 @@ def test_a_child_keeps_no_lock(tmp_path: Path) -> None:
         os.waitpid(child, 0)
 
 
-def test_a_child_that_still_has_the_descriptor_keeps_no_lock(tmp_path: Path) -> None:
-    """As one that was forked a moment ago, by whatever code."""
-    live = new_live(tmp_path / "live")
-    inherited = os.dup(live._lock._descriptor)
-    live.close()
-    LiveDatastore.open(tmp_path / "live").close()
-    os.close(inherited)
-
-
 def test_a_session_follows_changes_and_goes_on_when_it_is_closed(tmp_path: Path) -> None:
     with new_live(tmp_path / "live") as live, rest_store.DraftSession([live], prompt=[1, 2]) as session:
         assert session.draft(4).tokens.size == 0
@@ -272,7 +240,7 @@ def test_a_failed_opening_leaves_no_descriptor(tmp_path: Path, monkeypatch: pyte
     def damaged(self: Documents) -> None:
         raise rest_store.errors.StorageError("damaged")
 
-    monkeypatch.setattr(Documents, "state", damaged)
+    monkeypatch.setattr(Documents, "records", damaged)
     before = descriptors()
     for _ in range(3):
         with pytest.raises(rest_store.errors.StorageError):

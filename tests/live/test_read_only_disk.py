@@ -21,8 +21,8 @@ def read_only(disk: Path) -> Path:
     return disk / "live"
 
 
-def test_it_is_said_that_the_log_is_missing(read_only: Path) -> None:
-    with pytest.raises(StorageError, match="the log for readers is absent, and cannot be made"):
+def test_it_cannot_be_read_without_a_writer(read_only: Path) -> None:
+    with pytest.raises(StorageError, match=r"documents\.sqlite: documents cannot be opened"):
         LiveDatastore.open(read_only, read_only=True)
 
 

@@ -1,4 +1,4 @@
-"""Sorting in memory: what the native kernel packs is what numpy packs, and what a shard file holds."""
+"""Sorting in memory: a segment holds what a shard of the same documents does."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ import pytest
 from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.shard import Shard, encode_symbols
 from rest_store.live.documents import Document
-from rest_store.live.segment import joined_segment, segment_of, write_segment
+from rest_store.live.segment import sorted_segment, write_segment
 from tests.shared.live import some_document
 from tests.shared.strategies import Corpus, write_datastore
-
-NATIVE = pytest.mark.skipif(native_kernel() is None, reason="the native kernel was not built")
 
 
 def stored(documents: list[list[int]], vocabulary_size: int, first: int = 1) -> list[Document]:
@@ -26,39 +24,33 @@ def stored(documents: list[list[int]], vocabulary_size: int, first: int = 1) -> 
     ]
 
 
-@NATIVE
 @pytest.mark.parametrize("vocabulary_size", [3, 65_535, 65_536, 2**24 - 1])
 @pytest.mark.parametrize("size", [1, 2, 3, 40, 300])
 def test_a_segment_is_packed_as_a_shard(tmp_path: Path, vocabulary_size: int, size: int) -> None:
     chance = random.Random(size)
     documents = [some_document(chance, vocabulary_size) for _ in range(size)]
-    native = segment_of(stored(documents, vocabulary_size), vocabulary_size)
+    native = sorted_segment(stored(documents, vocabulary_size), vocabulary_size)
     write_datastore(tmp_path, Corpus(vocabulary_size, [documents]))
     frozen = Shard.open(tmp_path, "shard-00000")
     assert np.array_equal(frozen.suffixes.key_bytes, native.view.keys)
     assert np.array_equal(frozen.suffixes.packed, native.view.entries)
-    written = write_segment(native, tmp_path, "segment", vocabulary_size)
+    written = write_segment(native, tmp_path, vocabulary_size)
     for kind in ("tokens", "suffixes"):
         expected = (tmp_path / f"shard-00000.{kind}").read_bytes()
-        assert (tmp_path / f"segment.{kind}").read_bytes() == expected
-    assert written.size == native.size + 2 * 264
+        assert (tmp_path / f"{written.record.name}.{kind}").read_bytes() == expected
 
 
 @pytest.mark.parametrize("vocabulary_size", [300, 70_000])
-def test_joined_segments_are_those_of_all_documents(vocabulary_size: int) -> None:
+def test_a_memtable_grows_to_what_is_sorted_at_once(vocabulary_size: int) -> None:
     chance = random.Random(0)
-    documents = [some_document(chance, vocabulary_size) for _ in range(30)]
-    all_stored = stored(documents, vocabulary_size)
-    whole = segment_of(all_stored, vocabulary_size)
-    parts = [segment_of(all_stored[start : start + 10], vocabulary_size) for start in (0, 10, 20)]
-    grown = segment_of(all_stored[20:], vocabulary_size, joined_segment(parts[:2], vocabulary_size))
-    for made in (joined_segment(parts, vocabulary_size), grown):
-        assert made.span == whole.span
-        for name in ("symbols", "keys", "entries"):
-            assert np.array_equal(getattr(made.view, name), getattr(whole.view, name))
+    documents = stored([some_document(chance, vocabulary_size) for _ in range(30)], vocabulary_size)
+    whole = sorted_segment(documents, vocabulary_size)
+    grown = sorted_segment(documents[20:], vocabulary_size, sorted_segment(documents[:20], vocabulary_size))
+    assert grown.span == whole.span
+    for name in ("symbols", "keys", "entries"):
+        assert np.array_equal(getattr(grown.view, name), getattr(whole.view, name))
 
 
-@NATIVE
 def test_what_does_not_fit_is_refused() -> None:
     native = native_kernel()
     symbols = np.array([0, 1, 0, 2, 255, 255, *[0] * 8], np.uint8)

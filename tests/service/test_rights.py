@@ -10,12 +10,12 @@ import pytest
 
 from rest_store.errors import PermissionDeniedError, UnknownDatastoreError
 from rest_store.service.client.client import DatastoreClient
-from rest_store.service.server.rights import BearerTokens, Rights
+from rest_store.service.server.rights import BearerTokens
 from rest_store.service.tokens import Grant, grants_in
 from rest_store.v1 import datastore_pb2 as pb
 from tests.service.test_server_security import bearer
-from tests.shared.services import PATIENCE, Service, Talk, reason_of, running
-from tests.shared.sessions import SessionTalk, opening
+from tests.shared.services import PATIENCE, Service, reason_of, reload, running
+from tests.shared.sessions import SessionTalk, opening, step
 from tests.shared.strategies import refused
 
 FILE = """
@@ -45,12 +45,12 @@ def service(directory: Path, file: Path, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture
-def client(service: Service) -> Iterator[Callable[..., DatastoreClient]]:
+def client(service: Service) -> Iterator[Callable[[str], DatastoreClient]]:
     """Makes clients, each with a token."""
     made: list[DatastoreClient] = []
 
-    def make(token: str, **options: object) -> DatastoreClient:
-        made.append(DatastoreClient(service.target, token=token, timeout=PATIENCE, **options))  # type: ignore[arg-type]
+    def make(token: str) -> DatastoreClient:
+        made.append(DatastoreClient(service.target, token=token, timeout=PATIENCE))
         return made[-1]
 
     yield make
@@ -71,75 +71,58 @@ def test_a_line_is_a_token_and_what_it_allows(file: Path) -> None:
 def test_the_last_line_of_a_token_holds(tmp_path: Path) -> None:
     (tmp_path / "tokens").write_text("one write\none datastore=a\nvariable write\n")
     tokens = BearerTokens(tmp_path / "tokens", "variable")
-    one, variable = (tokens.require(bearer(name)) for name in ("one", "variable"))
-    assert (one.may_write, one.datastores) == (False, {"a"})
-    assert (variable.may_write, variable.datastores) == (True, None)
-    assert Rights().may_write
+    assert tokens.require(bearer("one")) == Grant("one", False, frozenset(["a"]))
+    assert tokens.require(bearer("variable")) == Grant("variable", True)
 
 
 @pytest.mark.parametrize("token", ["plain", "variable", "bound"])
 def test_a_token_only_reads_unless_its_line_says_more(
-    token: str, service: Service, client: Callable[..., DatastoreClient]
+    token: str, service: Service, client: Callable[[str], DatastoreClient]
 ) -> None:
     expected = "token is one that only reads, expected one whose line in the token file says `write`"
     reader = client(token)
     assert reader.draft([1]).tokens.tolist() == [2, 3]
     refused(PermissionDeniedError, lambda: reader.add([[1, 2]], datastore="chat"), expected)
     refused(PermissionDeniedError, lambda: reader.delete(["x"], datastore="chat"), expected)
-    assert all(one.live is None or not one.live.writable for one in reader.info().datastores)
     with service.stub() as stub, pytest.raises(grpc.RpcError) as caught:
         stub.Add(pb.AddRequest(), metadata=bearer(token), timeout=PATIENCE)  # before anything is made of it
     assert (caught.value.code().name, reason_of(caught.value)) == ("PERMISSION_DENIED", "PERMISSION_DENIED")
 
 
-def test_a_token_that_writes(client: Callable[..., DatastoreClient]) -> None:
+def test_a_token_that_writes(client: Callable[[str], DatastoreClient]) -> None:
     writer = client("writer")
     ids = writer.add([[7, 8, 9]], datastore="chat")
     assert client("plain").count([7, 8, 9]) == 1
     assert writer.delete(ids, datastore="chat") == 1
-    assert [one.live.writable for one in writer.info().datastores if one.live is not None] == [True, True]
 
 
-def test_a_token_for_some_datastores_sees_no_others(service: Service, client: Callable[..., DatastoreClient]) -> None:
+def test_a_token_for_some_datastores_sees_no_others(service: Service, client: Callable[[str], DatastoreClient]) -> None:
     client("writer").add([[7, 7, 7]], datastore="more")
     both = client("both")
     assert [one.name for one in both.info().datastores] == ["chat"]
     assert both.count([7, 7, 7]) == 0
     assert both.delete(both.add([[7, 7, 7]])) == 1  # the only live one for it
-    expected = "name of a datastore is 'more', expected one of ['chat']"
-    refused(UnknownDatastoreError, lambda: both.add([[1]], datastore="more"), expected)
     refused(UnknownDatastoreError, lambda: both.delete(["x"], datastore="a"), "expected one of ['chat']")
+    selection = pb.Selection(datastores=["chat", "more"])
     with service.stub() as stub:
-        for ask, request in (
-            (stub.Draft, pb.DraftRequest(selection=pb.Selection(datastores=["chat", "more"]))),
-            (stub.Count, pb.CountRequest(selection=pb.Selection(datastores=["more"]))),
-            (stub.LongestSuffixMatch, pb.LongestSuffixMatchRequest(selection=pb.Selection(datastores=["a"]))),
+        for ask in (
+            lambda: stub.Draft(pb.DraftRequest(selection=selection), metadata=bearer("both"), timeout=PATIENCE),
+            lambda: stub.Count(pb.CountRequest(selection=selection), metadata=bearer("both"), timeout=PATIENCE),
+            lambda: SessionTalk(stub, bearer("both")).ask(opening(1, selection=selection)),
         ):
             with pytest.raises(grpc.RpcError) as caught:
-                ask(request, metadata=bearer("both"), timeout=PATIENCE)
+                ask()
             assert reason_of(caught.value) == "UNKNOWN_DATASTORE"
             assert "expected one of ['chat']" in caught.value.details()
-        for kind, request in (
-            (Talk, pb.DraftStreamRequest(selection=pb.Selection(datastores=["more"]), tokens=[1])),
-            (SessionTalk, opening(1, selection=pb.Selection(datastores=["more"]))),
-        ):
-            talk = kind(stub, bearer("both"))
-            with pytest.raises(grpc.RpcError) as caught:
-                talk.ask(request)
-            assert reason_of(caught.value) == "UNKNOWN_DATASTORE"
-            talk.leave()
-        with pytest.raises(grpc.RpcError) as caught:
-            stub.Reload(pb.ReloadRequest(), metadata=bearer("both"), timeout=PATIENCE)
-        assert reason_of(caught.value) == "PERMISSION_DENIED"
 
 
-def test_a_token_for_datastores_that_are_not_served(client: Callable[..., DatastoreClient]) -> None:
+def test_a_token_for_datastores_that_are_not_served(client: Callable[[str], DatastoreClient]) -> None:
     expected = "token is one for other datastores, expected one for a datastore of this service"
     refused(PermissionDeniedError, client("elsewhere").connect, expected)
 
 
-def test_a_reload_changes_what_tokens_allow(directory: Path, tmp_path: Path) -> None:
-    file, step = tmp_path / "tokens", pb.DraftStreamRequest(tokens=[1])
+def test_a_reload_changes_what_tokens_allow_and_ends_the_streams_of_those(directory: Path, tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
     file.write_text("one write\ntwo\nthree write\n")
     options = ["--token-file", str(file), "--live", str(tmp_path / "chat")]
     with running(f"a={directory}", options=options) as service, service.stub() as stub:
@@ -153,17 +136,19 @@ def test_a_reload_changes_what_tokens_allow(directory: Path, tmp_path: Path) -> 
                 return reason_of(error)
             return None
 
-        assert [outcome(token) for token in ("one", "two", "three")] == [None, "PERMISSION_DENIED", None]
-        one, two, three = (Talk(stub, bearer(token)) for token in ("one", "two", "three"))
+        one, two, three = (SessionTalk(stub, bearer(token)) for token in ("one", "two", "three"))
         for talk in (one, two, three):
-            assert talk.ask(step).trees
+            talk.ask(opening(1))
+        file.write_bytes(b"\0")
+        reload(service)
+        assert [outcome(token) for token in ("one", "two", "three")] == [None, "PERMISSION_DENIED", None]
         file.write_text("one write datastore=chat\ntwo\n")
-        stub.Reload(pb.ReloadRequest(), metadata=bearer("two"), timeout=PATIENCE)
+        reload(service)
         assert [outcome(token) for token in ("one", "two", "three")] == [None, "PERMISSION_DENIED", "UNAUTHENTICATED"]
         for talk, reason in ((one, "DRAINING"), (three, "UNAUTHENTICATED")):
             with pytest.raises(grpc.RpcError) as caught:
                 next(talk.call)
             assert reason_of(caught.value) == reason  # its client opens another, with what the token allows now
             talk.leave()
-        assert two.ask(step).trees
+        assert two.ask(step(2)).sequence == 0
         two.close()

@@ -1,14 +1,12 @@
-"""What happens to sessions in the life of a service: limits, idleness, tokens, reloads, lost files, draining."""
+"""What happens to sessions in the life of a service: limits, idleness, lost files, draining."""
 
 from __future__ import annotations
 
 import asyncio
-import io
 import os
 import random
 import shutil
 import signal
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,40 +14,27 @@ from typing import Any
 import grpc
 import pytest
 
-from rest_store.datastore.kernel import native_kernel
-from rest_store.drafting.session import DraftSession
-from rest_store.drafting.sources import PromptLookup
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.service.address import Address
-from rest_store.service.channel import Dialer
-from rest_store.service.client.client import DatastoreClient
 from rest_store.service.server import server as server_module
-from rest_store.service.server import servicer
+from rest_store.service.server import session_streams
 from rest_store.service.server.limits import Limits
-from rest_store.service.server.logs import EventLog
 from rest_store.service.server.server import Options, Server
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
-from tests.shared.services import PATIENCE, Service, metrics_of, reason_of, running
-from tests.shared.sessions import Request, SessionTalk, opening, sessions_of, step, top_k
+from tests.shared.live import until
+from tests.shared.services import PATIENCE, Service, reason_of, running
+from tests.shared.sessions import Nodes, Request, SessionTalk, opening, sessions_of, step, top_k
 from tests.shared.strategies import Corpus, identity, write_datastore
 
 CHANCE = random.Random(5)
 CORPUS = Corpus(300, [[[CHANCE.randrange(100) for _ in range(50)] for _ in range(400)]])  # several pages
-OTHER = Corpus(300, [[[1, 2, number] for number in range(100, 140)]])
 METRICS = "--metrics=127.0.0.1:0"
-SHARED = {"recycled_logits": b"key", "shared_calibration": "name"}
 
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_datastore(tmp_path_factory.mktemp("original"), CORPUS)
-
-
-@pytest.fixture
-def directory(original: Path, tmp_path: Path) -> Path:
-    shutil.copytree(original, tmp_path / "a")
-    return tmp_path / "a"
 
 
 def reason_in(call: Callable[[], object]) -> str | None:
@@ -75,31 +60,6 @@ def refused_openings(stub: Any, number: int, **fields: Any) -> tuple[list[Sessio
     reasons = [refusal(talk, opening(1, 2, **fields)) for talk in talks]
     assert set(reasons) <= {None, "OVERLOADED"}
     return [talk for talk, reason in zip(talks, reasons, strict=True) if reason is None], reasons.count("OVERLOADED")
-
-
-def eventually(service: Service, streams: int) -> None:
-    """Wait until the service has so many streams."""
-    end = time.monotonic() + PATIENCE
-    while metrics_of(service)["rest_store_streams",] != streams:
-        assert time.monotonic() < end
-
-
-def test_streams_beyond_the_limit_are_refused_and_their_places_given_back(original: Path) -> None:
-    with running(f"a={original}", options=[METRICS, "--max-streams=20"]) as service, service.stub() as stub:
-        silent = [SessionTalk(stub) for _ in range(12)]  # not one message
-        eventually(service, 12)
-        talks, refused = refused_openings(stub, 200)
-        assert (len(talks), refused) == (8, 192)
-        assert sessions_of(service)[0] == 8
-        assert stub.Describe(pb.DescribeRequest()).limits.max_streams == 20
-        assert len(talks[0].ask(step(3)).nodes) > 0
-        for talk in (*silent, *talks):
-            talk.close()
-        assert sessions_of(service) == (0, 0)
-        talks, refused = refused_openings(stub, 20)
-        assert (len(talks), refused) == (20, 0)
-        for talk in talks:
-            talk.close()
 
 
 def test_sessions_take_no_more_memory_than_they_may(original: Path) -> None:
@@ -129,7 +89,7 @@ def test_sessions_take_no_more_memory_than_they_may(original: Path) -> None:
 def test_sessions_take_no_more_memory_than_is_shown(original: Path) -> None:
     """With long texts, large trees and what they learn."""
     number = 40
-    rows = top_k([[place % 100] * 8 for place in range(2000)])
+    rows = top_k([[likely % 100] * 8 for likely in range(2000)])
 
     async def run(service: Service) -> None:
         async with grpc.aio.insecure_channel(service.target) as channel:
@@ -149,8 +109,7 @@ def test_sessions_take_no_more_memory_than_is_shown(original: Path) -> None:
 
     with running(f"a={original}", options=[METRICS]) as service:
         asyncio.run(run(service))
-        eventually(service, 0)
-        assert sessions_of(service) == (0, 0)
+        until(lambda: sessions_of(service) == (0, 0))
 
 
 def test_the_guide_says_what_sessions_reserve(original: Path) -> None:
@@ -161,7 +120,6 @@ def test_the_guide_says_what_sessions_reserve(original: Path) -> None:
             talk.ask(opening(*[1] * length, nodes=16, prompt_lookup=True))
             assert said.format(sessions_of(service)[1] / 1e6) in guide
             talk.close()
-            eventually(service, 0)
 
 
 def test_what_sessions_share_makes_room_for_sessions(original: Path) -> None:
@@ -182,8 +140,6 @@ def test_what_sessions_share_makes_room_for_sessions(original: Path) -> None:
         talks, _ = refused_openings(stub, 30)
         assert len(talks) == int(most / alone)
         assert sessions_of(service)[1] == len(talks) * alone
-        for talk in talks:
-            talk.close()
 
 
 def test_what_sessions_learn_is_within_their_memory(original: Path) -> None:
@@ -194,157 +150,96 @@ def test_what_sessions_learn_is_within_their_memory(original: Path) -> None:
         talks, _ = refused_openings(stub, 8, recycled_logits=b"")
         ended = 0
         for talk in talks:
-            tokens = [CHANCE.randrange(300) for _ in range(1000)]
-            reason = refusal(talk, step(*tokens, top_k=rows))
+            reason = refusal(talk, step(*[CHANCE.randrange(300) for _ in range(1000)], top_k=rows))
             assert reason in (None, "OVERLOADED")
             ended += reason is not None
             assert sessions_of(service)[1] <= most
         assert 0 < ended < len(talks) == 8
-        for talk in talks:
-            talk.leave()
-        eventually(service, 0)
-        assert sessions_of(service) == (0, 0)
 
 
 def test_sessions_that_share_a_name_or_a_key_learn_together(original: Path) -> None:
-    with running(f"a={original}", options=[METRICS]) as service, service.stub() as stub:
-        first, second = (SessionTalk(stub) for _ in range(2))
-        begun = first.ask(opening(1, 2, calibration_weights=[0.5, 0, 0, 0, -0.25], **SHARED)).calibration_weights
-        assert list(begun) == [0.5, 0, 0, 0, -0.25]
-        joined = second.ask(opening(290, 280, calibration_weights=[0.1] * 5, **SHARED))
-        assert joined.calibration_weights == begun, "the weights of the first of them"
-        for _ in range(5):
-            learnt = first.ask(step(250, 1, 2, top_k=top_k([[-1], [-1], [299]]))).calibration_weights
-        assert list(learnt) != list(begun)
-        answer = second.ask(step(1, 2))  # which learns a little, too
-        assert list(answer.calibration_weights) == pytest.approx(list(learnt), abs=0.01)
-        tokens = [int.from_bytes(answer.nodes[place : place + 4], "little") for place in range(0, 32, 4)]
-        assert 299 in tokens, "what the other one's model found likely after 1, 2"
-        for fields in ({}, {"recycled_logits": b"", "shared_calibration": "another"}):
-            other = SessionTalk(stub)
-            assert set(other.ask(opening(1, 2, **fields)).calibration_weights) == {0}
-            other.close()
-        first.close()
-        second.close()
-        third = SessionTalk(stub)
-        kept = third.ask(opening(1, 2, **SHARED)).calibration_weights
-        assert kept == answer.calibration_weights, "after they have ended"
-        third.close()
-
-
-def test_a_session_that_learns_nothing_teaches_nothing(original: Path) -> None:
+    shared = {"recycled_logits": b"key", "shared_calibration": "name"}
     with running(f"a={original}") as service, service.stub() as stub:
-        talk = SessionTalk(stub)
-        weights = [0.5, 0, 0, 0, -0.25]
-        talk.ask(opening(1, 2, calibration_weights=weights, fixed_calibration=True))
+
+        def first_draft(**fields: Any) -> Nodes:
+            talk = SessionTalk(stub)
+            nodes = Nodes.of(talk.ask(opening(1, 2, **fields)).nodes)
+            talk.close()
+            return nodes
+
+        before = first_draft(**shared)
+        first = SessionTalk(stub)
+        first.ask(opening(1, 2, **shared))
         for _ in range(5):
-            assert list(talk.ask(step(250, 1, 2)).calibration_weights) == weights
-        talk.close()
+            first.ask(step(250, 1, 2, top_k=top_k([[-1], [-1], [299]])))
+        after = first_draft(**shared)
+        assert 299 in after.tokens, "what the other one's model found likely after 1, 2"
+        assert first_draft(shared_calibration="name") != first_draft(), "the other one's scores were too high"
+        first.close()
+        assert first_draft(**shared) == after, "it is kept for the next ones"
+        assert first_draft(recycled_logits=b"", shared_calibration="another") == before
 
 
-def test_streams_without_messages_end(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether they have had any or not; others go on."""
+def test_a_session_without_messages_ends(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it has had any or not; others go on."""
     now = 0.0
     monkeypatch.setattr(server_module, "_WATCH_SECONDS", 0.01)
-    monkeypatch.setattr(servicer, "monotonic", lambda: now)
+    monkeypatch.setattr(session_streams, "monotonic", lambda: now)
 
     async def run() -> None:
         nonlocal now
         limits = Limits(session_idle_seconds=60)
         options = Options([("a", original)], [Address.parse("127.0.0.1:0")], limits=limits, drain_seconds=0)
-        server = Server(options, "1", EventLog(file=io.StringIO()))
+        server = Server(options, "1")
         (target,) = await server.start()
-        async with Dialer(None, None).connect_async(target) as channel:
+        async with grpc.aio.insecure_channel(target) as channel:
             stub = datastore_pb2_grpc.DatastoreServiceStub(channel)
-            assert (await stub.Describe(pb.DescribeRequest())).limits.session_idle_seconds == 60
             silent, idle, busy = (stub.DraftSession(timeout=PATIENCE) for _ in range(3))
-            drafts = stub.DraftStream(timeout=PATIENCE)
-            await drafts.write(pb.DraftStreamRequest(tokens=[1, 2]))
-            await drafts.read()
+            await silent.wait_for_connection()
             for call in (idle, busy):
                 await call.write(opening(1, 2))
                 await call.read()
+            while len(server._streams._streams) < 3:
+                await asyncio.sleep(0)
+            for stream in server._streams._streams:
+                stream.last_message = now
             now = 59.0
             await busy.write(step(3))
             await busy.read()
             now = 61.0
-            for call in (silent, idle, drafts):
+            for call in (silent, idle):
                 with pytest.raises(grpc.RpcError) as caught:
                     await call.read()
-                assert reason_of(caught.value) == "DRAINING"
+                assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
             await busy.write(step(4))
             assert (await busy.read()).nodes
-            assert len(server._sessions.open) == 1  # type: ignore[union-attr]
+            assert len(server._sessions.open) == 1
         await server.drain()
 
     asyncio.run(run())
 
 
-def test_a_service_has_idle_sessions_let_go_of_what_its_live_datastores_have_replaced(tmp_path: Path) -> None:
+def test_idle_sessions_let_go_of_what_live_datastores_have_replaced(tmp_path: Path) -> None:
     with LiveDatastore.open(tmp_path / "chat", tokenizer=identity(300)) as live:
         ids = live.add([[1, 2, 3], [1, 2, 4]])
         live.compact()
     with running(options=["--live", str(tmp_path / "chat")]) as service, service.stub() as stub:
         talk = SessionTalk(stub)
         talk.ask(opening(1, 2, selection=pb.Selection()))
-        with DatastoreClient(service.target, timeout=PATIENCE) as client:
-            client.delete(ids[:1])
-        maps, ends = Path(f"/proc/{service.process.pid}/maps"), time.monotonic() + PATIENCE
-        while "(deleted)" in "".join(line for line in maps.read_text().splitlines() if "/segment-" in line):
-            assert time.monotonic() < ends
-            time.sleep(0.01)
+        stub.Delete(pb.DeleteRequest(datastore="chat", ids=ids[:1]), timeout=PATIENCE)
+        maps = Path(f"/proc/{service.process.pid}/maps")
+        until(lambda: not any("(deleted)" in line and "/segment-" in line for line in maps.read_text().splitlines()))
         talk.close()
 
 
-def test_a_session_whose_token_is_revoked_ends(original: Path, tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text("first-secret\nsecond-secret\n", encoding="utf-8")
-    with running(f"a={original}", options=[METRICS, f"--token-file={tokens}"]) as service, service.stub() as stub:
-        first, second = (
-            SessionTalk(stub, [("authorization", f"Bearer {name}-secret")]) for name in ("first", "second")
-        )
-        for talk in (first, second):
-            talk.ask(opening(1, 2))
-        tokens.write_text("second-secret\n", encoding="utf-8")
-        stub.Reload(pb.ReloadRequest(), metadata=[("authorization", "Bearer second-secret")])
-        assert reason_in(lambda: next(first.call)) == "UNAUTHENTICATED"
-        first.leave()
-        assert second.ask(step(3)).nodes
-        assert sessions_of(service)[0] == 1
-        assert reason_in(lambda: SessionTalk(stub).ask(opening(1, 2))) == "UNAUTHENTICATED"
-        second.close()
-
-
-def test_a_session_keeps_the_datastore_that_it_began_with(directory: Path, original: Path, tmp_path: Path) -> None:
-    (tmp_path / "other").mkdir()
-    with running(f"a={directory}", f"b={original}") as service, service.stub() as stub:
-        talk, like = SessionTalk(stub), SessionTalk(stub)
-        before = talk.ask(opening(1, 2)).nodes
-        assert like.ask(opening(1, 2, selection=pb.Selection(datastores=["b"]))).nodes == before
-        directory.rename(tmp_path / "old")
-        write_datastore(tmp_path / "other", OTHER).rename(directory)
-        shutil.rmtree(tmp_path / "old")
-        assert not stub.Reload(pb.ReloadRequest()).outcomes[0].refused
-        for token in (3, 1, 2):
-            assert talk.ask(step(token)).nodes == like.ask(step(token)).nodes
-        new = SessionTalk(stub)
-        assert new.ask(opening(1, 2)).nodes != before
-        for one in (talk, like, new):
-            one.close()
-
-
-def truncate(directory: Path) -> None:
-    for file in [*directory.glob("*.tokens"), *directory.glob("*.suffixes")]:
-        os.truncate(file, 4096)
-
-
-@pytest.mark.skipif(native_kernel() is None, reason="the numpy reference cannot keep a process alive")
-def test_a_datastore_truncated_underneath_ends_its_sessions(directory: Path, original: Path) -> None:
+def test_a_datastore_truncated_underneath_ends_its_sessions(original: Path, tmp_path: Path) -> None:
+    directory = shutil.copytree(original, tmp_path / "a")
     with running(f"a={directory}", f"b={original}", options=[METRICS]) as service, service.stub() as stub:
         talk, other = SessionTalk(stub), SessionTalk(stub)
         talk.ask(opening(1, 2))
         other.ask(opening(1, 2, selection=pb.Selection(datastores=["b"])))
-        truncate(directory)
+        for file in [*directory.glob("*.tokens"), *directory.glob("*.suffixes")]:
+            os.truncate(file, 4096)
         tokens = iter(range(100))
 
         def until_noticed() -> None:
@@ -356,34 +251,13 @@ def test_a_datastore_truncated_underneath_ends_its_sessions(directory: Path, ori
                 fails()
             assert reason_of(caught.value) == "DATASTORE_UNAVAILABLE"
             assert str(directory) not in caught.value.details()
-        talk.leave()
         assert other.ask(step(3)).nodes
         assert sessions_of(service)[0] == 1
         other.close()
         assert sessions_of(service) == (0, 0)
 
 
-def drafted(session: DraftSession, steps: int) -> None:
-    for _ in range(steps):
-        assert len(session.draft(8)) > 0
-        session.accept([CHANCE.randrange(100)])
-
-
-def test_a_drained_service_hands_its_sessions_over_between_two_steps(original: Path) -> None:
-    with running(f"a={original}") as first, running(f"a={original}") as second:
-        with (
-            DatastoreClient([first.target, second.target], timeout=PATIENCE) as client,
-            DraftSession([client, PromptLookup()], [1, 2, 3]) as session,
-        ):
-            drafted(session, 3)
-            assert first.stop() == 0, "it does not wait for the next step"
-            drafted(session, 3)
-            assert session.statistics.dropped == {}
-            assert (client.statistics.failovers, client.statistics.streams_opened) == (1, 2)
-        assert not [line for line in first.log if "defect" in line]
-
-
-def test_a_drained_service_refuses_new_sessions_and_answers_the_step_it_is_in(original: Path) -> None:
+def test_a_drained_service_answers_the_step_it_is_in(original: Path) -> None:
     """It was paused with a message on the way, and then told to end: that is answered, or the client told to go."""
     with running(f"a={original}") as service, service.stub() as stub:
         talk = SessionTalk(stub)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -265,3 +266,15 @@ def metrics_of(service: Service) -> dict[tuple[str, ...], float]:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
+
+
+def reload(service: Service) -> list[str]:
+    """Have a service read everything again; return what its log says of each datastore, token file and certificate."""
+    before = len(service.log)
+    service.signal(signal.SIGHUP)
+    ends = time.monotonic() + PATIENCE
+    while not (found := [line for line in list(service.log)[before:] if "reload" in line]):
+        assert time.monotonic() < ends
+        service.log_grew.wait(0.1)
+        service.log_grew.clear()
+    return found

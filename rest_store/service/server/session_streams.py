@@ -77,7 +77,6 @@ class SessionStreams:
         task = asyncio.current_task()
         assert task is not None
         stream = _Stream(task, GRANT.get())
-        self._streams.add(stream)
         try:
             await self._converse(stream, context)
         except asyncio.CancelledError:
@@ -87,24 +86,26 @@ class SessionStreams:
             await end_call(_NAME, stream.ending, context, self._metrics)
         except Exception as error:
             await end_call(_NAME, error, context, self._metrics)
-        finally:
-            self._streams.discard(stream)
-            if stream.session is not None:
-                self._sessions.end(stream.session)
 
     async def _converse(self, stream: _Stream, context: Context) -> None:
         """Answer the messages of a stream, one after the other, until its client ends it or this service drains."""
-        while (data := await context.read()) is not _EOF:
-            start = perf_counter()
-            stream.in_step = True
-            response = await self._step(stream, data)
-            self._metrics.answered(_NAME, perf_counter() - start)
-            if response is not None:
-                await context.write(response)
-            stream.last_message = monotonic()
-            stream.in_step = False
-            if self._is_draining:
-                raise _shutting_down()
+        self._streams.add(stream)
+        try:
+            while (data := await context.read()) is not _EOF:
+                start = perf_counter()
+                stream.in_step = True
+                response = await self._step(stream, data)
+                self._metrics.answered(_NAME, perf_counter() - start)
+                if response is not None:
+                    await context.write(response)
+                stream.last_message = monotonic()
+                stream.in_step = False
+                if self._is_draining:
+                    raise _shutting_down()
+        finally:  # before the client hears of the end
+            self._streams.discard(stream)
+            if stream.session is not None:
+                self._sessions.end(stream.session)
 
     async def _step(self, stream: _Stream, data: bytes) -> bytes | None:
         """Answer the next message, if it asks for anything; raise an error of the table in service/errors.py."""

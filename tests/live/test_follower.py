@@ -1,0 +1,63 @@
+"""What a reading process sorts itself, and what it keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rest_store.live import segments
+from rest_store.live.live_datastore import LiveDatastore
+from rest_store.live.segment import open_segment
+from tests.shared.live import new_live, small_segments
+
+
+@pytest.fixture
+def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveDatastore]:
+    small_segments(monkeypatch)
+    with new_live(tmp_path / "live") as live:
+        live._background.stop()
+        yield live
+
+
+def test_only_the_memtable_is_sorted_again(live: LiveDatastore, monkeypatch: pytest.MonkeyPatch) -> None:
+    live.add([[1, 2] * 20])
+    with LiveDatastore.open(live.path, read_only=True) as reader:
+        mapped = reader.snapshot.views[0]
+        sorted_sizes = []
+        sort = segments.sorted_segment
+
+        def counted(documents, vocabulary_size):
+            sorted_sizes.append(len(documents))
+            return sort(documents, vocabulary_size)
+
+        monkeypatch.setattr(segments, "sorted_segment", counted)
+        for number in range(3):
+            live.add([[3, number]])
+            reader.refresh()
+        assert sorted_sizes == [1, 2, 3]
+        assert reader.snapshot.views[0] is mapped
+        assert (reader.count([1, 2]), reader.count([3])) == (20, 3)
+        live.compact()
+        reader.refresh()
+        assert sorted_sizes == [1, 2, 3]
+        assert (reader.count([1, 2]), reader.count([3]), reader.info().shard_count) == (20, 3, 1)
+
+
+def test_a_file_that_the_writer_has_just_removed_is_made_again(
+    live: LiveDatastore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live.add([[1, 2] * 20])
+    live.add([[1, 3] * 20])
+
+    def compacting(*arguments, **options):
+        monkeypatch.undo()
+        live.compact()
+        return open_segment(*arguments, **options)
+
+    monkeypatch.setattr(segments, "open_segment", compacting)
+    with LiveDatastore.open(live.path, read_only=True) as reader:
+        assert (reader.count([1, 2]), reader.count([1, 3])) == (20, 20)
+        reader.refresh()
+        assert (reader.count([1, 2]), reader.count([1, 3]), reader.info().memory_token_count) == (20, 20, 0)
