@@ -191,9 +191,6 @@ def merge_trees(
         ValueError: they are no trees, or a score is not between 0 and its parent's.
     """
 
-def tree_fault(packed: bytes, vocabulary_size: int, max_depth: int, /) -> int:
-    """Return what is wrong with a packed tree: 1 a token, 2 a parent, 3 a depth, 4 a count; 0: nothing."""
-
 def packed_top_k(top_k: TopK, /) -> tuple[bytes, int]:
     """Return what sessions read of rows of likely tokens, int32[n, width], and the width."""
 

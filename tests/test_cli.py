@@ -62,12 +62,11 @@ def test_query_as_json_is_one_object(datastore: Path) -> None:
     }
 
 
-def test_info_shows_what_how_big_and_which_kernel(datastore: Path) -> None:
+def test_info_shows_what_and_how_big(datastore: Path) -> None:
     status, out, _ = run("info", datastore)
     assert status == 0
     rows = dict(line.split(":", 1) for line in out.splitlines())
     assert rows["tokens"].strip() == "15 in 3 documents"
-    assert rows["kernel"].strip() == "native"
     facts = json.loads(run("info", datastore, "--json")[1])
     assert facts["token_count"] == 15
     assert facts["size"] == sum(path.stat().st_size for path in datastore.glob("shard-*"))
@@ -83,7 +82,7 @@ def test_info_fits_into_80_columns_the_most_important_first(datastore: Path, mon
     lines = run("info", datastore.name)[1].splitlines()
     assert max(map(len, lines)) <= 80
     names = [line.split(":")[0] for line in lines if not line.startswith(" ")]
-    assert names == ["datastore", "tokens", "size", "tokenizer", "corpus", "built", "options", "kernel", "identity"]
+    assert names == ["datastore", "tokens", "size", "tokenizer", "corpus", "built", "options", "identity"]
     assert all(line.startswith(" " * 11) or line[10] == " " for line in lines)
     assert "2 shards" in lines[2]
     assert "corpus:    source, documents 3, skipped (a reason of some length 1,000,000," in lines
@@ -114,7 +113,7 @@ def test_what_a_terminal_would_obey_is_shown_as_escapes(datastore: Path) -> None
     failure = run("query", datastore, "--text", "a")[2]
     assert r"a\x1b]0;b\x07 c" in failure
     assert all(line.isprintable() for said in (out, failure) for line in said.split("\n"))
-    assert len([line for line in out.splitlines() if not line.startswith(" ")]) == 9
+    assert len([line for line in out.splitlines() if not line.startswith(" ")]) == 8
 
 
 @pytest.mark.parametrize("full", [[], ["--full"]])

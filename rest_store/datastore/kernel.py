@@ -10,7 +10,6 @@ MAX_SUFFIX = 64
 MAX_DEPTH = 32
 MAX_NODES = 1024
 MAX_SEQUENCE = MAX_SUFFIX + MAX_DEPTH  # tokens that are counted: a match and a continuation of it
-MAX_LISTED = 1 << 16  # nodes of a tree that a part of a datastore lists for the tree of the whole
 
 PackedTree = tuple[bytes, tuple[int, int]]  # the packed nodes (see TokenTree), and length and count of the match
 

@@ -149,14 +149,7 @@ class Store(ABC):
 
         Thread-safe; releases the GIL.
         """
-        return self.continuations(contexts, *limits(max_nodes, max_suffix, max_depth))
-
-    def continuations(self, contexts: Contexts, max_nodes: int, max_suffix: int, max_depth: int) -> list[TokenTree]:
-        """Return what `draft_batch` returns, with trees of up to 65,536 nodes.
-
-        For a part of a datastore, which has to list more nodes than the tree of the whole has. Raises what
-        `draft_batch` raises, except for the limits: the caller has checked them.
-        """
+        max_nodes, max_suffix, max_depth = limits(max_nodes, max_suffix, max_depth)
         suffixes = tails(contexts, max_suffix, self.vocabulary_size)
         kernel = self.kernel
         return [TokenTree.from_packed(*kernel.draft(suffix, max_nodes, max_depth)) for suffix in suffixes]

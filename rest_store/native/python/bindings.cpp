@@ -65,7 +65,7 @@ class NativeKernel {
 
   nb::tuple draft(const Tokens& context, std::uint32_t max_nodes, std::uint32_t max_depth) {
     const Suffix suffix = suffix_of(context, kMaxSuffix);
-    if (max_nodes < 1 || max_nodes > kMaxListed || max_depth < 1 || max_depth > kMaxDepth)
+    if (max_nodes < 1 || max_nodes > kMaxNodes || max_depth < 1 || max_depth > kMaxDepth)
       throw nb::value_error("limit out of range");
     const auto scratch = take_scratch();
     TreeCache::Tree tree;
@@ -147,10 +147,6 @@ FileMapping* mapped(int descriptor, std::size_t size) {
 NB_MODULE(_kernel, module) {
   nb::set_leak_warnings(false);  // a process may end with a datastore still open
   module.doc() = "The compiled kernel; rest_store.datastore.kernel loads it.";
-  module.def("tree_fault", [](const nb::bytes& packed, std::uint32_t vocabulary, std::int32_t max_depth) {
-    if (packed.size() % kNodeSize != 0) throw nb::value_error("not a whole number of nodes");
-    return static_cast<int>(tree_fault(packed.c_str(), packed.size() / kNodeSize, vocabulary, max_depth));
-  });
   module.def("sort_suffixes", &sort_suffixes, "sorter"_a, "symbols"_a, "width"_a, "bits"_a, "keys"_a, "entries"_a);
   bind_calibrations(module);
   bind_evidence(module);

@@ -7,7 +7,7 @@
 
 #include "search/shard_view.hpp"
 
-// The shards of a datastore, given as rest_store.datastore.kernel.shard_view makes them; they own nothing.
+// The shards of a datastore, objects of rest_store.datastore.shard_view.ShardView; they own nothing.
 std::vector<rest_store::ShardView> shard_views(const nanobind::list& shards);
 
 // Add the classes and functions of each part to the module; sessions take calibrations and readers of evidence.

@@ -16,7 +16,7 @@ constexpr std::uint64_t kKeyStride = 64;
 constexpr std::size_t kMaxSuffix = 64;
 constexpr std::size_t kMaxDepth = 32;
 constexpr std::size_t kMaxSequence = kMaxSuffix + kMaxDepth;  // tokens to count: a match and its continuation
-constexpr std::size_t kMaxListed = std::size_t{1} << 16;      // nodes of a tree
+constexpr std::size_t kMaxNodes = 1024;                       // of a tree
 constexpr std::size_t kMaxWidth = 3;
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the kernel reads little-endian files in place");

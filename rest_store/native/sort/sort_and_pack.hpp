@@ -1,12 +1,60 @@
-// Sorting the symbols of a shard that is to be read from memory.
+// From the symbols of a shard to what its suffixes file holds (FORMAT.md, section 3).
 #pragma once
 
+#include <cstring>
 #include <limits>
 #include <memory>
+#include <span>
+#include <stdexcept>
 
-#include "sort/pack_suffixes.hpp"
+#include "search/shard_view.hpp"
 
 namespace rest_store {
+
+// The symbols of a shard and all their bytes in suffix order: positions in `symbols` without its tail.
+struct SortedBytes {
+  std::span<const std::int32_t> order;
+  std::span<const std::uint8_t> symbols;  // payload of a tokens file, and eight more bytes
+  std::uint32_t width;                    // bytes of a symbol
+};
+
+// Write the keys and the entries of `bits` each. `entries` has room for whole words and a tail of zeros.
+// Throws std::out_of_range if the sizes are not those of these symbols.
+inline void pack_suffixes(const SortedBytes& sorted, std::uint32_t bits, std::span<std::uint64_t> keys,
+                          std::span<std::uint8_t> entries) {
+  const std::size_t size = sorted.order.size();
+  if (sorted.symbols.size() != size + 8 || entries.size() < 8 || entries.size() % 8 != 0 || bits < 1 || bits > 30)
+    throw std::out_of_range("arrays of other sizes");
+  const std::uint64_t separator = (std::uint64_t{1} << (8 * sorted.width)) - 1;
+  const std::uint64_t room = 8 * (entries.size() - 8) / bits;
+  std::uint64_t rank = 0, word = 0;
+  std::uint8_t* out = entries.data();
+  unsigned used = 0;  // bits of `word`
+  for (const std::int32_t at : sorted.order) {
+    const auto place = static_cast<std::uint32_t>(at);
+    if (place >= size) throw std::out_of_range("a place past the end");
+    if (place % sorted.width != 0) continue;
+    const std::uint64_t key = load_big(sorted.symbols.data() + place);
+    if (key >> (64 - 8 * sorted.width) == separator) continue;
+    if (rank == room || rank / kKeyStride >= keys.size()) throw std::out_of_range("arrays of other sizes");
+    if (rank % kKeyStride == 0) keys[rank / kKeyStride] = key;
+    ++rank;
+    const std::uint64_t position = place / sorted.width;
+    word |= position << used;
+    used += bits;
+    if (used >= 64) {
+      std::memcpy(out, &word, 8);
+      out += 8;
+      used -= 64;
+      word = used == 0 ? 0 : position >> (bits - used);
+    }
+  }
+  if (used > 0) {
+    std::memcpy(out, &word, 8);
+    out += 8;
+  }
+  std::memset(out, 0, 8);
+}
 
 // `divsufsort` of libdivsufsort: writes the positions of all bytes of a text, in the order of the suffixes that begin
 // there. Returns 0 on success.

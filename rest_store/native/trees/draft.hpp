@@ -13,9 +13,24 @@
 #include <vector>
 
 #include "search/match.hpp"
-#include "trees/packed_tree.hpp"
 
 namespace rest_store {
+
+// Bytes of a node: count (8), then token, parent and depth (4 each), column by column.
+inline constexpr std::size_t kNodeSize = 20;
+
+// How large a draft tree may become.
+struct Limits {
+  std::uint32_t max_nodes;
+  std::uint32_t max_depth;  // tokens
+};
+
+// A draft tree and the match that it continues.
+struct PackedTree {
+  std::uint32_t match_length = 0;  // tokens
+  std::uint64_t match_count = 0;   // occurrences
+  std::vector<char> nodes;         // packed, as rest_store/datastore/tree.py describes it
+};
 
 // Drafts trees; keeps its memory between calls. Not thread-safe.
 class Drafter {

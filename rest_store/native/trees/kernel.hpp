@@ -1,7 +1,6 @@
 // The exact queries of a datastore: longest suffix match, draft tree and count.
 #pragma once
 
-#include "trees/draft.hpp"
 #include "trees/tree_cache.hpp"
 
 namespace rest_store {

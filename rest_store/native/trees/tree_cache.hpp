@@ -7,7 +7,7 @@
 #include <unordered_map>
 
 #include "search/fork_mutex.hpp"
-#include "trees/packed_tree.hpp"
+#include "trees/draft.hpp"
 
 namespace rest_store {
 
