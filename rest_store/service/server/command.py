@@ -196,6 +196,7 @@ def _run(options: Options) -> None:
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("rest_store").setLevel(logging.INFO)
+    logging.getLogger("grpc").setLevel(logging.CRITICAL)  # malformed health checks of strangers; our defects we log
     _run_loop()(serve_until_signal(options, rest_store.__version__, _announce))
 
 
