@@ -16,7 +16,7 @@ import zstandard
 from build_index.corpus import open_corpus
 from build_index.corpus_spec import CorpusSpec
 from build_index.documents import Document
-from build_index.readers import compression, json_values, parquet
+from build_index.readers import json_records, parquet
 from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError
 
 
@@ -91,7 +91,7 @@ def test_a_record_without_the_chosen_field_is_named(tmp_path, record, message):
 def test_a_bad_json_file_is_named_with_its_line(tmp_path, content, message, chunk, monkeypatch):
     path = tmp_path / "a.json"
     path.write_bytes(content)
-    monkeypatch.setattr(json_values, "CHUNK_BYTES", chunk)
+    monkeypatch.setattr(json_records, "_CHUNK", chunk)
     with pytest.raises(CorpusFormatError, match=f"^{path}{message}"):
         documents(path, reader="json")
 
