@@ -58,12 +58,12 @@ def detect(file: BinaryIO, where: str, field: str | None = None) -> Detection:
         if b"\0" in head or head.startswith(PARQUET_MAGIC):
             return Detection("binary")
         first = first_record(stream) if _is_json_like(head) else None
-    if first is None or not isinstance(first.value, dict):
+    if first is None or not isinstance(first.value, dict | None):
         if named_jsonl and head.strip():
             raise CorpusFormatError(describe(f"{where}:1", "line", "not a JSON object", "one JSON object a line"))
         return Detection("text")
     lines = not first.in_list and (named_jsonl or first.on_one_line)
-    return Detection("jsonl" if lines else "json", has_field(first.value, field), first.in_list)
+    return Detection("jsonl" if lines else "json", first.value is None or has_field(first.value, field), first.in_list)
 
 
 def is_compressed(head: bytes) -> bool:

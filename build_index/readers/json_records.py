@@ -82,7 +82,7 @@ class FirstRecord:
     """The first record of a JSON file.
 
     Attributes:
-        value: the record.
+        value: the record; None: it is too large to be read.
         in_list: whether it stands in a list.
         on_one_line: whether it ends on the line on which it begins.
     """
@@ -101,7 +101,7 @@ def first_record(stream: io.BufferedReader) -> FirstRecord | None:
     values = _Values(stream, "")
     try:
         for value, line in values.values():
-            return FirstRecord({} if value is _TOO_LARGE else value, values.in_list, values.line == line)
+            return FirstRecord(None if value is _TOO_LARGE else value, values.in_list, values.line == line)
     except CorpusFormatError:
         pass
     return None

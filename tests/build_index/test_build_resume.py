@@ -166,7 +166,7 @@ def test_an_unfinished_build_is_not_overwritten_unasked(interrupted, tokenizer, 
         build_quick(write_jsonl(tmp_path / f"{number}.jsonl", [f"text {number}"]), tokenizer, out)
     with pytest.raises(ResumeError, match=message):
         merge(others, interrupted.out)
-    with LiveDatastore.open(tmp_path / "live", tokenizer=load_tokenizer(tokenizer)) as live:
+    with LiveDatastore.open(tmp_path / "live", tokenizer=load_tokenizer(tokenizer).identity) as live:
         live.add([[1, 2, 3]])
         with pytest.raises(ResumeError, match=message):
             export(live, interrupted.out)
