@@ -10,12 +10,13 @@ import pytest
 
 from rest_store.errors import PermissionDeniedError, UnknownDatastoreError
 from rest_store.service.client.client import DatastoreClient
-from rest_store.service.server.rights import BearerTokens, Rights
+from rest_store.service.server.rights import BearerTokens
 from rest_store.service.tokens import Grant, grants_in
 from rest_store.v1 import datastore_pb2 as pb
+from tests.service.reloads import reload
 from tests.service.test_server_security import bearer
-from tests.shared.services import PATIENCE, Service, Talk, reason_of, running
-from tests.shared.sessions import SessionTalk, opening
+from tests.shared.services import PATIENCE, Service, reason_of, running
+from tests.shared.sessions import SessionTalk, opening, step
 from tests.shared.strategies import refused
 
 FILE = """
@@ -74,7 +75,6 @@ def test_the_last_line_of_a_token_holds(tmp_path: Path) -> None:
     one, variable = (tokens.require(bearer(name)) for name in ("one", "variable"))
     assert (one.may_write, one.datastores) == (False, {"a"})
     assert (variable.may_write, variable.datastores) == (True, None)
-    assert Rights().may_write
 
 
 @pytest.mark.parametrize("token", ["plain", "variable", "bound"])
@@ -113,24 +113,16 @@ def test_a_token_for_some_datastores_sees_no_others(service: Service, client: Ca
         for ask, request in (
             (stub.Draft, pb.DraftRequest(selection=pb.Selection(datastores=["chat", "more"]))),
             (stub.Count, pb.CountRequest(selection=pb.Selection(datastores=["more"]))),
-            (stub.LongestSuffixMatch, pb.LongestSuffixMatchRequest(selection=pb.Selection(datastores=["a"]))),
         ):
             with pytest.raises(grpc.RpcError) as caught:
                 ask(request, metadata=bearer("both"), timeout=PATIENCE)
             assert reason_of(caught.value) == "UNKNOWN_DATASTORE"
             assert "expected one of ['chat']" in caught.value.details()
-        for kind, request in (
-            (Talk, pb.DraftStreamRequest(selection=pb.Selection(datastores=["more"]), tokens=[1])),
-            (SessionTalk, opening(1, selection=pb.Selection(datastores=["more"]))),
-        ):
-            talk = kind(stub, bearer("both"))
-            with pytest.raises(grpc.RpcError) as caught:
-                talk.ask(request)
-            assert reason_of(caught.value) == "UNKNOWN_DATASTORE"
-            talk.leave()
+        talk = SessionTalk(stub, bearer("both"))
         with pytest.raises(grpc.RpcError) as caught:
-            stub.Reload(pb.ReloadRequest(), metadata=bearer("both"), timeout=PATIENCE)
-        assert reason_of(caught.value) == "PERMISSION_DENIED"
+            talk.ask(opening(1, selection=pb.Selection(datastores=["more"])))
+        assert reason_of(caught.value) == "UNKNOWN_DATASTORE"
+        talk.leave()
 
 
 def test_a_token_for_datastores_that_are_not_served(client: Callable[..., DatastoreClient]) -> None:
@@ -139,7 +131,7 @@ def test_a_token_for_datastores_that_are_not_served(client: Callable[..., Datast
 
 
 def test_a_reload_changes_what_tokens_allow(directory: Path, tmp_path: Path) -> None:
-    file, step = tmp_path / "tokens", pb.DraftStreamRequest(tokens=[1])
+    file = tmp_path / "tokens"
     file.write_text("one write\ntwo\nthree write\n")
     options = ["--token-file", str(file), "--live", str(tmp_path / "chat")]
     with running(f"a={directory}", options=options) as service, service.stub() as stub:
@@ -154,16 +146,16 @@ def test_a_reload_changes_what_tokens_allow(directory: Path, tmp_path: Path) -> 
             return None
 
         assert [outcome(token) for token in ("one", "two", "three")] == [None, "PERMISSION_DENIED", None]
-        one, two, three = (Talk(stub, bearer(token)) for token in ("one", "two", "three"))
+        one, two, three = (SessionTalk(stub, bearer(token)) for token in ("one", "two", "three"))
         for talk in (one, two, three):
-            assert talk.ask(step).trees
+            talk.ask(opening(1))
         file.write_text("one write datastore=chat\ntwo\n")
-        stub.Reload(pb.ReloadRequest(), metadata=bearer("two"), timeout=PATIENCE)
+        reload(service)
         assert [outcome(token) for token in ("one", "two", "three")] == [None, "PERMISSION_DENIED", "UNAUTHENTICATED"]
         for talk, reason in ((one, "DRAINING"), (three, "UNAUTHENTICATED")):
             with pytest.raises(grpc.RpcError) as caught:
                 next(talk.call)
             assert reason_of(caught.value) == reason  # its client opens another, with what the token allows now
             talk.leave()
-        assert two.ask(step).trees
+        assert two.ask(step(1)).nodes
         two.close()

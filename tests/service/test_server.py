@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,13 @@ from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.tree import TokenTree
 from rest_store.service.errors import STATUSES
 from rest_store.v1 import datastore_pb2 as pb
-from tests.shared.services import PATIENCE, Service, Talk, reason_of, running
+from tests.shared.services import PATIENCE, Service, reason_of, running
+from tests.shared.sessions import SessionTalk, step
+from tests.shared.sessions import opening as first_step
 from tests.shared.strategies import Corpus, write_datastore
 
 Stub = Any  # generated code has no types
-LIMITS = ["--max-contexts", "100", "--max-message-bytes", "1000000", "--max-streams", "3"]
+LIMITS = ["--max-contexts", "100", "--max-streams", "3"]
 
 
 def some_corpus(seed: int, vocabulary_size: int = 300) -> Corpus:
@@ -48,7 +50,7 @@ def stores(directories: dict[str, Path]) -> dict[str, Datastore]:
 @pytest.fixture(scope="module")
 def service(directories: dict[str, Path]) -> Iterator[Service]:
     named = [directories["one"], f"two={directories['two']}", directories["other"]]
-    with running(*named, options=LIMITS, unix=True) as service:
+    with running(*named, options=[*LIMITS, "--max-session-tokens=1500"], unix=True) as service:
         yield service
 
 
@@ -79,38 +81,6 @@ def test_drafts_are_those_of_the_datastores(
     assert [tree_of(tree) for tree in response.trees] == expected
 
 
-@settings(max_examples=30)
-@given(st.lists(st.lists(st.integers(0, 7), max_size=100), max_size=8), CONTEXTS)
-def test_a_stream_goes_on_where_it_was(
-    stub: Stub, stores: dict[str, Datastore], steps: list[list[int]], first: list[int]
-) -> None:
-    requests = [
-        pb.DraftStreamRequest(tokens=tokens, sequence=7 * place) for place, tokens in enumerate([first, *steps])
-    ]
-    requests[0].selection.CopyFrom(BOTH)
-    requests[0].limits.max_suffix = 64
-    context: list[int] = []
-    answers = list(stub.DraftStream(iter(requests), timeout=PATIENCE))
-    assert len(answers) == len(requests)
-    for place, (request, answer) in enumerate(zip(requests, answers, strict=True)):
-        context += request.tokens
-        expected = [stores[name].draft(context, max_suffix=64) for name in ("one", "two")]
-        assert [tree_of(tree) for tree in answer.trees] == expected
-        assert answer.sequence == request.sequence
-        assert list(answer.datastores) == (["one", "two"] if place == 0 else [])
-
-
-def test_a_stream_may_choose_again(stub: Stub) -> None:
-    requests = [
-        pb.DraftStreamRequest(selection=pb.Selection(datastores=["one"]), tokens=[1]),
-        pb.DraftStreamRequest(limits=pb.DraftLimits(max_nodes=1)),
-        pb.DraftStreamRequest(selection=pb.Selection(datastores=["two", "one"])),
-    ]
-    answers = list(stub.DraftStream(iter(requests), timeout=PATIENCE))
-    assert [list(answer.datastores) for answer in answers] == [["one"], [], ["two", "one"]]
-    assert [[len(tree_of(tree)) for tree in answer.trees] for answer in answers[1:]] == [[1], [1, 1]]
-
-
 def test_a_large_batch_is_the_same_as_many_drafts(stub: Stub, stores: dict[str, Datastore]) -> None:
     chance = random.Random(0)
     contexts = [[chance.randrange(7) for _ in range(chance.randrange(1, 9))] for _ in range(50)]
@@ -126,15 +96,10 @@ def test_a_large_batch_is_the_same_as_many_drafts(stub: Stub, stores: dict[str, 
 
 
 @settings(max_examples=40)
-@given(CONTEXTS, st.integers(0, 64), st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=9), max_size=40))
-def test_matches_and_counts_are_those_of_the_datastores(
-    stub: Stub, stores: dict[str, Datastore], tokens: list[int], suffix: int, sequences: list[list[int]]
+@given(st.lists(st.lists(st.integers(0, 7), min_size=1, max_size=9), max_size=40))
+def test_counts_are_those_of_the_datastores(
+    stub: Stub, stores: dict[str, Datastore], sequences: list[list[int]]
 ) -> None:
-    request = pb.LongestSuffixMatchRequest(selection=BOTH, max_suffix=suffix, tokens=tokens)
-    matches = stub.LongestSuffixMatch(request).matches
-    assert [(match.datastore, match.length, match.count) for match in matches] == [
-        (name, *stores[name].longest_suffix_match(tokens, max_suffix=suffix or 16)) for name in ("one", "two")
-    ]
     asked = [pb.TokenSequence(tokens=sequence) for sequence in sequences]
     response = stub.Count(pb.CountRequest(selection=BOTH, sequences=asked))
     assert list(response.counts) == [stores[name].count(each) for each in sequences for name in ("one", "two")]
@@ -155,80 +120,76 @@ def test_describe_tells_what_is_served(stub: Stub, stores: dict[str, Datastore])
         assert (one.token_count, one.document_count, one.size) == (info.token_count, info.document_count, info.size)
         assert one.tokenizer.fingerprint == info.tokenizer.fingerprint
         assert one.tokenizer.vocabulary_size == info.tokenizer.vocabulary_size
-        assert (one.shard_count, one.generation) == (2, 1)
+        assert one.shard_count == 2
         assert one.built.ToSeconds() == int(info.built.timestamp())
-    assert response.kernel == info.kernel
-    assert (response.limits.max_contexts, response.limits.max_nodes) == (100, 65536)
-    assert (response.limits.max_message_bytes, response.limits.max_streams) == (1_000_000, 3)
+    assert response.kernel == "native"
+    assert (response.limits.max_contexts, response.limits.max_nodes) == (100, 1024)
+    assert (response.limits.max_message_bytes, response.limits.max_streams) == (4 << 20, 3)
     assert response.limits.max_request_bytes == (64 << 10) + 100 * 512
 
 
-def contexts_of(*tokens: list[int], **proposals: list[int]) -> list[pb.Context]:
-    return [pb.Context(tokens=each, proposals=pb.Proposals(**proposals) if proposals else None) for each in tokens]
+def contexts_of(*tokens: list[int]) -> list[pb.Context]:
+    return [pb.Context(tokens=each) for each in tokens]
 
 
 ONE = pb.Selection(datastores=["one"])
 
 
-def draft(*tokens: list[int], selection: pb.Selection = ONE, **proposals: list[int]) -> pb.DraftRequest:
-    return pb.DraftRequest(selection=selection, contexts=contexts_of(*tokens, **proposals))
+def draft(*tokens: list[int], selection: pb.Selection = ONE, **limits: int) -> pb.DraftRequest:
+    return pb.DraftRequest(selection=selection, limits=pb.DraftLimits(**limits), contexts=contexts_of(*tokens))
 
 
 def count(*sequences: list[int]) -> pb.CountRequest:
     return pb.CountRequest(selection=ONE, sequences=[pb.TokenSequence(tokens=tokens) for tokens in sequences])
 
 
-def match(tokens: list[int], max_suffix: int = 0) -> pb.LongestSuffixMatchRequest:
-    return pb.LongestSuffixMatchRequest(selection=ONE, max_suffix=max_suffix, tokens=tokens)
-
-
-def limited(request: pb.DraftRequest | pb.DraftStreamRequest, **limits: int) -> pb.DraftRequest | pb.DraftStreamRequest:
-    request.limits.CopyFrom(pb.DraftLimits(**limits))
-    return request
-
-
-def stream(tail: list[int], **proposals: list[int]) -> pb.DraftStreamRequest:
-    added = pb.Proposals(**proposals) if proposals else None
-    return pb.DraftStreamRequest(selection=ONE, tokens=tail, proposals=added)
-
-
 def ask(stub: Stub, request: Message) -> object:
     """Send a request to the method that takes it."""
-    if isinstance(request, pb.DraftStreamRequest):
-        return list(stub.DraftStream(iter([request]), timeout=PATIENCE))
+    if isinstance(request, pb.DraftSessionRequest):
+        return list(stub.DraftSession(iter([request]), timeout=PATIENCE))
     return getattr(stub, request.DESCRIPTOR.name.removesuffix("Request"))(request, timeout=PATIENCE)
+
+
+def opening(*tokens: int, selection: pb.Selection, accepted: Sequence[Sequence[int]] = ()) -> pb.DraftSessionRequest:
+    """The first message of a session, which accepts tokens at once."""
+    added = [pb.Accepted(tokens=each) for each in accepted]
+    return pb.DraftSessionRequest(open=pb.SessionOpening(selection=selection, tokens=tokens), accepted=added)
 
 
 def chosen(*names: str, tokenizer: str = "") -> pb.DraftRequest:
     return pb.DraftRequest(selection=pb.Selection(datastores=names, tokenizer_fingerprint=tokenizer))
 
 
+MANY = pb.Selection(datastores=["one"] * 5000)
+HEAVY_COSTS = pb.TreeRequest(costs=pb.StepCosts(of_step=[1.0] * 1100))
 REFUSED: list[tuple[str, str, Message]] = [
     ("EMPTY_CONTEXT", "context 1", draft([1], [])),
     ("EMPTY_CONTEXT", "sequence 0", count([])),
-    ("EMPTY_CONTEXT", "context", match([])),
-    ("EMPTY_CONTEXT", "context", stream([])),
+    ("EMPTY_CONTEXT", "accepted", opening(1, selection=ONE, accepted=[[]])),
     ("TOKEN_RANGE", "context 0", draft([300])),
-    ("TOKEN_RANGE", "context 1", draft([1], [300])),
     ("TOKEN_RANGE", "context 70", draft(*[[1]] * 70, [2**32 - 1])),
-    ("TOKEN_RANGE", "context 70", limited(draft(*[[1]] * 70, [2**32 - 1]), max_nodes=1024)),
-    ("TOKEN_RANGE", "300", match([300])),
+    ("TOKEN_RANGE", "context 70", draft(*[[1]] * 70, [2**32 - 1], max_nodes=1024)),
     ("TOKEN_RANGE", "sequence 1", count([1], [300])),
-    ("CONTEXT_TYPE", "proposals of context 0", draft([1], tokens=[2], parents=[-1])),
-    ("CONTEXT_TYPE", "proposals of context 0", stream([1], tokens=[2], parents=[-1])),
-    ("LIMIT", "max_nodes", limited(draft(), max_nodes=65537)),
-    ("LIMIT", "max_suffix", match([1], 65)),
-    ("LIMIT", "max_depth", limited(stream([1]), max_depth=33)),
+    ("TOKEN_RANGE", "text", opening(300, selection=ONE)),
+    ("TOKEN_RANGE", "accepted", opening(1, selection=ONE, accepted=[[300]])),
+    ("LIMIT", "max_nodes", draft(max_nodes=1025)),
+    ("LIMIT", "max_suffix", draft(max_suffix=65)),
+    ("LIMIT", "max_depth", draft(max_depth=33)),
     ("LIMIT", "102", draft(*[[1]] * 51, selection=BOTH)),
     ("LIMIT", "101", count(*[[1]] * 101)),
     ("LIMIT", "length of sequence 0", count([1] * 97)),
+    ("LIMIT", "number of datastores named", draft(selection=MANY)),
+    ("LIMIT", "number of datastores named", opening(selection=MANY)),
+    ("LIMIT", "number of tokens", opening(*[1] * 2000, selection=ONE)),
+    ("LIMIT", "number of accepted", opening(1, selection=ONE, accepted=[[1]] * 1025)),
+    ("LIMIT", "number of costs", pb.DraftSessionRequest(open=opening(1, selection=ONE).open, draft=HEAVY_COSTS)),
     ("TOKENIZER_MISMATCH", "several", chosen()),
     ("TOKENIZER_MISMATCH", "sha256:00", chosen(tokenizer="sha256:00")),
     ("TOKENIZER_MISMATCH", "'one'", chosen("one", tokenizer="sha256:00")),
     ("UNKNOWN_DATASTORE", "'three'", chosen("one", "three")),
     ("UNKNOWN_DATASTORE", "name", chosen("x" * 50_000)),
+    ("MESSAGE_ORDER", "opening is absent", pb.DraftSessionRequest()),
     ("MESSAGE_SIZE", "request", draft([70_000] * 400_000)),
-    ("MESSAGE_SIZE", "response", limited(draft(*[[1]] * 100), max_nodes=1024)),
 ]
 
 
@@ -259,25 +220,25 @@ def test_unknown_fields_are_ignored(service: Service) -> None:
 
 def test_a_malformed_message_is_an_error_of_ours(service: Service) -> None:
     with service.channel() as channel:
-        for method in ("Draft", "Count", "LongestSuffixMatch", "Describe", "Reload"):
+        for method in ("Draft", "Count", "Describe", "Add", "Delete"):
             with pytest.raises(grpc.RpcError) as caught:
                 channel.unary_unary(f"/rest_store.v1.DatastoreService/{method}")(b"\x0a\xff")
             assert reason_of(caught.value) == "CONTEXT_TYPE"
         with pytest.raises(grpc.RpcError) as caught:
-            list(channel.stream_stream("/rest_store.v1.DatastoreService/DraftStream")(iter([b"\x0a\xff"])))
+            list(channel.stream_stream("/rest_store.v1.DatastoreService/DraftSession")(iter([b"\x0a\xff"])))
         assert reason_of(caught.value) == "CONTEXT_TYPE"
 
 
 def test_streams_beyond_the_limit_are_refused_at_once(service: Service) -> None:
     with service.stub() as stub:
-        talks = [Talk(stub) for _ in range(3)]
+        talks = [SessionTalk(stub) for _ in range(3)]
         for talk in talks:
-            talk.ask(stream([1]))
+            talk.ask(first_step(1, selection=ONE))
         with pytest.raises(grpc.RpcError) as caught:
-            ask(stub, stream([1]))
+            ask(stub, first_step(1, selection=ONE))
         assert reason_of(caught.value) == "OVERLOADED"
         for talk in talks:
-            assert talk.ask(stream([1])).trees
+            assert talk.ask(step(1)).IsInitialized()
             talk.close()
 
 

@@ -17,7 +17,7 @@ from rest_store.errors import (
     ServiceUnavailableError,
     describe,
 )
-from rest_store.service.server.calls import GRANT, Context, end_call
+from rest_store.service.server.calls import GRANT, Context, end_call, shutting_down
 from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.executor import Executor
 from rest_store.service.server.limits import Limits
@@ -104,7 +104,7 @@ class SessionStreams:
             stream.last_message = monotonic()
             stream.in_step = False
             if self._is_draining:
-                raise _shutting_down()
+                raise shutting_down()
 
     async def _step(self, stream: _Stream, data: bytes) -> bytes | None:
         """Answer the next message, if it asks for anything; raise an error of the table in service/errors.py."""
@@ -156,8 +156,4 @@ class SessionStreams:
         self._is_draining = True
         for stream in self._streams:
             if not stream.in_step:
-                stream.end(_shutting_down())
-
-
-def _shutting_down() -> ServiceUnavailableError:
-    return ServiceUnavailableError("service is shutting down; ask another one")
+                stream.end(shutting_down())
