@@ -183,6 +183,7 @@ class Server:
                 _log.error("reload refused: %s", error)
         self._streams.end_revoked(self._tokens)
         await self._update_health()
+        _log.info("reload is done")
 
     async def drain(self) -> None:
         """Refuse new calls, let running ones finish within `drain_seconds`, stop, and close the live datastores."""
@@ -190,13 +191,12 @@ class Server:
         self.watch.cancel()
         self._reloading.cancel()
         await self._health.enter_graceful_shutdown()
+        self._admission.drain()
         self._streams.drain()
-        stopping = asyncio.create_task(self._server.stop(self._options.drain_seconds))  # takes no new calls
         if running := self._admission.calls:
             await asyncio.wait(running, timeout=self._options.drain_seconds)
         with contextlib.suppress(Exception):  # the error that has ended it before
             await self._server.stop(None)
-            await stopping
         if self.metrics_address is not None:
             await asyncio.to_thread(self._metrics_server.shutdown)
             self._metrics_server.server_close()
