@@ -101,7 +101,7 @@ def info(place: str, access: Access, timeout: float, as_json: bool) -> None:
     HOST:PORT,HOST:PORT;HOST:PORT, with commas between services of the same part.
     """
     from rest_store.datastore.datastore import Datastore
-    from rest_store.live.opening import is_live
+    from rest_store.live.directory import is_live
 
     if is_service(place):
         from rest_store.service.client.command import show_service
@@ -166,7 +166,7 @@ def _short(value: object) -> str:
 def check(datastore: Path, full: bool, as_json: bool) -> None:
     """Read the datastore DIR, frozen or live, and verify it: checksums, tokenizer, symbols, order of suffix arrays."""
     from rest_store.datastore.check import check_datastore
-    from rest_store.live.opening import is_live
+    from rest_store.live.directory import is_live
 
     on_terminal = sys.stderr.isatty() and not as_json
     latest_line = ""

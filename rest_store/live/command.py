@@ -14,7 +14,7 @@ from build_index.reading_options import Reading, reading_options
 from build_index.size import size_text
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.render import counted, table
-from rest_store.live.opening import is_live
+from rest_store.live.directory import is_live
 from rest_store.options import PATH, SETTINGS, json_option
 from rest_store.terminal import loading
 

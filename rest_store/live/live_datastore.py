@@ -25,10 +25,10 @@ from rest_store.errors import (
     describe,
 )
 from rest_store.live.background import Background
+from rest_store.live.directory import require_live
 from rest_store.live.encoding import Encoder
 from rest_store.live.follower import Follower
 from rest_store.live.live_info import LiveInfo
-from rest_store.live.opening import require_live
 from rest_store.live.retention import Retention
 from rest_store.live.segments import Segments
 from rest_store.live.writer import Writer

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from rest_store.errors import StorageError, WriterError, describe
-from rest_store.live.opening import LOCK_NAME
+from rest_store.live.directory import LOCK_NAME
 
 
 def take_writer_lock(directory: Path) -> Callable[[], None]:

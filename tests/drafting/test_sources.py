@@ -55,7 +55,7 @@ def test_sources_are_taken_as_they_are_documented(tmp_path: Path) -> None:
 def test_without_the_kernel_sources_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "rest_store._kernel", None)
     monkeypatch.delattr(rest_store, "_kernel")
-    refused(NativeKernelError, lambda: require_sources("here", [PromptLookup()]), "the native kernel")
+    refused(NativeKernelError, lambda: require_sources("here", [PromptLookup()]), "kernel")
 
 
 @pytest.mark.parametrize("timeout", [None, 0, 0.5, np.float32(0.5), np.int64(1)])

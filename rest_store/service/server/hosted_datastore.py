@@ -17,7 +17,7 @@ from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.part import Part
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import DatastoreClosedError, DatastoreUnavailableError
-from rest_store.live.opening import is_live
+from rest_store.live.directory import is_live
 from rest_store.v1 import datastore_pb2 as pb
 
 if TYPE_CHECKING:
