@@ -1,0 +1,288 @@
+"""What drafts cost and bring: how long a step takes, how far scores are believed, and how many draft tokens pay.
+
+A step over R rows that verifies draft tokens with scores s_1 .. s_m is expected to bring R + s_1 + .. + s_m tokens. The
+text is written fastest where that sum over the step's time is greatest. Both are learned from the steps themselves; no
+forward pass is spent on measuring alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+_KEPT_STEPS = 256  # plain steps, and steps with draft tokens, that costs are fitted to
+_HALF_LIFE = 128.0  # steps after which a step counts half
+_REFIT = 16  # steps between fits, fewer at first
+_FIRST_PLAIN, _LAST_PLAIN = 16, 128  # steps between plain ones, at first and after a surprise, and in the end
+_SURPRISE = 0.25  # part by which steps differ from what was expected, as a smoothed mean: the load has changed
+_SINCE, _DOUBTED = 8, 0.05  # steps that show a new load, and the weight of those before them
+_SLOPE = 0.04  # part of a step of one token that each further token is assumed to take
+_SLOPE_WEIGHT = 4.0  # of that assumption: of a step at two tokens from the others
+_JUMP_WEIGHT = 0.25  # steps' worth of the assumption that draft tokens as such take no time
+_LEAST_SLOPE = 0.001
+_SHORTEST = 1e-6  # seconds, also of a clock that stands still
+
+_KEPT_PROMISES = 0.5 ** (1 / 256)  # what a step leaves of earlier promises, so that scores are tried again
+_PRIOR = 2.0  # tokens that are taken to be promised and accepted, beside those that were
+_SLACK = 1.25  # promised tokens for each accepted one, up to which scores are believed: chance does that, too
+
+_SMOOTHING = 1 / 8  # of what a step with drafts saves
+_LOSS = 0.01  # part of the time that drafting may cost
+_SHORTEST_PAUSE = 4  # steps
+_RELIEF = 0.95  # of the next pause, for each step that saves time
+_DOUBT = 0.5  # part of the score that pays at present, from which on draft tokens may pay in the next step
+
+
+class StepCosts:
+    """Seconds of a step over some rows, of which some draft tokens, all rows together.
+
+    The estimate is a line over all tokens of a step, plus a constant, which may be negative, for steps with draft
+    tokens: they run other kernels than plain ones. Recent steps, and steps with about as many rows, weigh more;
+    outliers weigh less, since other work delays single steps. Steps of one width do not show what a token costs, so a
+    small cost is then assumed, and steps without draft tokens are asked for: the first one, then often at first and
+    when steps take longer or shorter than expected, seldom later.
+
+    Args:
+        slope: part of a step of one token that each further token is assumed to take.
+
+    Attributes:
+        observed: steps so far.
+    """
+
+    def __init__(self, slope: float = _SLOPE) -> None:
+        self.observed = 0
+        self._assumed = slope
+        # Of plain steps and of those with draft tokens: rows, draft tokens, seconds, and the number of the step.
+        self._steps = np.zeros((2, 4, _KEPT_STEPS))
+        self._counts = [0, 0]
+        self._plain_at, self._plain_after = 0, 0
+        self._fit_at, self._fit_rows = 0, 0
+        self._line = (1.0, slope, 0.0)  # intercept, slope, jump
+        self._surprise = 0.0
+        self._since = 0  # the step before those that show the present load
+
+    def wants_plain(self) -> bool:
+        """Return whether the next step should have no draft tokens, because none was measured for a while."""
+        if self.observed - self._plain_at < self._plain_after:
+            return False
+        self._plain_at = self.observed  # whether that step can be measured or not
+        self._plain_after = min(max(2 * self._plain_after, _FIRST_PLAIN), _LAST_PLAIN)
+        return True
+
+    def observe(self, rows: int, drafted: int, seconds: float) -> None:
+        """Learn that a step over `rows` rows, with `drafted` draft tokens in all, took `seconds`."""
+        seconds = max(seconds, _SHORTEST)
+        if self._fit_at:
+            surprise = max(-0.5, min(seconds / self.time(rows, drafted) - 1, 0.5))
+            self._surprise += (surprise - self._surprise) / 8
+            if abs(self._surprise) > _SURPRISE:
+                self._plain_after, self._surprise, self._fit_rows = 0, 0.0, 0
+                self._since = self.observed - _SINCE
+        self.observed += 1
+        kind = int(drafted > 0)
+        self._steps[kind, :, self._counts[kind] % _KEPT_STEPS] = rows, drafted, seconds, self.observed
+        self._counts[kind] += 1
+        if not drafted:
+            self._plain_at = self.observed
+
+    def time(self, rows: int, drafted: int) -> float:
+        """Return the seconds of a step, as of the latest `table`, in its unit."""
+        intercept, slope, jump = self._line
+        return intercept + slope * (rows + drafted) + jump * (drafted > 0)
+
+    def table(self, rows: int, most: int) -> Floats:
+        """Return the seconds of a step over `rows` rows with 0 .. most draft tokens, float64[most + 1].
+
+        Before any step was observed, the unit is another one.
+        """
+        is_far = not self._fit_rows / 1.25 <= rows <= self._fit_rows * 1.25
+        is_old = self.observed - self._fit_at >= max(1, min(self._fit_at, _REFIT))
+        if self.observed and (is_far or is_old):
+            self._line = self._fitted(rows)
+            self._fit_at, self._fit_rows = self.observed, rows
+        intercept, slope, jump = self._line
+        drafted = np.arange(most + 1)
+        seconds: Floats = intercept + slope * (rows + drafted) + jump * (drafted > 0)
+        return seconds
+
+    def _fitted(self, rows: int) -> tuple[float, float, float]:
+        """Return intercept, slope and jump around `rows` rows."""
+        latest = [steps[:, :count] for steps, count in zip(self._steps, self._counts, strict=True)]
+        of_rows, drafted, seconds, numbers = np.concatenate(latest, axis=1)
+        weights = 0.5 ** ((self.observed - numbers) / _HALF_LIFE) / (1 + (2 * np.log2(of_rows / rows)) ** 2)
+        weights = np.where(numbers > self._since, weights, _DOUBTED * weights)
+        widths, jumps = of_rows + drafted, (drafted > 0).astype(np.float64)
+        typical = _median(seconds)
+        assumed = self._assumed * typical / (1 + self._assumed * _median(widths))
+        intercept, slope, jump = _solved(widths, jumps, seconds, weights, assumed)
+        for _ in range(2):
+            errors = np.abs(seconds - intercept - slope * widths - jump * jumps)
+            bound = max(2 * _median(errors), 1e-3 * typical)
+            held = weights * np.minimum(1, bound / np.maximum(errors, bound))
+            intercept, slope, jump = _solved(widths, jumps, seconds, held, assumed)
+        least = _LEAST_SLOPE * typical
+        slope = max(slope, least)
+        intercept = max(intercept, least - slope * rows)
+        return intercept, slope, max(jump, least - intercept - slope * rows)
+
+
+def _solved(
+    widths: Floats, jumps: Floats, seconds: Floats, weights: Floats, assumed: float
+) -> tuple[float, float, float]:
+    """Return intercept, slope and jump by weighted least squares, regularized towards the assumed slope and no jump.
+
+    This does not use BLAS, whose threads would compete with the model's.
+    """
+    total = float(weights.sum())
+    w, j, s = (float((weights * column).sum()) / total for column in (widths, jumps, seconds))
+    widths, jumps, seconds = widths - w, jumps - j, seconds - s
+    ww = float((weights * widths * widths).sum()) + _SLOPE_WEIGHT
+    jj = float((weights * jumps * jumps).sum()) + _JUMP_WEIGHT
+    wj = float((weights * widths * jumps).sum())
+    ws = float((weights * widths * seconds).sum()) + _SLOPE_WEIGHT * assumed
+    js = float((weights * jumps * seconds).sum())
+    slope = (ws * jj - js * wj) / (ww * jj - wj * wj)
+    jump = (js - slope * wj) / jj
+    return s - slope * w - jump * j, slope, jump
+
+
+def _median(values: Floats) -> float:
+    middle = values.size // 2
+    return float(np.partition(values, middle)[middle])
+
+
+class Reliability:
+    """The ratio of accepted tokens to those that scores promise: 1 unless fewer are accepted.
+
+    The sum of the scores of verified draft tokens is what they promise. Scores that promise too much cost a bounded
+    time, because verifying them lowers the ratio: in the long run about `_SLACK * _PRIOR * (1 - _KEPT_PROMISES)` tokens
+    a step.
+    """
+
+    def __init__(self) -> None:
+        self._promised = self._accepted = 0.0
+
+    @property
+    def factor(self) -> float:
+        """What scores are to be multiplied by, above 0 and at most 1."""
+        return min(1.0, _SLACK * (self._accepted + _PRIOR) / (self._promised + _PRIOR))
+
+    def forget(self) -> None:
+        """Give earlier steps less weight; called once a step."""
+        self._promised *= _KEPT_PROMISES
+        self._accepted *= _KEPT_PROMISES
+
+    def add(self, promised: float, accepted: float) -> None:
+        """Count the draft tokens of a step, on average over its rows: the sum of their scores, and those accepted."""
+        self._promised += promised
+        self._accepted += accepted
+
+
+class DraftPolicy:
+    """Decides for each step whether to ask for drafts, and how many draft tokens to verify.
+
+    A session that drafts a tree is told what draft tokens cost (`costs`), and cuts it. Of a batch of chains, `chosen`
+    takes the best tokens of all rows. Asking takes time, too. While it takes longer than it saves, as with a slow
+    service or in texts that nothing matches, asking pauses. Pauses grow until drafting costs about a hundredth of the
+    time; steps that save time shorten the next one.
+
+    A step: `wants_drafts`; `costs` or `chosen`; after it `observe`, and if drafts were asked for `settle` and `judge`.
+
+    Args:
+        slope: that of new `StepCosts`.
+    """
+
+    def __init__(self, slope: float = _SLOPE) -> None:
+        self._costs = StepCosts(slope)
+        self._least = 0.0  # score that pays, as of the latest choice
+        self.begin()
+
+    def begin(self) -> None:
+        """Start another generation: what steps cost is kept, all else is forgotten."""
+        self._reliability = Reliability()
+        self._saved = 0.0  # smoothed, in plain steps
+        self._pause, self._next_pause = 0, float(_SHORTEST_PAUSE)
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the next step does not ask."""
+        return self._pause > 0
+
+    def wants_drafts(self) -> bool:
+        """Whether to ask for drafts in this step; called once for each."""
+        self._reliability.forget()
+        if self._pause:
+            self._pause -= 1
+            return False
+        return not self._costs.wants_plain()
+
+    def costs(self, rows: int, most: int) -> Floats:
+        """Return what a step costs for a session to cut its tree by, float64[most + 1].
+
+        It is the seconds of a step over `rows` rows with 0 .. most draft tokens in all, more where scores have promised
+        too much.
+        """
+        seconds = self._costs.table(rows, most)
+        added = seconds - seconds[0]  # below 0 where a wider step runs a faster kernel
+        costs: Floats = seconds[0] + np.where(added > 0, added / self._reliability.factor, added)
+        return costs
+
+    @property
+    def min_score(self) -> float:
+        """The score from which on draft tokens may pay in the next step; sessions need not look for others."""
+        return min(_DOUBT * self._least, _DOUBT)
+
+    def chosen(self, scores: Sequence[Sequence[float]], rows: int) -> list[int]:
+        """Return how many draft tokens of each row to verify: those that make tokens per second greatest.
+
+        Args:
+            scores: of the draft tokens of each row, descending.
+            rows: of the batch, with those that have none.
+        """
+        ordered = np.sort(np.fromiter(chain.from_iterable(scores), dtype=np.float64))[::-1]
+        factor = self._reliability.factor
+        speeds = (rows + factor * np.append(0.0, ordered.cumsum())) / self._costs.table(rows, ordered.size)
+        best = int(speeds.argmax())
+        least = ordered[best - 1] if best else math.inf
+        self._least = float(speeds[best]) * (self._costs.time(rows, 2) - self._costs.time(rows, 1)) / factor
+        return [sum(score >= least for score in row) for row in scores]
+
+    def observe(self, rows: int, drafted: int, seconds: float) -> None:
+        """Learn from a step: its rows, its draft tokens in all, and the seconds that it took without drafting."""
+        self._costs.observe(rows, drafted, seconds)
+
+    def settle(self, rows: int, drafted: int, promised: float, seconds: float) -> None:
+        """Learn that drafting for a step took `seconds`; pause if it loses more than it saves.
+
+        Args:
+            rows: of the step.
+            drafted: draft tokens that are verified, in all.
+            promised: the sum of their scores.
+            seconds: of drafting, for all rows.
+        """
+        if not self._costs.observed:
+            return
+        plain, time = self._costs.time(rows, 0), self._costs.time(rows, drafted)
+        saved = 1 + self._reliability.factor * promised / rows - (time + seconds) / plain
+        self._saved += _SMOOTHING * (saved - self._saved)
+        if saved > 0:
+            self._next_pause = max(_RELIEF * self._next_pause, _SHORTEST_PAUSE)
+        elif self._saved < -_LOSS:
+            self._pause = math.ceil(min(self._next_pause, -self._saved / (_SMOOTHING * _LOSS)))
+            self._saved, self._next_pause = 0.0, 2.0 * self._pause
+
+    def judge(self, rows: int, promised: float, accepted: float) -> None:
+        """Learn what became of verified draft tokens.
+
+        Args:
+            rows: of the step.
+            promised: the sum of their scores.
+            accepted: how many of these the model also produced.
+        """
+        self._reliability.add(promised / rows, accepted / rows)
