@@ -114,7 +114,6 @@ class BatchDrafter:
         lengths: npt.NDArray[np.integer[Any]],
         tokens: Tokens,
         computed: Sequence[Rows] = (),
-        seconds: float = 0.0,
     ) -> list[list[int]]:
         """Return the draft tokens of each row for the next step. Raises nothing but interrupts.
 
@@ -124,7 +123,6 @@ class BatchDrafter:
             tokens: int32[B, n], the rows.
             computed: one array for each time that the model computed logits since the last call: its most likely tokens
                 after each position, int32[n, k]. They are used only if there is exactly one, as after a step.
-            seconds: spent on reading `computed`.
 
         Returns:
             A list for each of `sampled`, of at most `most` tokens, within the vocabulary and the longest length.
@@ -139,7 +137,7 @@ class BatchDrafter:
                 drafts = [[] for _ in sampled]
             self._returned = self._clock()
             self.metrics.count("steps")
-            self.metrics.count("seconds", self._returned - began + seconds)
+            self.metrics.count("seconds", self._returned - began)
         return drafts
 
     def _propose(

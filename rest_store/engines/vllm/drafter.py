@@ -85,9 +85,9 @@ class Drafter:
             return [[] for _ in sampled_token_ids]
         if self._logits is None:
             return self._batch.propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
-        computed, seconds = self._logits.take()
-        drafts = self._batch.propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, computed, seconds)
-        self._logits.drafts = drafts if self._batch.wants_logits else None
+        computed = self._logits.take()
+        drafts = self._batch.propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, computed)
+        self._logits.is_wanted = self._batch.wants_logits
         return drafts
 
 
