@@ -1,119 +1,166 @@
-"""The figures of an engine's drafter as lines of a log and as Prometheus metrics."""
+"""What a drafter inside an engine has done so far: as totals, lines of a log, and Prometheus counters."""
 
 from __future__ import annotations
 
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rest_store.datastore.render import counted
-from rest_store.engines.counters import Figures
+from rest_store.drafting.remembering import RememberCounts
+from rest_store.errors import error_text
 
 PREFIX = "rest_store_engine_"
-# For each counter of `Figures`: the name of its metric, its label, and what it counts.
-COUNTERS = {
-    "drafted": ("draft_tokens", "position", "Draft tokens verified, by their place in a row's draft."),
-    "accepted": ("accepted_tokens", "position", "Draft tokens accepted, by their place in a row's draft."),
-    "drafted_by": ("source_draft_tokens", "source", "Draft tokens verified that a source proposed."),
-    "accepted_by": ("source_accepted_tokens", "source", "Draft tokens accepted that a source proposed."),
-    "errors": ("errors", "where", "Errors, each answered with fewer drafts or none."),
-    "calls": ("steps", "", "Steps of the engine that asked for drafts."),
-    "seconds": ("seconds", "", "Seconds that drafting took."),
-    "opened": ("opened_sessions", "", "Sessions opened."),
-    "resumed": ("resumed_sessions", "", "Sessions found again after their requests had no row."),
-    "remembered": ("remembered_documents", "", "Outputs added to the live datastore."),
-    "unplaced": ("unplaced_logits", "", "Steps whose logits were not recycled: which rows they were of is unknown."),
-    "not_remembered": ("dropped_documents", "", "Outputs that could not be added."),
+COUNTERS = {  # name: (label, what is counted)
+    "draft_tokens": ("position", "Draft tokens verified, by their position in a row's draft."),
+    "accepted_tokens": ("position", "Draft tokens accepted, by their position in a row's draft."),
+    "source_draft_tokens": ("source", "Draft tokens verified that a source proposed."),
+    "source_accepted_tokens": ("source", "Draft tokens accepted that a source proposed."),
+    "errors": ("where", "Errors, each answered with fewer drafts or none."),
+    "steps": ("", "Steps of the engine that asked for drafts."),
+    "seconds": ("", "Seconds that drafting took."),
+    "opened_sessions": ("", "Sessions opened."),
+    "remembered_documents": ("", "Outputs added to the live datastore."),
+    "dropped_documents": ("", "Outputs that could not be added."),
+    "unplaced_logits": ("", "Steps whose logits were not recycled: which rows they were of is unknown."),
 }
+_MAX_REASONS, _MAX_REASON_LENGTH = 16, 200
 
 
-class LogLines:
-    """Says in a log what was drafted since the last line, as often as the engine logs its own figures.
+class EngineMetrics:
+    """Counts, and tells others from time to time. One thread at a time.
+
+    Where engine and server are two processes, the server sees the counters only in the multiprocess mode of
+    prometheus_client: the environment variable `PROMETHEUS_MULTIPROC_DIR` names an empty directory for both.
 
     Args:
-        log: where to.
+        sources: names of the sources, by their index in sessions.
+        log: gets lines, and a warning for each kind of error.
         interval: seconds between lines.
+        labels: labels of the Prometheus metrics, such as the number of the engine; the names of labels are the same in
+            all of a process. None: nothing is exported.
         clock: seconds that pass.
+
+    Attributes:
+        documents: the outcome of documents that were queued and are not counted yet.
     """
 
-    def __init__(self, log: logging.Logger, interval: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        sources: Sequence[str],
+        log: logging.Logger,
+        interval: float = 10.0,
+        labels: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.documents: list[RememberCounts] = []
+        self._sources = sources
         self._log = log
         self._interval = interval
+        self._labels = labels
         self._clock = clock
-        self._said_at = clock()
-        self._said: Figures | None = None
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._verified: Counter[tuple[int, int, bool]] = Counter()  # position, sources as a bitmask, whether accepted
+        self._reasons: set[str] = set()
+        self._logged_at, self._logged = clock(), self.totals()
+        self._exported: dict[tuple[str, str], float] = {}
 
-    def __call__(self, figures: Figures) -> None:
-        """Write a line if it is time, and something has happened."""
-        now = self._clock()
-        if now - self._said_at < self._interval:
-            return
-        self._said_at = now
-        if figures.calls != (self._said.calls if self._said is not None else 0):
-            self._log.info("rest-store: %s", line(figures, self._said))
-        self._said = figures
+    def count(self, name: str, amount: float = 1, label: str = "") -> None:
+        """Add to a counter of `COUNTERS`."""
+        self._counts[name, label] += amount  # type: ignore[assignment]  # seconds are a fraction
+
+    def count_draft(self, origins: Sequence[int], accepted: int) -> None:
+        """Count the verified draft tokens of a row.
+
+        Args:
+            origins: of each, the sources that proposed it, as a bitmask.
+            accepted: how many of them, the first ones, the model also produced.
+        """
+        self._verified.update((i, sources, i < accepted) for i, sources in enumerate(origins))
+
+    def count_error(self, where: str, error: BaseException | str) -> None:
+        """Count an error, and log it if it is new, and one of the first few.
+
+        Args:
+            where: a word for what failed.
+            error: why.
+        """
+        self.count("errors", label=where)
+        reason = " ".join((error if isinstance(error, str) else error_text(error))[:_MAX_REASON_LENGTH].split())
+        if reason not in self._reasons and len(self._reasons) < _MAX_REASONS:
+            self._reasons.add(reason)
+            self._log.warning("rest-store: no drafts (%s): %s; said once", where, reason)
+
+    def totals(self) -> dict[tuple[str, str], float]:
+        """Return all counters by name and label; the label is "" where a counter has none."""
+        for counts in self.documents:
+            self._counts["remembered_documents", ""] += counts.added
+            self._counts["dropped_documents", ""] += counts.dropped
+        self.documents = [counts for counts in self.documents if not counts.added and not counts.dropped]
+        totals: Counter[tuple[str, str]] = Counter(self._counts)
+        for (position, sources, is_accepted), count in self._verified.items():
+            for kind in ("draft", "accepted") if is_accepted else ("draft",):
+                totals[f"{kind}_tokens", str(position)] += count
+                for i, source in enumerate(self._sources):
+                    totals[f"source_{kind}_tokens", source] += count * (sources >> i & 1)
+        return dict(totals)
+
+    def publish(self, sessions: int) -> None:
+        """Export the counters, and write a line if it is time and something has happened.
+
+        Args:
+            sessions: open now.
+        """
+        totals = self.totals()
+        if self._labels is not None:
+            self._export(totals, self._labels, sessions)
+        if self._clock() - self._logged_at >= self._interval:
+            new = Counter(totals)
+            new.subtract(self._logged)
+            if new["steps", ""]:
+                self._log.info("rest-store: %s", line(new, sessions))
+            self._logged_at, self._logged = self._clock(), totals
+
+    def _export(self, totals: Mapping[tuple[str, str], float], labels: Mapping[str, str], sessions: int) -> None:
+        counters, gauge = _metrics(tuple(labels))
+        for (name, label), total in totals.items():
+            own = {COUNTERS[name][0]: label} if label else {}
+            counters[name].labels(**labels, **own).inc(total - self._exported.get((name, label), 0))
+        self._exported = dict(totals)
+        gauge.labels(**labels).set(sessions)
 
 
-def line(figures: Figures, before: Figures | None = None) -> str:
-    """Return a line about what was done since `before`; None: since the start."""
-    old = {} if before is None else before.totals()
-    new = {key: total - old.get(key, 0) for key, total in figures.totals().items()}
+def line(totals: Mapping[tuple[str, str], float], sessions: int) -> str:
+    """Return a line about what was counted in some time, and the sessions that are open."""
 
     def of(name: str) -> dict[str, float]:
-        return {label: count for (counter, label), count in new.items() if counter == name}
+        return {label: total for (counter, label), total in sorted(totals.items()) if counter == name and total}
 
-    drafted, accepted = of("drafted"), of("accepted")
-    rates = ", ".join(f"{accepted[place] / count:.2f}" for place, count in drafted.items() if count)
-    sources = ", ".join(f"{source} {count}" for source, count in of("accepted_by").items())
-    parts = [f"{counted(int(sum(drafted.values())), 'draft token')}, {sum(accepted.values())} accepted"]
-    if rates:
-        parts += [f"by position {rates}", f"accepted by source: {sources}"]
-    parts += [
-        counted(figures.sessions, "session"),
-        f"{1e3 * new['seconds', ''] / max(1, new['calls', '']):.2f} ms a step",
-    ]
-    if remembered := new["remembered", ""]:
+    drafted, accepted = of("draft_tokens"), of("accepted_tokens")
+    parts = [f"{counted(int(sum(drafted.values())), 'draft token')}, {int(sum(accepted.values()))} accepted"]
+    if drafted:
+        positions = sorted(drafted, key=int)
+        rates = ", ".join(f"{accepted.get(position, 0) / drafted[position]:.2f}" for position in positions)
+        sources = ", ".join(f"{source} {int(total)}" for source, total in of("source_accepted_tokens").items())
+        parts += [f"by position {rates}", f"accepted by source: {sources or 'none'}"]
+    seconds, steps = totals.get(("seconds", ""), 0), max(1, totals.get(("steps", ""), 0))
+    parts += [counted(sessions, "session"), f"{1e3 * seconds / steps:.2f} ms a step"]
+    if remembered := totals.get(("remembered_documents", "")):
         parts.append(f"{counted(int(remembered), 'output')} remembered")
-    parts += [f"errors: {where} {count}" for where, count in of("errors").items() if count]
+    parts += [f"errors: {where} {int(count)}" for where, count in of("errors").items()]
     return "; ".join(parts)
-
-
-class PrometheusCounters:
-    """Keeps the counters of the process's Prometheus registry equal to a drafter's figures.
-
-    Where engine and server are two processes, the server sees them only in the multiprocess mode of prometheus_client:
-    the environment variable `PROMETHEUS_MULTIPROC_DIR` names an empty directory for both.
-
-    Args:
-        labels: labels of all metrics, such as the number of the engine; their names are the same in all of a process.
-    """
-
-    def __init__(self, labels: dict[str, str]) -> None:
-        self._labels = labels
-        self._counters, self._sessions = _metrics(tuple(labels))
-        self._counted: dict[tuple[str, str], float] = {}
-
-    def __call__(self, figures: Figures) -> None:
-        """Count what is new."""
-        for (name, label), total in figures.totals().items():
-            counted = self._counted.get((name, label), 0)
-            if total > counted or (name, label) not in self._counted:
-                own = {COUNTERS[name][1]: label} if label else {}
-                self._counters[name].labels(**self._labels, **own).inc(total - counted)
-                self._counted[name, label] = total
-        self._sessions.labels(**self._labels).set(figures.sessions)
 
 
 @functools.cache
 def _metrics(labels: tuple[str, ...]) -> tuple[dict[str, Any], Any]:
-    """Return the metrics, which a process can register once."""
+    """Return the counters by name, and the gauge of sessions; a process can register them once."""
     from prometheus_client import Counter, Gauge
 
     counters = {
-        counter: Counter(PREFIX + name, text, [*labels, *([label] if label else [])])
-        for counter, (name, label, text) in COUNTERS.items()
+        name: Counter(PREFIX + name, text, [*labels, *([label] if label else [])])
+        for name, (label, text) in COUNTERS.items()
     }
-    text = "Sessions open now, with those of requests without a row."
-    return counters, Gauge(PREFIX + "sessions", text, labels, multiprocess_mode="mostrecent")
+    return counters, Gauge(PREFIX + "sessions", "Sessions open now.", labels, multiprocess_mode="mostrecent")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from rest_store.drafting.sources import require_source_timeout
 from rest_store.errors import EngineSettingsError, LimitError, describe
@@ -62,9 +63,9 @@ class EngineSettings:
         for name, value in settings.items():
             if name not in known:
                 raise EngineSettingsError(describe(where, "a key", ascii(name), f"one of {', '.join(known)}"))
-            kind = _KINDS[name]
-            if not kind.holds(value):
-                raise EngineSettingsError(describe(where, name, _shown(value), kind.expected))
+            holds, expected = _KINDS.get(name, (_is_text, "a string"))
+            if not holds(value):
+                raise EngineSettingsError(describe(where, name, reprlib.repr(value), expected))
         values = dict(settings)
         if "datastores" in values:
             values["datastores"] = tuple(values["datastores"])
@@ -75,13 +76,6 @@ class EngineSettings:
         paths = [self.token_file, self.tls_ca, self.tls_cert, self.tls_key]
         token_file, ca, cert, key = (None if path is None else Path(path) for path in paths)
         return Access(token_file, self.tls, ca, cert, key, self.tls_server_name).arguments()
-
-
-class _Kind(NamedTuple):
-    """What a value has to be."""
-
-    holds: Callable[[object], bool]
-    expected: str
 
 
 def _is_text(value: object) -> bool:
@@ -100,22 +94,8 @@ def _is_timeout(value: object) -> bool:
     return value is not None
 
 
-_TEXT = _Kind(_is_text, "a string")
-_KINDS = {
-    "datastores": _Kind(_are_texts, "a list of strings"),
-    "remember": _TEXT,
-    "logits": _TEXT,
-    "source_timeout": _Kind(_is_timeout, "seconds from 0 on"),
-    "token_file": _TEXT,
-    "tls": _Kind(lambda value: isinstance(value, bool), "true or false"),
-    "tls_ca": _TEXT,
-    "tls_cert": _TEXT,
-    "tls_key": _TEXT,
-    "tls_server_name": _TEXT,
+_KINDS: dict[str, tuple[Callable[[object], bool], str]] = {  # of settings that are not texts
+    "datastores": (_are_texts, "a list of strings"),
+    "source_timeout": (_is_timeout, "seconds from 0 on"),
+    "tls": (lambda value: isinstance(value, bool), "true or false"),
 }
-
-
-def _shown(value: object) -> str:
-    """Return the text of a value for a message, at most 60 characters."""
-    text = ascii(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.store import Store
-from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
+from rest_store.datastore.tokenizer import identity_of
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.remembering import RememberTarget
 from rest_store.drafting.session import DraftSession
@@ -67,32 +67,31 @@ class EngineSources:
         where: str,
         log: logging.Logger,
     ) -> None:
-        identity = None if tokenizer is None else identity_of(tokenizer, name)
-        remember = None if settings.remember is None else _normal(settings.remember)
-        places = list(dict.fromkeys([*map(_normal, settings.datastores), *([remember] if remember else [])]))
-        client_options = {**settings.access(), "tokenizer": identity} if any(map(is_service, places)) else {}
+        self._identity = None if tokenizer is None else identity_of(tokenizer, name)
         self._timeout = settings.source_timeout
-        self._identity = identity
         self._calibration = Calibration.default()
-        self._opened: list[Any] = []
+        paths = dict.fromkeys(map(_normal, settings.datastores))
+        remember = None if settings.remember is None else _normal(settings.remember)
+        if remember is not None:
+            paths[remember] = None
+        sources: dict[str, Any] = {}
         with ExitStack() as stack:
-            for place in places:
-                source: Store | DatastoreClient
-                if is_service(place):
-                    source = _client(place, client_options, log)
-                elif place == remember:
-                    source = _writable(place, tokenizer)
+            for path in paths:
+                if is_service(path):
+                    sources[path] = _client(path, {**settings.access(), "tokenizer": self._identity}, log)
+                elif path == remember:
+                    sources[path] = _writable(path, tokenizer)
                 else:
-                    source = open_store(place, tokenizer=identity)
-                stack.callback(source.close)
-                self._opened.append(source)
-            require_sources(where, [*self._opened, PromptLookup()])
+                    sources[path] = open_store(path, tokenizer=self._identity)
+                stack.callback(sources[path].close)
+            self._sources = list(sources.values())
+            require_sources(where, [*self._sources, PromptLookup()])
             self._require_same_tokenizers(vocabulary_size)
             self._logits_file = None if settings.logits is None else Path(settings.logits)
             self._logits = self._recycled_logits(where)
             self._stack = stack.pop_all()
-        self.labels = [*("memory" if place == remember else place for place in places), "prompt", "logits"]
-        self.target: RememberTarget | None = self._opened[places.index(remember)] if remember else None
+        self.labels = [*("memory" if path == remember else path for path in paths), "prompt", "logits"]
+        self.target: RememberTarget | None = None if remember is None else sources[remember]
 
     def _require_same_tokenizers(self, vocabulary_size: int) -> None:
         """Refuse datastores of different tokenizers, and tokens that the model does not have."""
@@ -128,14 +127,9 @@ class EngineSources:
             self._logits.save(self._logits_file, self._identity)
 
     @property
-    def tokenizer(self) -> TokenizerIdentity | None:
-        """The tokenizer of all sources; None if it is not known."""
-        return self._identity
-
-    @property
     def stores(self) -> Sequence[Store]:
         """The datastores in this process."""
-        return [source for source in self._opened if isinstance(source, Store)]
+        return [source for source in self._sources if isinstance(source, Store)]
 
     def session(self, text: npt.NDArray[np.int32]) -> DraftSession:
         """Return a session that begins with `text`, int32[n].
@@ -144,7 +138,7 @@ class EngineSources:
             RestStoreError: as `DraftSession`.
         """
         return DraftSession(
-            [*self._opened, PromptLookup(), self._logits],
+            [*self._sources, PromptLookup(), self._logits],
             text,
             calibration=self._calibration,
             tokenizer=self._identity,
@@ -156,20 +150,20 @@ class EngineSources:
         self._stack.close()
 
 
-def _normal(place: str) -> str:
+def _normal(path: str) -> str:
     """Return the same text for paths that are spelled differently; an address as it is."""
-    return place if is_service(place) else str(Path(place))
+    return path if is_service(path) else str(Path(path))
 
 
-def _writable(place: str, tokenizer: object) -> LiveDatastore:
-    """Return the live datastore in the directory `place`, opened for writing."""
+def _writable(path: str, tokenizer: object) -> LiveDatastore:
+    """Return the live datastore in the directory `path`, opened for writing."""
     from rest_store.live.live_datastore import LiveDatastore
 
-    return LiveDatastore.open(place, tokenizer=tokenizer)
+    return LiveDatastore.open(path, tokenizer=tokenizer)
 
 
-def _client(place: str, options: dict[str, Any], log: logging.Logger) -> DatastoreClient:
-    """Return a client of the service at `place`; warn if it does not answer, as it may later.
+def _client(address: str, options: dict[str, Any], log: logging.Logger) -> DatastoreClient:
+    """Return a client of the service at `address`; warn if it does not answer, as it may later.
 
     Raises:
         TokenizerMismatchError: its datastores were built with another tokenizer.
@@ -177,7 +171,7 @@ def _client(place: str, options: dict[str, Any], log: logging.Logger) -> Datasto
     """
     from rest_store.service.client.client import DatastoreClient
 
-    client = DatastoreClient(place, **options)
+    client = DatastoreClient(address, **options)
     try:
         client.connect(timeout=_CONNECT_SECONDS)
     except (ServiceUnavailableError, DeadlineError) as error:

@@ -33,7 +33,7 @@ def segments_to_merge(segments: Sequence[Segment], retention: Retention, *, whol
                 break
             if older.position_count > _RATIO * total and not whole:
                 break
-            if not retention.may_span(older.span.oldest, segments[end - 1].span.newest):
+            if not retention.may_span(older.oldest, segments[end - 1].newest):
                 break
             start -= 1
             total += older.position_count

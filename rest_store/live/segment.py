@@ -32,34 +32,21 @@ from rest_store.live.documents import Document, SegmentRecord
 Bytes = npt.NDArray[np.uint8]
 
 
-@dataclass(frozen=True)
-class Span:
-    """Which documents a segment holds.
-
-    Attributes:
-        first: their numbers are `first .. last`; some of these may have been deleted.
-        document_count: how many there are.
-        oldest: when the first of them was added, in seconds since 1970; `newest`: the last.
-    """
-
-    first: int
-    last: int
-    document_count: int
-    oldest: float
-    newest: float
-
-
 @dataclass(frozen=True, eq=False)
 class Segment:
     """Sorted documents; never changes.
 
     Attributes:
-        span: which documents these are.
+        first: the numbers of its documents are `first .. last`; some of these may have been deleted.
+        oldest: when the first of them was added, in seconds since 1970; `newest`: the last.
         view: the shard as kernels read it.
         record: of its files; None: it is in memory, the memtable.
     """
 
-    span: Span
+    first: int
+    last: int
+    oldest: float
+    newest: float
     view: ShardView
     record: SegmentRecord | None = None
 
@@ -72,6 +59,11 @@ class Segment:
     def token_count(self) -> int:
         """Tokens of its documents."""
         return self.view.entry_count
+
+    @property
+    def document_count(self) -> int:
+        """Documents, each of which has a separator."""
+        return self.view.position_count - self.view.entry_count
 
     @property
     def size(self) -> int:
@@ -95,15 +87,13 @@ def sorted_segment(documents: Sequence[Document], vocabulary_size: int, memtable
     width = token_width(vocabulary_size)
     separator = separator_id(vocabulary_size).to_bytes(width, "big")
     payload = separator.join([*(document.symbols for document in documents), bytes(TAIL_SIZE)])
-    first, last = documents[0], documents[-1]
-    span = Span(first.number, last.number, len(documents), first.added, last.added)
+    first, oldest, count = documents[0].number, documents[0].added, len(documents)
     if memtable is not None:
-        before = memtable.span
         payload = memtable.view.symbols[:-TAIL_SIZE].tobytes() + payload
-        span = Span(before.first, last.number, before.document_count + len(documents), before.oldest, last.added)
+        first, oldest, count = memtable.first, memtable.oldest, memtable.document_count + count
     symbols = np.frombuffer(payload, np.uint8)
     positions = (symbols.size - TAIL_SIZE) // width
-    entries = positions - span.document_count
+    entries = positions - count
     bits = entry_bits(positions)
     keys = np.empty(-(-entries // KEY_STRIDE), np.uint64)
     packed = np.empty(8 * -(-entries * bits // 64) + TAIL_SIZE, np.uint8)
@@ -111,7 +101,7 @@ def sorted_segment(documents: Sequence[Document], vocabulary_size: int, memtable
         if native_kernel().sort_suffixes(byte_sorter(), symbols, width, bits, keys, packed):
             raise MemoryError(f"libdivsufsort cannot sort {symbols.size - TAIL_SIZE} bytes of text")
     view = ShardView(symbols, keys.view(np.uint8), packed, positions, entries, keys.size, width, bits)
-    return Segment(span, view)
+    return Segment(first, documents[-1].number, oldest, documents[-1].added, view)
 
 
 @contextmanager
@@ -138,9 +128,9 @@ def write_segment(segment: Segment, directory: Path, vocabulary_size: int) -> Se
     Raises:
         StorageError: the files cannot be written; what was written of them is removed.
     """
-    name, span = f"segment-{uuid4().hex}", segment.span
+    name = f"segment-{uuid4().hex}"
     tokens, suffixes = write_shard(segment.view, directory, name, vocabulary_size)
-    record = SegmentRecord(name, span.first, span.last, span.oldest, span.newest, tokens, suffixes)
+    record = SegmentRecord(name, segment.first, segment.last, segment.oldest, segment.newest, tokens, suffixes)
     return open_segment(directory, record, vocabulary_size)
 
 
@@ -177,8 +167,7 @@ def open_segment(directory: Path, record: SegmentRecord, vocabulary_size: int, *
         found = _sha256(file.payload) if verify else file.header.sha256
         if found != expected:
             raise ChecksumError(describe(file.path, "SHA-256 of the payload", found.hex(), expected.hex()))
-    count = shard.tokens.header.document_count
-    return Segment(Span(record.first, record.last, count, record.oldest, record.newest), shard.view, record)
+    return Segment(record.first, record.last, record.oldest, record.newest, shard.view, record)
 
 
 def remove_files(directory: Path, name: str) -> None:

@@ -72,7 +72,7 @@ class Segments:
                 yield from self._sorted(documents.read(record.first, last), retention)
                 continue
             is_small = segment.position_count <= retention.largest and retention.may_span(record.oldest, record.newest)
-            if is_small or segment.span.document_count == 1:
+            if is_small or segment.document_count == 1:
                 yield segment
             else:
                 yield from self._sorted(documents.read(record.first, last), retention)

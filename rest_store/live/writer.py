@@ -168,7 +168,7 @@ class Writer:
             run = segments_to_merge(self.segments.in_files, self.retention, whole=whole)
             if not run:
                 return False
-            documents = list(self._beside.read(run[0].span.first, run[-1].span.last))
+            documents = list(self._beside.read(run[0].first, run[-1].last))
             if not documents:  # evicted meanwhile
                 return True
             new = self._flushed(sorted_segment(documents, self._vocabulary_size))
@@ -205,7 +205,7 @@ class Writer:
             if segments:
                 segments[-1] = self._flushed(segments[-1])
             segments.append(segment)
-        if segments and segments[-1].span.last <= max((record.last for record in self._records), default=0):
+        if segments and segments[-1].last <= max((record.last for record in self._records), default=0):
             segments[-1] = self._flushed(segments[-1])
         self._store(segments, without_some=True)
 
@@ -224,7 +224,7 @@ class Writer:
         memtable = None
         if segments and segments[-1].record is None:
             size = segments[-1].position_count + sum(len(symbols) // self._width + 1 for symbols in new.values())
-            if size <= self.retention.largest and self.retention.may_span(segments[-1].span.oldest, now):
+            if size <= self.retention.largest and self.retention.may_span(segments[-1].oldest, now):
                 memtable = segments.pop()
             else:
                 segments[-1] = self._flushed(segments[-1])
@@ -240,7 +240,7 @@ class Writer:
         numbers = sorted(documents.numbers(ids).values())
         deleted = set(numbers)
         for segment in segments:
-            first, last = segment.span.first, segment.span.last
+            first, last = segment.first, segment.last
             if segment in left or bisect_left(numbers, first) == bisect_right(numbers, last):
                 continue
             rest = [document for document in documents.read(first, last) if document.number not in deleted]
@@ -269,7 +269,7 @@ class Writer:
         last, newest = (added[-1].number, added[-1].added) if added else (self._last, self._newest)
         first_kept = self._first_kept(segments, max(newest, self._now()))
         present = segments[first_kept:]
-        first = 0 if not first_kept else present[0].span.first if present else last + 1
+        first = 0 if not first_kept else present[0].first if present else last + 1
         records = [segment.record for segment in present if segment.record is not None]
         new, obsolete = set(records) - set(self._records), set(self._records) - set(records)
         try:
@@ -301,7 +301,7 @@ class Writer:
         total = sum(segment.token_count for segment in segments)
         count = 0
         for segment in segments:
-            is_old = age is not None and segment.span.oldest <= now - age
+            is_old = age is not None and segment.oldest <= now - age
             if not is_old and (most is None or total <= most):
                 break
             total -= segment.token_count

@@ -11,21 +11,20 @@ from tests.shared.strategies import ONE_TO_NINE, Corpus, identity, open_datastor
 
 def test_all_of_a_datastore_is_read(tmp_path: Path) -> None:
     store = open_datastore(tmp_path, ONE_TO_NINE)
-    read, total = preload([store])
-    assert read == total == sum(view.keys.size + view.entries.size + view.symbols.size for view in store.snapshot.views)
+    assert preload([store]) == sum(
+        view.keys.size + view.entries.size + view.symbols.size for view in store.snapshot.views
+    )
 
 
 def test_a_live_datastore_is_read_too(tmp_path: Path) -> None:
     with rest_store.LiveDatastore.open(tmp_path / "live", tokenizer=identity(300)) as live:
-        assert preload([live])[0] == preload([live])[1]
+        empty = preload([live])
         live.add([[1, 2, 3, 4]] * 3)
-        read, total = preload([live])
-        assert read == total > 0
+        assert preload([live]) > empty
 
 
 def test_it_ends_in_time(tmp_path: Path) -> None:
     store = open_datastore(tmp_path, Corpus(300, [[[1, 2, 3]]] * 3))
     ticks = iter(range(100))
-    read, total = preload([store], 3, clock=lambda: float(next(ticks)))
-    assert 0 < read < total
-    assert preload([], 3) == (0, 0)
+    assert 0 < preload([store], 3, clock=lambda: float(next(ticks))) < preload([store])
+    assert preload([], 3) == 0

@@ -1,4 +1,4 @@
-"""Rows are told apart by what they hold: moved, reused, preempted and resumed, and what is remembered of them."""
+"""Rows are told apart by what they hold: moved and reused ones, and what is remembered of them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rest_store.engines import row_sessions
-from rest_store.engines.row_sessions import RowSessions, Step
+from rest_store.engines.row_sessions import Ended, RowSessions, Step
 
 
 class Followed:
@@ -17,7 +16,8 @@ class Followed:
     def __init__(self, ends: frozenset[int] = frozenset()) -> None:
         self.opened: list[list[int]] = []
         self.rows = RowSessions(self._open, ends)
-        self.now = 0.0
+        self.written: list[list[int]] = []
+        self.closed: list[Any] = []
 
     def _open(self, text: Any) -> Any:
         self.opened.append(text.tolist())
@@ -26,19 +26,26 @@ class Followed:
     def step(self, rows: dict[int, list[int]], new: int | dict[int, int] = 1) -> Step:
         """Follow rows whose last `new` tokens were sampled."""
         counts = dict.fromkeys(rows, new) if isinstance(new, int) else new
-        self.now += 0.02
         texts = [np.array(text, np.int32) for text in rows.values()]
         outputs = [text[-counts[row] :] for row, text in rows.items()]
-        return self.rows.follow(list(rows), texts, outputs, self.now)
+        step = self.rows.follow(list(rows), texts, outputs)
+        self._take(step.ended)
+        return step
+
+    def _take(self, ended: Ended) -> None:
+        self.written += [document.tokens.tolist() for document in ended.documents]
+        self.closed += ended.sessions
 
     def sessions(self, rows: dict[int, list[int]], new: int | dict[int, int] = 1) -> list[Any]:
         """Follow rows; return the number of each one's session."""
         return [followed.session for followed in self.step(rows, new).sessions]
 
-    def documents(self, seconds: float = 6.0) -> list[list[int]]:
-        """Let seconds pass without a call; return what is to be remembered."""
-        self.now += seconds
-        return [answer.document.tokens.tolist() for answer in self.rows.retire(self.now)[0]]
+    def documents(self, *, end: bool = True) -> list[list[int]]:
+        """Return what is to be remembered, in the end of all requests."""
+        if end:
+            self._take(self.rows.clear())
+        written, self.written = self.written, []
+        return written
 
 
 @pytest.fixture
@@ -63,7 +70,7 @@ def test_rows_that_are_moved_keep_their_sessions(followed: Followed) -> None:
     assert [row.session for row in step.sessions] == [2, 1]
     assert step.is_plain_decoding
     assert followed.sessions({0: [*b, 1, 2], 1: [*c, 1, 2]}) == [1, 2]
-    assert (len(followed.opened), followed.rows.resumed) == (3, 0)
+    assert len(followed.opened) == 3
 
 
 @pytest.mark.parametrize("length", [20, 2000])
@@ -85,7 +92,7 @@ def test_a_row_that_is_reused_gets_a_session_of_its_own(followed: Followed) -> N
     step = followed.step({0: [1, 2, 4, 5]})
     assert [row.session for row in step.sessions] == [1]
     assert not step.is_plain_decoding
-    assert followed.rows.absent == 1
+    assert followed.closed == [0]
 
 
 def test_the_same_text_again_is_another_request(followed: Followed) -> None:
@@ -100,22 +107,10 @@ def test_equal_prompts_in_one_batch_have_sessions_of_their_own(followed: Followe
     assert followed.sessions({0: [1, 2, 3, 4, 5], 1: [1, 2, 3, 4, 6]}) == [0, 1]
 
 
-def test_a_preempted_request_is_found_again(followed: Followed) -> None:
-    long = text(0, 3000)
-    assert followed.sessions({0: long, 1: [1, 2]}) == [0, 1]
-    for length in range(4, 20):
-        assert followed.sessions({0: list(range(1, length))}) == [1]
-    assert followed.rows.absent == 1
-    step = followed.step({0: [*range(1, 20)], 1: [*long, 4]})
-    assert [row.session for row in step.sessions] == [1, 0]
-    assert not step.is_plain_decoding, "the step read its prompt again"
-    assert (followed.rows.absent, followed.rows.resumed) == (0, 1)
-
-
 def test_the_longest_of_several_texts_is_continued(followed: Followed) -> None:
     followed.sessions({0: [1, 2], 1: [1, 2, 3]})
-    followed.sessions({5: [9]})
     assert followed.sessions({5: [9, 9], 6: [1, 2, 3, 4]}) == [2, 1]
+    assert followed.closed == [0]
 
 
 def test_accepted_tokens_are_those_before_the_last(followed: Followed) -> None:
@@ -146,31 +141,25 @@ def test_an_output_is_remembered_with_the_end_of_its_prompt(followed: Followed) 
     prompt, output = text(0, 40), text(1, 10)
     for count in range(1, 11):
         followed.step({0: prompt + output[:count]})
-    assert followed.documents(2.0) == [], "the request may go on"
+    assert followed.documents(end=False) == [], "the request may go on"
     assert followed.documents() == [prompt[-16:] + output]
     assert followed.documents() == [], "once"
 
 
-def test_an_output_is_remembered_while_others_go_on(followed: Followed) -> None:
+def test_an_output_is_remembered_when_its_row_is_gone(followed: Followed) -> None:
     for count in range(5, 10):
         followed.step({0: list(range(count)), 1: [50, *range(count)]})
-    seconds = 0.0
-    for count in range(10, 200):
-        followed.step({1: [50, *range(count)]})
-        if documents := followed.documents(0.0):
-            break
-        seconds += 0.02
-    assert documents == [[0, 1, 2, 3, 4, 5, 6, 7, 8]]
-    assert 1.9 < seconds < 2.1
+    followed.step({1: [50, *range(10)]})
+    assert followed.documents(end=False) == [[0, 1, 2, 3, 4, 5, 6, 7, 8]]
+    assert (followed.closed, len(followed.rows)) == ([0], 1)
 
 
 def test_an_output_that_ends_is_remembered_at_once() -> None:
     """A step may have sampled more, which nobody has seen."""
     followed = Followed(frozenset({99}))
     followed.step({0: [1, 2, 3, 4, 5]}, 3)
-    assert followed.documents(0.0) == []
     followed.step({0: [1, 2, 3, 4, 5, 6, 99, 7, 8]}, 4)
-    assert followed.documents(0.0) == [[1, 2, 3, 4, 5, 6, 99]]
+    assert followed.documents(end=False) == [[1, 2, 3, 4, 5, 6, 99]]
     assert followed.documents() == []
 
 
@@ -179,29 +168,6 @@ def test_an_output_that_goes_on_after_an_end_is_remembered_as_a_whole() -> None:
     followed.step({0: [1, 2, 3, 4, 99, 5]}, 5)
     followed.step({0: [1, 2, 3, 4, 99, 5, 6, 7]}, 2)
     assert followed.documents() == [[1, 2, 3, 4, 99], [1, 2, 3, 4, 99, 5, 6, 7]]
-
-
-def test_slow_steps_are_no_end(followed: Followed) -> None:
-    for count in range(5, 25):
-        followed.now += 3.0
-        followed.step({0: list(range(count))})
-    assert followed.documents(5.0) == []
-    assert followed.documents(30.0) == [list(range(24))]
-
-
-def test_the_time_between_requests_is_no_slow_step(followed: Followed) -> None:
-    followed.step({0: [1, 2, 3, 4, 5]}, 4)
-    assert followed.documents(3600.0) == [[1, 2, 3, 4, 5]]
-    followed.step({})  # a part of the next prompt was read
-    followed.step({0: [6, 7, 8, 9]}, 4)
-    assert followed.documents() == [[6, 7, 8, 9]]
-
-
-def test_what_follows_a_pause_is_remembered_too(followed: Followed) -> None:
-    followed.step({0: [1, 2, 3, 4, 5, 6]}, 5)
-    assert followed.documents() == [[1, 2, 3, 4, 5, 6]]
-    assert followed.sessions({0: [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]}, 4) == [0]
-    assert followed.documents() == [[1, 2, 3, 4, 5, 6, 7, 8, 9, 10]]
 
 
 def test_the_next_turn_of_a_conversation_is_no_output(followed: Followed) -> None:
@@ -213,24 +179,7 @@ def test_the_next_turn_of_a_conversation_is_no_output(followed: Followed) -> Non
     assert followed.documents() == [first, [*message[-16:], 3, 4, 5, 6]]
 
 
-def test_sessions_without_a_row_are_closed_in_the_end(followed: Followed) -> None:
-    followed.step({0: [1], 1: [2]})
-    followed.step({1: [2, 3]})
-    assert followed.rows.retire(followed.now + 29) == ([], [])
-    assert followed.rows.retire(followed.now + 31) == ([], [0, 1])
-    assert len(followed.rows) == 0
-
-
-def test_few_sessions_are_kept_without_a_row(followed: Followed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_sessions, "_MOST_ABSENT", 3)
-    for place in range(8):
-        followed.step({0: [place, 1]})
-    assert followed.rows.retire(followed.now) == ([], [0, 1, 2, 3])
-    assert (len(followed.rows), followed.rows.absent) == (4, 3)
-
-
 def test_all_can_be_let_go_of(followed: Followed) -> None:
     followed.step({0: [1, 2, 3, 4, 5], 1: [2]}, {0: 4, 1: 1})
-    answers, sessions = followed.rows.clear()
-    assert ([answer.document.tokens.tolist() for answer in answers], sessions) == ([[1, 2, 3, 4, 5]], [0, 1])
-    assert len(followed.rows) == 0
+    assert followed.documents() == [[1, 2, 3, 4, 5]]
+    assert (followed.closed, len(followed.rows)) == ([0, 1], 0)

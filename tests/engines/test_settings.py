@@ -41,7 +41,7 @@ def test_settings_are_read_as_json_has_them() -> None:
         ({"source_timeout": True}, "source_timeout is True, expected seconds from 0 on"),
         ({"tls": 1}, "tls is 1, expected true or false"),
         ({"tls_ca": 1}, "tls_ca is 1, expected a string"),
-        ({"remember": ["x\n" * 100]}, "remember is ['x\\nx\\n"),
+        ({"remember": ["x\n" * 100]}, "remember is ['x\\nx"),
     ],
 )
 def test_what_is_wrong_is_named(given: Any, message: str) -> None:

@@ -19,6 +19,7 @@ import rest_store
 from rest_store.drafting.session import DraftSession
 from rest_store.engines import batch_drafter
 from rest_store.engines.batch_drafter import BatchDrafter
+from rest_store.engines.metrics import EngineMetrics
 from rest_store.engines.settings import EngineSettings
 from rest_store.engines.sources import EngineSources
 from tests.fuzz import campaign
@@ -46,8 +47,9 @@ class Fuzzer(campaign.Fuzzer):
         shutil.rmtree(self.directory / "memory", ignore_errors=True)
         with ExitStack() as stack:
             sources = self._sources(chance, model)
+            metrics = EngineMetrics(sources.labels, LOG)
             batch = BatchDrafter(
-                sources, most=most, longest=longest, vocabulary_size=VOCABULARY, log=LOG, ends={1}, clock=Clock()
+                sources, metrics, most=most, longest=longest, vocabulary_size=VOCABULARY, ends={1}, clock=Clock()
             )
             stack.callback(batch.close)
             for where, name in ((DraftSession, "draft"), (DraftSession, "accept"), (DraftSession, "close")):
@@ -65,7 +67,7 @@ class Fuzzer(campaign.Fuzzer):
             for request in asked:
                 expected = plain_output(model, request.prompt, request.most, longest)
                 assert request.output == expected[: len(request.output)] if id(request) in aborted else expected
-            errors = batch.figures().errors
+            errors = [label for (name, label), total in metrics.totals().items() if name == "errors" and total]
         self._require_remembered(asked, model, longest + most)
         return Counter({"accepted" if engine.accepted else "nothing accepted": 1, **dict.fromkeys(errors, 1)})
 

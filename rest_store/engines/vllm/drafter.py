@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.engines.batch_drafter import BatchDrafter
-from rest_store.engines.counters import Figures
-from rest_store.engines.metrics import LogLines, PrometheusCounters
+from rest_store.engines.metrics import EngineMetrics
 from rest_store.engines.settings import EngineSettings
 from rest_store.engines.sources import EngineSources
 from rest_store.engines.vllm.target_logits import TargetLogits
@@ -62,9 +61,9 @@ class Drafter:
         if self._batch is None:
             return
         try:
-            self._logits = TargetLogits(_logits_processors(model), self._batch.say)
+            self._logits = TargetLogits(_logits_processors(model), self._batch.metrics.count_error)
         except Exception as error:
-            self._batch.say("logits", error)
+            self._batch.metrics.count_error("logits", error)
         self._batch.warm_up()
 
     def propose(
@@ -86,14 +85,10 @@ class Drafter:
             return [[] for _ in sampled_token_ids]
         if self._logits is None:
             return self._batch.propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
-        computed, seconds = self._logits.take()
-        drafts = self._batch.propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, computed, seconds)
-        self._logits.drafts = drafts if self._batch.wants_logits else None
+        computed = self._logits.take()
+        drafts = self._batch.propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, computed)
+        self._logits.is_wanted = self._batch.wants_logits
         return drafts
-
-    def figures(self) -> Figures | None:
-        """Return what was done so far; None in a worker whose drafts vLLM does not take."""
-        return None if self._batch is None else self._batch.figures()
 
 
 def _logits_processors(model: Any) -> list[torch.nn.Module]:
@@ -140,18 +135,16 @@ def _batch_drafter(vllm_config: VllmConfig, settings: EngineSettings) -> BatchDr
         where=_WHERE,
         log=log,
     )
-    batch = BatchDrafter(
+    labels = {"engine": str(vllm_config.parallel_config.data_parallel_index)}
+    labels["model_name"] = str(model.served_model_name)
+    return BatchDrafter(
         sources,
+        EngineMetrics(sources.labels, log, float(envs.VLLM_LOG_STATS_INTERVAL), labels),
         most=int(vllm_config.speculative_config.num_speculative_tokens),
         longest=int(model.max_model_len),
         vocabulary_size=vocabulary_size,
-        log=log,
         ends=_ends(getattr(tokenizer, "eos_token_id", None), model.try_get_generation_config().get("eos_token_id")),
     )
-    batch.listen(LogLines(log, float(envs.VLLM_LOG_STATS_INTERVAL)))
-    engine = str(vllm_config.parallel_config.data_parallel_index)
-    batch.listen(PrometheusCounters({"engine": engine, "model_name": str(model.served_model_name)}))
-    return batch
 
 
 def _ends(*tokens: int | list[int] | None) -> frozenset[int]:

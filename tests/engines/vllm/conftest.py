@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from rest_store.datastore.datastore import Datastore
+from rest_store.drafting.costs import DraftPolicy
 from rest_store.engines import batch_drafter
-from rest_store.engines.goodput import Goodput
 from rest_store.live.export import export
 from rest_store.live.live_datastore import LiveDatastore
 from tests.engines.vllm.engine import Request, answers, engine
@@ -31,7 +31,7 @@ def vllm_settings() -> Iterator[None]:
         yield
 
 
-class Generous(Goodput):
+class Generous(DraftPolicy):
     """Verifies all draft tokens, whatever they cost: the steps of a tiny model are too short for any to pay."""
 
     def wants_drafts(self) -> bool:
@@ -44,7 +44,7 @@ class Generous(Goodput):
 @pytest.fixture
 def all_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is drafted does not depend on how busy the machine is."""
-    monkeypatch.setattr(batch_drafter, "Goodput", Generous)
+    monkeypatch.setattr(batch_drafter, "DraftPolicy", Generous)
 
 
 @pytest.fixture(scope="session")

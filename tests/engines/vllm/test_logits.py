@@ -36,6 +36,10 @@ class Checked:
             self.wrong += likely[0] not in (token, -1)
 
 
+def errors(totals: dict[tuple[str, str], float]) -> list[str]:
+    return [label for name, label in totals if name == "errors"]
+
+
 def test_likely_tokens_are_those_of_their_positions(
     model: Path,
     datastore: Path,
@@ -53,11 +57,10 @@ def test_likely_tokens_are_those_of_their_positions(
         assert counted(llm, "num_preemptions") > 0
         batch = drafter_of(llm)._batch
         batch.close()  # as when the process ends
-        figures = batch.figures()
-        assert figures.errors == {}
-        assert 0 < figures.unplaced < 0.3 * figures.calls, (
-            "only where rows near the longest length kept vLLM from asking"
-        )
+        totals = batch.metrics.totals()
+        assert not errors(totals)
+        unplaced = totals["unplaced_logits", ""]
+        assert 0 < unplaced < 0.3 * totals["steps", ""], "only where rows near the longest length kept vLLM from asking"
     assert checked.wrong == 0
     assert checked.right > 300
     rows = recycled_rows(file, Datastore.open(datastore).tokenizer)
@@ -76,7 +79,7 @@ def test_the_next_engine_drafts_from_them(
             assert answers(llm, requests) == texts
             batch = drafter_of(llm)._batch
             batch.close()  # as when the process ends
-            accepted.append(batch.figures().accepted_by["logits"])
+            accepted.append(batch.metrics.totals().get(("source_accepted_tokens", "logits"), 0))
     assert accepted[1] > 100 > accepted[0]
 
 
@@ -93,6 +96,6 @@ def test_other_calls_of_the_model_are_told_apart(
     ]
     with engine(model, DRAFTER, {"datastores": [str(datastore)]}) as llm:
         assert answers(llm, asked) == texts
-        figures = drafter_of(llm)._batch.figures()
-        assert figures.errors == {}
-        assert figures.unplaced >= len(asked) // 2
+        totals = drafter_of(llm)._batch.metrics.totals()
+        assert not errors(totals)
+        assert totals["unplaced_logits", ""] >= len(asked) // 2
