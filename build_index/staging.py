@@ -131,6 +131,8 @@ class Staging:
         with output_errors(self.path):
             try:
                 plan: dict[str, Any] = json.loads(self._plan.read_bytes())
+                for part in self.path.glob("*.part"):  # cut short by a kill
+                    part.unlink()
                 return plan
             except FileNotFoundError:
                 self.discard()

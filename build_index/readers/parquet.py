@@ -43,10 +43,10 @@ def read_parquet(file: BinaryIO, where: str, records: RecordReader, most_bytes: 
         DocumentSizeError: see `RecordReader.too_large`.
         MemoryBudgetError: a row group is larger than `most_bytes`.
     """
-    parquet = _parquet(where)
+    pyarrow = _pyarrow(where)
     row = 0
     try:
-        table = parquet.ParquetFile(file, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+        table = pyarrow.parquet.ParquetFile(file, buffer_size=_BUFFER_BYTES, pre_buffer=False)
         columns, path_column = _columns(table.schema_arrow.names, where, records)
         for number in range(table.num_row_groups):
             size = table.metadata.row_group(number).total_byte_size
@@ -59,9 +59,9 @@ def read_parquet(file: BinaryIO, where: str, records: RecordReader, most_bytes: 
                     origin = f"{where}:row {row}" + (f" ({str(name)[:_NAME_CHARACTERS]})" if name else "")
                     row += 1
                     yield from _row_documents(record, origin, records)
-    except (OSError, ValueError) as error:  # all that pyarrow raises is one of these
-        if isinstance(error, RestStoreError):
-            raise
+    except RestStoreError:
+        raise
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise _damaged(where, error) from error
 
 
@@ -72,11 +72,10 @@ def column_names(file: BinaryIO, where: str) -> list[str]:
         CorpusFormatError: not an intact parquet file.
         CorpusError: pyarrow is not installed.
     """
+    pyarrow = _pyarrow(where)
     try:
-        return [str(name) for name in _parquet(where).read_schema(file).names]
-    except (OSError, ValueError) as error:
-        if isinstance(error, RestStoreError):
-            raise
+        return [str(name) for name in pyarrow.parquet.read_schema(file).names]
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise _damaged(where, error) from error
 
 
@@ -92,10 +91,10 @@ def document_column(names: list[str], field: str | None) -> str | None:
     return next((name for name in (*CONVERSATION_FIELDS, *TEXT_FIELDS) if name in names), None)
 
 
-def _parquet(where: str) -> Any:
+def _pyarrow(where: str) -> Any:
     with build_packages(where, CorpusError):
         import pyarrow.parquet
-    return pyarrow.parquet
+    return pyarrow
 
 
 def _damaged(where: str, error: Exception) -> CorpusFormatError:

@@ -170,16 +170,14 @@ class DescribeRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DescribeResponse(_message.Message):
-    __slots__ = ("version", "kernel", "datastores", "limits")
+    __slots__ = ("version", "datastores", "limits")
     VERSION_FIELD_NUMBER: _ClassVar[int]
-    KERNEL_FIELD_NUMBER: _ClassVar[int]
     DATASTORES_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     version: str
-    kernel: str
     datastores: _containers.RepeatedCompositeFieldContainer[DatastoreDescription]
     limits: ServiceLimits
-    def __init__(self, version: _Optional[str] = ..., kernel: _Optional[str] = ..., datastores: _Optional[_Iterable[_Union[DatastoreDescription, _Mapping]]] = ..., limits: _Optional[_Union[ServiceLimits, _Mapping]] = ...) -> None: ...
+    def __init__(self, version: _Optional[str] = ..., datastores: _Optional[_Iterable[_Union[DatastoreDescription, _Mapping]]] = ..., limits: _Optional[_Union[ServiceLimits, _Mapping]] = ...) -> None: ...
 
 class DatastoreDescription(_message.Message):
     __slots__ = ("name", "tokenizer", "token_count", "document_count", "shard_count", "size", "built", "format_version", "live", "part")
@@ -216,22 +214,10 @@ class PartDescription(_message.Message):
     def __init__(self, number: _Optional[int] = ..., parts: _Optional[int] = ..., build: _Optional[str] = ...) -> None: ...
 
 class LiveDescription(_message.Message):
-    __slots__ = ("memory_token_count", "memory_size", "oldest", "max_tokens", "max_age", "failure", "writable")
-    MEMORY_TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
-    MEMORY_SIZE_FIELD_NUMBER: _ClassVar[int]
-    OLDEST_FIELD_NUMBER: _ClassVar[int]
-    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    MAX_AGE_FIELD_NUMBER: _ClassVar[int]
-    FAILURE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("writable",)
     WRITABLE_FIELD_NUMBER: _ClassVar[int]
-    memory_token_count: int
-    memory_size: int
-    oldest: _timestamp_pb2.Timestamp
-    max_tokens: int
-    max_age: float
-    failure: str
     writable: bool
-    def __init__(self, memory_token_count: _Optional[int] = ..., memory_size: _Optional[int] = ..., oldest: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., max_tokens: _Optional[int] = ..., max_age: _Optional[float] = ..., failure: _Optional[str] = ..., writable: bool = ...) -> None: ...
+    def __init__(self, writable: bool = ...) -> None: ...
 
 class TokenizerDescription(_message.Message):
     __slots__ = ("name", "fingerprint", "vocabulary_size", "special_tokens", "added_tokens")

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import fsspec
 import pytest
 
-from build_index.readers import remote_corpus, remote_file
+from build_index.readers import files
 from tests.shared.object_store import BLOCK, Proxy, forget_connections
 
 
@@ -40,9 +40,7 @@ def s3(s3_server: Proxy, monkeypatch: pytest.MonkeyPatch) -> Proxy:
         "AWS_EC2_METADATA_DISABLED": "true",
     }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(remote_file, "BLOCK_BYTES", BLOCK)
-    monkeypatch.setattr(remote_corpus, "BLOCK_BYTES", BLOCK)
-    monkeypatch.setattr(remote_file, "DELAYS", (0, 0, 0))
+    monkeypatch.setattr(files, "_BLOCK_BYTES", BLOCK)
     monkeypatch.setattr(fsspec.get_filesystem_class("s3"), "retries", 1)  # of its own, which take seconds
     s3_server.reset()
     urllib.request.urlopen(f"{s3_server.url}/moto-api/reset", b"").close()

@@ -13,10 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
+from build_index import corpus as corpus_module
 from build_index.corpus import open_corpus
 from build_index.corpus_spec import CorpusSpec
 from build_index.documents import Document
-from build_index.readers import compression, json_values, parquet
+from build_index.readers import json_records, parquet
 from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError
 
 
@@ -91,7 +92,7 @@ def test_a_record_without_the_chosen_field_is_named(tmp_path, record, message):
 def test_a_bad_json_file_is_named_with_its_line(tmp_path, content, message, chunk, monkeypatch):
     path = tmp_path / "a.json"
     path.write_bytes(content)
-    monkeypatch.setattr(json_values, "CHUNK_BYTES", chunk)
+    monkeypatch.setattr(json_records, "_CHUNK", chunk)
     with pytest.raises(CorpusFormatError, match=f"^{path}{message}"):
         documents(path, reader="json")
 
@@ -122,8 +123,7 @@ def test_a_truncated_compressed_file_is_an_error_wherever_it_ends(tmp_path, suff
     data = compressed(content, suffix)
     for length in (5, 20, len(data) // 2, len(data) - 1):
         path.write_bytes(data[:length])
-        kind = {".gz": "gzip", ".zst": "zstd"}[suffix]
-        with pytest.raises(CorpusFormatError, match=f"^{path}: {kind} file is truncated"):
+        with pytest.raises(CorpusFormatError, match=f"^{path}: compressed file is damaged or truncated"):
             documents(path)
     path.write_bytes(data)
     assert len(documents(path)) == 300
@@ -138,11 +138,10 @@ def test_a_damaged_compressed_file_is_an_error(tmp_path, suffix):
     )
     data[-3] ^= 1  # in the checksum, or the length
     path.write_bytes(data)
-    kind = {".gz": "gzip", ".zst": "zstd"}[suffix]
-    with pytest.raises(CorpusFormatError, match=rf"{kind} file is damaged \(.*\), expected an intact one"):
+    with pytest.raises(CorpusFormatError, match=r"compressed file is damaged or truncated \(.*\), expected an intact"):
         documents(path, reader="jsonl")
     path.write_bytes(compressed(lines, suffix) + b"trailing garbage")
-    with pytest.raises(CorpusFormatError, match=f"{kind} file is damaged"):
+    with pytest.raises(CorpusFormatError, match="compressed file is damaged or truncated"):
         documents(path, reader="jsonl")
 
 
@@ -264,7 +263,7 @@ def test_failures_of_the_operating_system_are_errors_that_name_the_file(tmp_path
             raise OSError(5, "Input/output error")
 
     corpus = open_corpus(CorpusSpec(str(path)))
-    monkeypatch.setattr(compression, "open_file", lambda path, where: BadDisk())
+    monkeypatch.setattr(corpus_module, "open_file", lambda path: BadDisk())
     with pytest.raises(CorpusError, match=r"a.txt: the corpus cannot be read \(Input/output error\)"):
         list(corpus)
 
@@ -272,7 +271,7 @@ def test_failures_of_the_operating_system_are_errors_that_name_the_file(tmp_path
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.undo()
-    monkeypatch.setattr("pathlib.Path.open", refuse)
+    monkeypatch.setattr(corpus_module, "open_file", refuse)
     with pytest.raises(CorpusError, match=r"a.txt: the corpus cannot be read \(Permission denied\)"):
         documents(path)
 
@@ -284,10 +283,10 @@ def test_a_pipe_is_refused(tmp_path):
         documents(path)
 
 
-@pytest.mark.parametrize("package", ["pyarrow.parquet", "zstandard"])
+@pytest.mark.parametrize("package", ["pyarrow.parquet", "pyarrow"])
 def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(tmp_path, package, monkeypatch):
     path = tmp_path / "a"
-    if package == "zstandard":
+    if package == "pyarrow":
         path.write_bytes(compressed(b"x", ".zst"))
     else:
         pq.write_table(pa.table({"content": ["x"]}), path)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from build_index import pipeline, shard_sorter
+from build_index import stages, workers
 from build_index.cli import build, summary_text
 from build_index.options import BuildSummary
 from build_index.progress import StageProgress, TerminalBars, clock, line_of
@@ -105,7 +105,7 @@ def test_quiet_prints_nothing(corpus, tokenizer, out):
 
 def test_the_summary_counts_resumed_shards_and_split_documents():
     numbers = {"documents": 5, "tokens": 100, "duplicates": 0, "skipped": {"binary": 2}, "split_documents": 1}
-    numbers["encoders"] = ["fastokens 1", "tokenizers 2"]
+    numbers["encoder"] = "fastokens 1"
     shards = {"shards": 3, "resumed_shards": 2, "shard_positions": 50, "size": 550, "bytes_per_token": 5.5}
     text = summary_text(BuildSummary(out="ds", **numbers, **shards, seconds=75, stage_seconds={"read": 61}))
     assert "5 (0 exact duplicates dropped, 2 binary, 1 split)" in text
@@ -249,7 +249,7 @@ def test_a_file_too_large_for_the_process_is_one_line(tokenizer, out, tmp_path):
     corpus = write_jsonl(tmp_path / "corpus.jsonl", documents(400))
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))"
     process = run_build("--corpus", corpus, "--tokenizer", tokenizer, "--out", out, before=limit)
-    require_one_line(process, 1, "shard-00000.tokens: the datastore cannot be written (File too large)")
+    require_one_line(process, 1, "the datastore cannot be written (File too large)")
     assert leftovers(out) == []
 
 
@@ -258,23 +258,23 @@ def test_an_interrupt_is_status_130_and_can_be_resumed(corpus, tokenizer, out, t
     arguments = ("--corpus", corpus, "--tokenizer", tokenizer, "--shard-tokens", 500)
     assert run(*arguments, "--out", tmp_path / "whole").exit_code == 0
     sorting, hold, threads = threading.Event(), threading.Event(), []
-    sort, submit = shard_sorter.ShardSorter.sort, pipeline.Pipeline.sort
+    sort, submit = workers.sort_shard, stages.Stages._sort
 
-    def held(self, name, positions):
+    def held(directory, name, *others):
         if name == "shard-00001":
             threads.append(threading.current_thread())
             sorting.set()
             assert hold.wait(timeout=60)
-        sort(self, name, positions)
+        return sort(directory, name, *others)
 
-    def interrupted(self, record):
-        submit(self, record)
-        if record.name == "shard-00001":
+    def interrupted(self, name, positions):
+        submit(self, name, positions)
+        if name == "shard-00001":
             assert sorting.wait(timeout=60)
             os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(shard_sorter.ShardSorter, "sort", held)
-    monkeypatch.setattr(pipeline.Pipeline, "sort", interrupted)
+    monkeypatch.setattr(workers, "sort_shard", held)
+    monkeypatch.setattr(stages.Stages, "_sort", interrupted)
     result = run(*arguments, "--out", out)
     assert result.exit_code == 130
     assert result.stderr == "Error: interrupted (2 finished shards kept: continue with --resume)\n"
@@ -294,12 +294,12 @@ def test_an_interrupt_is_status_130_and_can_be_resumed(corpus, tokenizer, out, t
 
 def test_an_interrupted_process_ends_while_its_thread_is_sorting(tokenizer, out, tmp_path):
     script = (
-        "import os, signal, build_index.pipeline as pipeline\n"
-        "submit = pipeline.Pipeline.sort\n"
-        "def interrupted(self, record):\n"
-        "    submit(self, record)\n"
+        "import os, signal, build_index.stages as stages\n"
+        "submit = stages.Stages._sort\n"
+        "def interrupted(self, *arguments):\n"
+        "    submit(self, *arguments)\n"
         "    os.kill(os.getpid(), signal.SIGINT)\n"
-        "pipeline.Pipeline.sort = interrupted"
+        "stages.Stages._sort = interrupted"
     )
     corpus = write_jsonl(tmp_path / "corpus.jsonl", documents(3000))
     process = run_build("--corpus", corpus, "--tokenizer", tokenizer, "--out", out, before=script)
@@ -310,17 +310,17 @@ def test_an_interrupted_process_ends_while_its_thread_is_sorting(tokenizer, out,
 def test_signals_at_any_time_after_the_first_add_no_line(corpus, tokenizer, out, tmp_path, name):
     """A second one while cleaning up, a third one while Python ends."""
     script = (
-        "import atexit, os, signal, build_index.builder as builder, build_index.pipeline as pipeline\n"
+        "import atexit, os, signal, build_index.stages as stages, build_index.staging as staging\n"
         f"def kill(): os.kill(os.getpid(), signal.{name})\n"
-        "submit, keep = pipeline.Pipeline.sort, builder._keep_resumable\n"
-        "def interrupted(self, record):\n"
-        "    submit(self, record)\n"
-        "    if record.name == 'shard-00001': kill()\n"
+        "submit, keep = stages.Stages._sort, staging.Staging.abandon\n"
+        "def interrupted(self, name, positions):\n"
+        "    submit(self, name, positions)\n"
+        "    if name == 'shard-00001': kill()\n"
         "def keeping(staging):\n"
         "    kill()\n"
         "    keep(staging)\n"
         "    kill()\n"
-        "pipeline.Pipeline.sort, builder._keep_resumable = interrupted, keeping\n"
+        "stages.Stages._sort, staging.Staging.abandon = interrupted, keeping\n"
         "atexit.register(kill)"
     )
     arguments = ("--corpus", corpus, "--tokenizer", tokenizer, "--shard-tokens", 500)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import rest_store
-from build_index import builder, document_stream, pipeline
+from build_index import builder, slices, stages, workers
 from build_index.builder import BuildOptions, build
 from build_index.corpus_spec import CorpusSpec
 from build_index.tokenization import load_tokenizer
@@ -77,7 +77,7 @@ def test_the_manifest_records_the_corpora_and_options(corpus, tokenizer, out, tm
     summary = build(BuildOptions(specs, str(tokenizer), out, shard_tokens=500, memory=1 << 40))
     manifest = Manifest.read(out)
     assert manifest.created_by == f"rest-store {rest_store.__version__}"
-    assert manifest.options == {"keep_duplicates": False, "shard_tokens": 500, "encoders": summary.encoders}
+    assert manifest.options == {"keep_duplicates": False, "shard_tokens": 500, "encoders": [summary.encoder]}
     first, second = manifest.corpora
     assert (first["corpus"], first["documents"], first["max_documents"]) == (str(corpus), 7, 7)
     assert (second["reader"], second["documents"], second["duplicates"]) == ("tree", 3, 1)
@@ -117,7 +117,7 @@ def test_vocabularies_on_both_sides_of_two_bytes_work(out, tmp_path, size):
 def test_exact_duplicates_are_dropped_within_and_across_batches_and_corpora(
     tokenizer, out, tmp_path, monkeypatch, batch
 ):
-    monkeypatch.setattr(document_stream, "BATCH_DOCUMENTS", batch)
+    monkeypatch.setattr(slices, "_BATCH_DOCUMENTS", batch)
     first = write_jsonl(tmp_path / "a.jsonl", ["x", "y", "x", "z", "x "])
     second = write_jsonl(tmp_path / "b.jsonl", ["new", "y", "new"])
     summary = build_quick([first, second], tokenizer, out)
@@ -177,33 +177,19 @@ def test_a_document_longer_than_a_shard_is_split_into_pieces(out, tmp_path, shar
     assert Manifest.read(out).corpora[0]["split_documents"] == 1
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_shards_are_sorted_while_the_next_is_tokenized(corpus, tokenizer, out, monkeypatch, workers):
-    sort = pipeline.ShardSorter.sort
-    at_work, at_once = threading.Semaphore(workers), []
-    tokenized = threading.Event()
+@pytest.mark.parametrize("most", [1, 3])
+def test_no_more_shards_are_sorted_at_once_than_allowed(corpus, tokenizer, out, monkeypatch, most):
+    sort, at_work, at_once = workers.sort_shard, threading.Semaphore(most), []
 
-    def slow(self, name, positions):
+    def counted(*arguments):
         at_once.append(at_work.acquire(blocking=False))
-        if name == "shard-00000":  # does not end before the next shard has got tokens
-            assert tokenized.wait(timeout=60)
-        sort(self, name, positions)
+        result = sort(*arguments)
         at_work.release()
+        return result
 
-    writing = []
-    write = pipeline.ShardTokens.write
-
-    def written(self, ids):
-        write(self, ids)
-        writing.append(self.path.name)
-        if writing[-1] == "shard-00001.tokens":
-            tokenized.set()
-
-    monkeypatch.setattr(pipeline.ShardSorter, "sort", slow)
-    monkeypatch.setattr(pipeline.ShardTokens, "write", written)
-    summary = build_quick(corpus, tokenizer, out, shard_tokens=400, workers=workers)
-    assert at_once == [True] * summary.shards, f"never more than {workers}"
-    assert Datastore.open(out).info().shard_count == summary.shards
+    monkeypatch.setattr(workers, "sort_shard", counted)
+    summary = build_quick(corpus, tokenizer, out, shard_tokens=400, workers=most)
+    assert at_once == [True] * summary.shards
 
 
 # --- The same bytes --------------------------------------------------------------------------------------------------
@@ -213,11 +199,11 @@ def test_neither_threads_nor_batches_nor_memory_change_a_byte(corpus, tokenizer,
     build_quick(corpus, tokenizer, out, shard_tokens=700)
     expected = contents(out)
     arguments = ["--corpus", corpus, "--tokenizer", tokenizer, "--shard-tokens", 700]
-    for workers in (1, 2, 5):
-        run = run_build(*arguments, "--workers", workers, "--out", tmp_path / f"with {workers}")
+    for count in (1, 2, 5):
+        run = run_build(*arguments, "--workers", count, "--out", tmp_path / f"with {count}")
         assert run.returncode == 0, run.stderr
-        assert contents(tmp_path / f"with {workers}") == expected
-    monkeypatch.setattr(document_stream, "BATCH_CHARACTERS", 100)
+        assert contents(tmp_path / f"with {count}") == expected
+    monkeypatch.setattr(slices, "_BATCH_CHARACTERS", 100)
     build_quick(corpus, tokenizer, out, shard_tokens=700, memory=3 << 30)
     assert contents(out) == expected
 
@@ -226,7 +212,7 @@ def test_digests_on_disk_change_no_byte(corpus, tokenizer, out, tmp_path, monkey
     doubled = write_jsonl(corpus, [text for text in TEXTS for _ in range(2)])
     build_quick(doubled, tokenizer, out)
     expected = contents(out)
-    monkeypatch.setattr(document_stream, "BATCH_DOCUMENTS", 7)
+    monkeypatch.setattr(slices, "_BATCH_DOCUMENTS", 7)
     plan = builder.plan_memory
 
     def little(*arguments):
@@ -282,8 +268,8 @@ def test_an_old_datastore_stays_until_the_new_one_is_complete(corpus, tokenizer,
 
 
 def test_a_listener_sees_every_stage_come_to_its_end(corpus, tokenizer, out, monkeypatch):
-    monkeypatch.setattr(pipeline, "SECONDS_BETWEEN_REPORTS", 0)
-    monkeypatch.setattr(document_stream, "BATCH_DOCUMENTS", 5)
+    monkeypatch.setattr(stages, "_SECONDS_BETWEEN_REPORTS", 0)
+    monkeypatch.setattr(slices, "_BATCH_DOCUMENTS", 5)
     seen = []
     summary = build(options(corpus, tokenizer, out, shard_tokens=500), seen.append)
     positions = summary.tokens + summary.documents
@@ -293,16 +279,16 @@ def test_a_listener_sees_every_stage_come_to_its_end(corpus, tokenizer, out, mon
         ("loading", "tokenizer", 1),
     ]
     assert 0 <= loading[0].seconds < loading[1].seconds
-    for stages in seen:
-        assert [stage.stage for stage in stages] == ["tokenizing", "sorting", "writing"]
-        tokenizing, sorting, writing = stages
+    for each in seen:
+        assert [stage.stage for stage in each] == ["tokenizing", "sorting"]
+        tokenizing, sorting = each
         assert tokenizing.total == corpus.stat().st_size
-        assert 0 <= writing.done <= sorting.done <= positions
+        assert 0 <= sorting.done <= positions
     for earlier, later in pairwise(seen):
         assert all(first.done <= second.done for first, second in zip(earlier[:1], later[:1], strict=True))
-    assert [stage.done for stage in seen[-1]] == [corpus.stat().st_size, positions, positions]
+    assert [stage.done for stage in seen[-1]] == [corpus.stat().st_size, positions]
     assert all(stage.share == 1 for stage in seen[-1])
-    assert len(seen) > 12
+    assert len(seen) > 2
 
 
 def test_an_unknown_size_has_no_total(corpus, tokenizer, out):

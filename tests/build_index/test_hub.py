@@ -13,7 +13,7 @@ from build_index.corpus import open_corpus
 from build_index.corpus_spec import CorpusSpec
 from build_index.documents import Document
 from build_index.readers import hub
-from build_index.readers.hub import HubAddress
+from build_index.readers.hub import hub_arguments
 from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError
 from tests.shared.corpora import CHAT, MESSAGES, read_corpus
 
@@ -21,15 +21,16 @@ from tests.shared.corpora import CHAT, MESSAGES, read_corpus
 @pytest.mark.parametrize(
     ("address", "expected"),
     [
-        ("hf://a/b", HubAddress("a/b")),
-        ("hf://a/b@train_sft", HubAddress("a/b", split="train_sft")),
-        ("hf://a/b/main", HubAddress("a/b", config="main")),
-        ("hf://a/b/main@test", HubAddress("a/b", config="main", split="test")),
-        ("hf://bigcode/the-stack/data/python@train", HubAddress("bigcode/the-stack", None, "data/python", "train")),
+        ("hf://a/b", ("a/b", None, None, None)),
+        ("hf://a/b@train_sft", ("a/b", None, None, "train_sft")),
+        ("hf://a/b/main", ("a/b", "main", None, None)),
+        ("hf://a/b/main@test", ("a/b", "main", None, "test")),
+        ("hf://bigcode/the-stack/data/python@train", ("bigcode/the-stack", None, "data/python", "train")),
     ],
 )
 def test_addresses_of_the_hub_are_read(address, expected):
-    assert HubAddress.parse(address) == expected
+    repository, options = hub_arguments(address)
+    assert (repository, options["name"], options["data_dir"], options["split"]) == expected
 
 
 @pytest.mark.parametrize(
@@ -52,13 +53,12 @@ def local_hub(tmp_path, monkeypatch):
     pq.write_table(table, tmp_path / "stack/data/python/train-00000.parquet")
 
     def load_dataset(address):
-        if address.repository == "owner/chat":
+        repository, options = hub_arguments(address)
+        if repository == "owner/chat":
             files = {split: str(tmp_path / f"{split}.jsonl") for split in ("train_sft", "test_sft")}
-            return datasets.load_dataset("json", data_files=files, split=address.split, streaming=True)
-        path = str(tmp_path / address.repository.partition("/")[2])
-        return datasets.load_dataset(
-            path, name=address.config, data_dir=address.data_dir, split=address.split, streaming=True
-        )
+            return datasets.load_dataset("json", data_files=files, split=options["split"], streaming=True)
+        path = str(tmp_path / repository.partition("/")[2])
+        return datasets.load_dataset(path, streaming=True, **options)
 
     monkeypatch.setattr(hub, "load_dataset", load_dataset)
 
@@ -99,7 +99,7 @@ def test_failures_of_the_network_are_named(monkeypatch):
         raise ConnectionError("no route\nto host")
 
     monkeypatch.setattr(hub, "load_dataset", refuse)
-    with pytest.raises(CorpusError, match=r"^hf://a/b: the data set cannot be loaded \(no route\)"):
+    with pytest.raises(CorpusError, match=r"^hf://a/b: row 0: the data set cannot be read \(no route\)"):
         read_corpus("hf://a/b")
 
     def break_off(address):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 
 import pytest
 from hypothesis import given
@@ -18,7 +17,6 @@ from build_index.memory import (
     resident_bytes,
     shard_bytes,
 )
-from build_index.shard_sorter import ShardSorter
 from build_index.size import parse_size, size_text
 from build_index.suffix_array import max_positions, peak_bytes
 from rest_store.datastore.memory import available_bytes
@@ -86,20 +84,6 @@ def test_as_many_shards_are_sorted_at_once_as_fit():
         plan = plan_memory(4 << 30, 0, 49_152, size, workers)
         assert (plan.shard_positions, plan.sorts) == (size, min(workers, fitting))
         assert 0 <= plan.spare == alone.spare - (plan.sorts - 1) * plan.shard
-
-
-def test_several_shards_are_really_sorted_at_once(tmp_path):
-    """Each waits for the other to begin."""
-    begun = threading.Barrier(2)
-
-    class Meeting(ShardSorter):
-        def sort(self, name: str, positions: int) -> None:
-            begun.wait(timeout=60)
-
-    sorter = Meeting(tmp_path, 300, lambda record: None, most=2)
-    for name in "abcd":
-        sorter.submit(name, 1, lambda: None)
-    sorter.wait(lambda: None)
 
 
 def test_a_shard_that_is_asked_for_must_fit():

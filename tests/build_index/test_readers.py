@@ -16,7 +16,7 @@ import zstandard
 from build_index.corpus import open_corpus
 from build_index.corpus_spec import CorpusSpec
 from build_index.documents import Document
-from build_index.readers import json_values
+from build_index.readers import json_records
 from build_index.readers import text as text_reader
 from rest_store.errors import CorpusFormatError
 
@@ -239,7 +239,7 @@ def test_a_forced_reader_refuses_what_it_does_not_take(tmp_path, reader, content
 def test_json_values_do_not_depend_on_where_chunks_end(tmp_path, chunk, monkeypatch):
     records = [{"text": f'naïve {number} \\ " \u2028 {"x" * number}', "n": [1.5e3, None, True]} for number in range(20)]
     path = tmp_path / "a.json"
-    monkeypatch.setattr(json_values, "CHUNK_BYTES", chunk)
+    monkeypatch.setattr(json_records, "_CHUNK", chunk)
     for text in (json.dumps(records, indent=3), " \n".join(map(json.dumps, records)), json.dumps(records)):
         path.write_text(text)
         assert [document.text for document in documents(path, reader="json")] == [r["text"] for r in records]

@@ -13,7 +13,7 @@ from build_index.corpus import open_corpus
 from build_index.corpus_spec import CorpusSpec
 from build_index.documents import CorpusCounts, Document
 from build_index.path import is_directory
-from build_index.readers import remote_corpus, remote_file
+from build_index.readers import files, remote_corpus
 from build_index.readers.remote_corpus import RemoteCorpus
 from build_index.reading_options import Reading
 from rest_store.errors import CorpusError, CorpusNotFoundError
@@ -35,8 +35,8 @@ def test_the_query_of_an_address_is_in_no_message(error, kind):
     def request():
         raise error
 
-    with pytest.raises(kind, match=r"https://host/a['),]") as raised:
-        remote_file.requested("https://host/a", request, once=True)
+    with pytest.raises(kind, match=r"https://host/a['),]") as raised, files.read_errors("https://host/a"):
+        request()
     assert "secret" not in str(raised.value)
 
 
@@ -54,7 +54,7 @@ def test_a_build_from_a_web_address_is_resumed_with_another_signature(s3, tmp_pa
         patch.setattr(builder.Build, "complete", interrupt)
         with pytest.raises(KeyboardInterrupt):
             build_quick(f"{address}first", tokenizer, tmp_path / "ds", shard_tokens=2000, workers=1)
-    assert b"first" not in (tmp_path / ".ds.building" / "journal.jsonl").read_bytes()
+    assert b"first" not in (tmp_path / ".ds.building" / "plan.json").read_bytes()
     assert (
         build_quick(
             f"{address}second", tokenizer, tmp_path / "ds", shard_tokens=2000, workers=1, resume=True
@@ -101,9 +101,8 @@ def test_a_server_that_sends_whole_files_only_is_refused_before_anything_is_read
         ("http://127.0.0.1:1/a.txt", CorpusError, r"the corpus cannot be read \(Cannot connect to host 127.0.0.1:1"),
     ],
 )
-def test_what_is_not_there_is_one_named_error_at_once(s3, address, kind, message, monkeypatch):
+def test_what_is_not_there_is_one_named_error_at_once(s3, address, kind, message):
     upload({"t/a.txt": "x"})
-    monkeypatch.setattr(remote_file.time, "sleep", lambda seconds: pytest.fail("it is tried again"))
     address = address.replace("URL", s3.url)
     s3.requests.clear()
     with pytest.raises(kind, match=message) as error:

@@ -88,7 +88,9 @@ def test_a_bad_data_file_in_a_directory_is_an_error_that_names_it(tmp_path):
         tmp_path,
         {"a/good.jsonl": '{"text": "x"}\n', "a/truncated.jsonl.gz": gzip.compress(b'{"text": "x"}\n' * 99)[:-9]},
     )
-    with pytest.raises(CorpusFormatError, match=f"^{tmp_path}/a/truncated.jsonl.gz: gzip file is truncated"):
+    with pytest.raises(
+        CorpusFormatError, match=f"^{tmp_path}/a/truncated.jsonl.gz: compressed file is damaged or truncated"
+    ):
         read_corpus(tmp_path)
     assert len(read_corpus(tmp_path, exclude=("*.gz",))[1]) == 1
     write_files(tmp_path, {"a/bad.jsonl": '{"text": "x"}\n{"text": 1}\n'})
@@ -172,14 +174,6 @@ def test_globs_match(glob, path, matches):
     assert compile_globs([]).fullmatch(path) is None
 
 
-@pytest.mark.parametrize("option", ["include", "exclude"])
-def test_a_glob_with_a_range_from_the_end_is_refused(tmp_path, option):
-    (tmp_path / "a.py").write_text("x")
-    expected = r"corpus: a glob is '\[z-a\]' \(bad character range z-a\), expected one with ascending ranges"
-    with pytest.raises(CorpusError, match=expected):
-        read_corpus(tmp_path, **{option: ("*.py", "[z-a]")})
-
-
 def test_links_make_no_loops_and_special_files_are_counted(tmp_path):
     write_files(tmp_path, {"a/x.py": "x", "other/y.py": "y"})
     (tmp_path / "a/loop").symlink_to(tmp_path, target_is_directory=True)
@@ -200,7 +194,7 @@ def test_datastores_and_unfinished_builds_in_a_tree_are_left_out(tmp_path):
     write_files(tmp_path, dict.fromkeys(["a.txt", "web/app.js", "z.txt", ".y.building/notes.txt"], "text"))
     write_files(tmp_path, {"web/manifest.json": '{"name": "an app"}', "big/manifest.json": "[" * 5000})
     write_files(tmp_path, {"ds/manifest.json": MANIFEST, "ds/tokenizer.json": "{}", "ds/deep/x.txt": "x"})
-    write_files(tmp_path, {".ds.building/journal.jsonl": "", ".ds.building/datastore/tokenizer.json": "{}"})
+    write_files(tmp_path, {".ds.building/slices/0000-0000000": "", ".ds.building/datastore/tokenizer.json": "{}"})
     corpus, documents = read_corpus(tmp_path)
     expected = [".y.building/notes.txt", "a.txt", "big/manifest.json", "web/app.js", "web/manifest.json", "z.txt"]
     assert names(tmp_path, documents) == expected
@@ -251,15 +245,14 @@ def test_what_vanishes_from_a_tree_meanwhile_is_counted_and_passed_over(tmp_path
 
 def test_a_file_that_vanishes_after_it_was_looked_at_is_counted(tmp_path, monkeypatch):
     write_files(tmp_path, {"a.txt": "a", "b.txt": "b"})
-    detect = corpus_module.detect
+    opened = corpus_module.open_file
 
-    def detect_and_remove(path, *arguments):
-        detection = detect(path, *arguments)
-        if path.name == "a.txt":
-            path.unlink()
-        return detection
+    def remove_and_open(path):
+        if path.endswith("a.txt"):
+            os.unlink(path)  # noqa: PTH108
+        return opened(path)
 
-    monkeypatch.setattr(corpus_module, "detect", detect_and_remove)
+    monkeypatch.setattr(corpus_module, "open_file", remove_and_open)
     corpus, documents = read_corpus(tmp_path)
     assert names(tmp_path, documents) == ["b.txt"]
     assert (corpus.provenance()["skipped"], corpus.provenance()["files"]) == ({"vanished": 1}, 1)
@@ -316,7 +309,7 @@ def test_a_file_or_directory_that_cannot_be_read_is_an_error(tmp_path, monkeypat
     def refuse_file(path, *_args, **_options):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("pathlib.Path.open", refuse_file)
+    monkeypatch.setattr(corpus_module, "open_file", refuse_file)
     with pytest.raises(CorpusError, match=rf"^{tmp_path}/a/x.py: the corpus cannot be read \(Permission denied\)"):
         read_corpus(tmp_path)
 

@@ -254,7 +254,7 @@ class Fuzzer(campaign.Fuzzer):
                 _, code, _ = ending(call, stream=True)
             else:
                 _, code, _ = ending(victim.channel.unary_unary(method).future(data, timeout=PATIENCE), stream=False)
-            assert code not in ("UNKNOWN", "INTERNAL"), f"{code} of {method} for {data!r}"
+            assert code != "INTERNAL", f"{code} of {method} for {data!r}"
             found[code] += 1
         return found
 

@@ -164,11 +164,7 @@ def test_info_says_what_is_served(client: Any, connect: Callable[..., Any], serv
     for name in ("tokenizer", "token_count", "document_count", "shard_count", "size"):
         assert getattr(described, name) == getattr(expected, name)
     assert abs((described.built - expected.built).total_seconds()) < 0.001
-    assert (found.tokenizer, found.token_count, found.kernel) == (
-        expected.tokenizer,
-        expected.token_count,
-        expected.kernel,
-    )
+    assert (found.tokenizer, found.token_count) == (expected.tokenizer, expected.token_count)
     assert (found.version, found.limits["max_contexts"]) == (rest_store.__version__, 100)
     both = connect(service.target, tokenizer=identity(VOCABULARY)).connect()
     assert [one.name for one in both.datastores] == ["one", "two"]

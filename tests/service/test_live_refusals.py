@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -205,9 +205,14 @@ def test_what_waits_to_be_written_is_bounded(
 ) -> None:
     catalog = Catalog([], [("chat", tmp_path / "chat")], identity(VOCABULARY))
     [served] = catalog.served
-    waiting: Future[Any] = Future()
-    monkeypatch.setattr(served, "add", lambda documents, ids: waiting)
-    monkeypatch.setattr(served, "delete", lambda ids: waiting)
+    go_on = threading.Event()
+
+    def slowly(*_: object) -> int:
+        assert go_on.wait(PATIENCE)
+        return 8
+
+    monkeypatch.setattr(served.store, "add", slowly)
+    monkeypatch.setattr(served.store, "delete", slowly)
     request = request_.SerializeToString()
     least = len(request) + (1 + parts) * writes._PART_BYTES
     monkeypatch.setattr(writes, "_MOST_BYTES", int(2.5 * least))
@@ -224,8 +229,10 @@ def test_what_waits_to_be_written_is_bounded(
         await asyncio.wait([left])
         with pytest.raises(OverloadedError):
             await handle(request, ALL_ALLOWED)  # what a client has left goes on
-        waiting.set_result(8)
+        go_on.set()
         await asyncio.wait(tasks)
+        while handlers._waiting.used:
+            await asyncio.sleep(0)
         assert await handle(request, ALL_ALLOWED)
 
     asyncio.run(run())
@@ -238,5 +245,5 @@ def test_what_cannot_be_answered_is_not_added(tmp_path: Path) -> None:
     request = addition(*[document()] * 40).SerializeToString()  # ids of 32 characters are longer
     with pytest.raises(MessageSizeError):
         asyncio.run(handlers.add(request, ALL_ALLOWED))
-    assert catalog.served[0].info().document_count == 0
+    assert catalog.served[0].store.info().document_count == 0
     catalog.close()

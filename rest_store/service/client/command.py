@@ -31,7 +31,6 @@ def _facts(info: ServiceInfo) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "target": info.target,
         "version": info.version,
-        "kernel": info.kernel,
         "datastores": [_datastore(datastore) for datastore in info.datastores],
         "limits": info.limits,
     }
@@ -56,7 +55,7 @@ def _datastore(datastore: ServedDatastore) -> dict[str, Any]:
 
 def _rows(info: ServiceInfo) -> Iterator[tuple[str, str]]:
     yield "service", info.target
-    yield "version", f"{info.version}, {info.kernel} kernel"
+    yield "version", info.version
     for datastore in info.datastores:
         share = "" if datastore.part is None else f", part {datastore.part.number}/{datastore.part.parts}"
         yield "datastore", f"{datastore.name}{share}"

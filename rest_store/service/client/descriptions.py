@@ -56,7 +56,6 @@ class ServiceInfo:
     Attributes:
         target: the endpoint that answered; of parts, all of them.
         version: release of rest-store that serves.
-        kernel: what answers queries there, "native" or "reference".
         datastores: those that the client asks, in the order of their answers; of parts, their figures are sums.
         limits: name to value, as in the message ServiceLimits; 0 where the service publishes none.
         parts: the description of each part; empty: the datastores are whole.
@@ -64,7 +63,6 @@ class ServiceInfo:
 
     target: str
     version: str
-    kernel: str
     datastores: tuple[ServedDatastore, ...]
     limits: dict[str, int]
     parts: tuple[ServiceInfo, ...] = ()
@@ -103,7 +101,7 @@ def service_info(
     """
     chosen = _chosen(_served_by(response, target), names, tokenizer, target)
     limits = {field.name: int(getattr(response.limits, field.name)) for field in response.limits.DESCRIPTOR.fields}
-    return ServiceInfo(target, response.version, response.kernel, chosen, limits)
+    return ServiceInfo(target, response.version, chosen, limits)
 
 
 def _served_by(response: pb.DescribeResponse, target: str) -> tuple[ServedDatastore, ...]:
@@ -209,7 +207,7 @@ def info_of_parts(infos: Sequence[ServiceInfo]) -> ServiceInfo:
     limits = {name: min(info.limits[name] for info in infos) for name in first.limits}
     datastores = tuple(_sum_of(parts) for parts in zip(*(info.datastores for info in infos), strict=True))
     target = "; ".join(info.target for info in infos)
-    return ServiceInfo(target, first.version, first.kernel, datastores, limits, tuple(infos))
+    return ServiceInfo(target, first.version, datastores, limits, tuple(infos))
 
 
 def _sum_of(parts: Sequence[ServedDatastore]) -> ServedDatastore:

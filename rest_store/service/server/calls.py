@@ -12,7 +12,7 @@ import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-from rest_store.errors import RestStoreError
+from rest_store.errors import RestStoreError, ServiceUnavailableError
 from rest_store.service.errors import DETAILS_KEY, DOMAIN, status_of
 from rest_store.service.server.limits import Budget, Limits
 from rest_store.service.server.metrics import Metrics
@@ -58,6 +58,11 @@ class Admission(Interceptor):
         self.streams = Budget("open streams", limits.max_streams)
         self.calls: set[asyncio.Task[Any]] = set()
         self._health_checks = Budget("health checks", _MOST_HEALTH_CHECKS)
+        self._is_draining = False
+
+    def drain(self) -> None:
+        """Refuse all further calls but health checks: the service shuts down."""
+        self._is_draining = True
 
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], handler_call_details: grpc.HandlerCallDetails
@@ -71,6 +76,8 @@ class Admission(Interceptor):
             if method.startswith(_HEALTH):
                 budget = self._health_checks
             else:
+                if self._is_draining:
+                    raise shutting_down()
                 GRANT.set(self._tokens.require(handler_call_details.invocation_metadata))
                 budget = self.streams if handler is not None and handler.response_streaming else self.requests
                 self.calls.add(task)
@@ -104,3 +111,8 @@ async def end_call(name: str, error: Exception, context: Context, metrics: Metri
     trailing = ((DETAILS_KEY, details.SerializeToString()),)
     await context.abort(getattr(grpc.StatusCode, status.code), message, trailing)
     raise AssertionError("abort raises")
+
+
+def shutting_down() -> ServiceUnavailableError:
+    """Return the error of calls to a service that shuts down."""
+    return ServiceUnavailableError("service is shutting down; ask another one")

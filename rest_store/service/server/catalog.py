@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import reprlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from rest_store.errors import (
     describe,
 )
 from rest_store.service.names import is_name
-from rest_store.service.server.hosted_datastore import HostedDatastore, HostedFrozenDatastore, HostedLiveDatastore
+from rest_store.service.server.hosted_datastore import HostedDatastore
 from rest_store.service.tokens import Grant
 from rest_store.v1 import datastore_pb2 as pb
 
@@ -50,16 +51,12 @@ class Catalog:
         if part is not None and live:
             found = f"live datastore {live[0][0]!r}"
             raise ServeError(describe("service", found, "one to serve in parts", "a built one"))
-        self._served: dict[str, HostedDatastore] = {}
+        self._served = {name: HostedDatastore.built(name, path, part) for name, path in built}
+        if tokenizer is None and len({datastore.fingerprint for datastore in self.served}) == 1:
+            tokenizer = self.served[0].stored_tokenizer
         try:
-            frozen = [HostedFrozenDatastore(name, path, part) for name, path in built]
-            self._served.update((datastore.name, datastore) for datastore in frozen)
-            if tokenizer is None and len({datastore.fingerprint for datastore in frozen}) == 1:
-                tokenizer = frozen[0].stored_tokenizer
             for name, path in live:
-                self._served[name] = HostedLiveDatastore(name, path, tokenizer)
-            for served in self.served:
-                served.try_out()
+                self._served[name] = HostedDatastore.live(name, path, tokenizer)
         except BaseException:
             self.close()
             raise
@@ -67,8 +64,8 @@ class Catalog:
     def close(self) -> None:
         """Close the live datastores, after what is being added was written."""
         for served in self.served:
-            if isinstance(served, HostedLiveDatastore):
-                served.close()
+            if served.store.is_live:
+                served.store.close()
 
     @property
     def served(self) -> tuple[HostedDatastore, ...]:
@@ -83,7 +80,7 @@ class Catalog:
             raise PermissionDeniedError(describe("request", "token", "one for other datastores", expected))
         return served
 
-    def live(self, name: str, fingerprint: str, grant: Grant) -> HostedLiveDatastore:
+    def live(self, name: str, fingerprint: str, grant: Grant) -> HostedDatastore:
         """Return the live datastore that a call with `grant`, which may write, is to write to.
 
         Raises:
@@ -91,7 +88,7 @@ class Catalog:
             UnknownDatastoreError, TokenizerMismatchError: as `select`.
         """
         served = self._named(name, fingerprint, grant)
-        if not isinstance(served, HostedLiveDatastore):
+        if not served.store.is_live:
             raise LiveFormatError(describe("request", f"datastore {name!r}", "frozen", "a live one"))
         return served
 
@@ -109,16 +106,14 @@ class Catalog:
             return tuple(self._named(name, fingerprint, grant) for name in selection.datastores)
         served = self.included(grant)
         known = sorted({datastore.fingerprint for datastore in served})
-        if fingerprint:
-            matching = tuple(datastore for datastore in served if datastore.fingerprint == fingerprint)
-            if not matching:
-                found, expected = reprlib.repr(fingerprint), "one of " + ", ".join(known)
-                raise TokenizerMismatchError(describe("service", "the client's tokenizer", found, expected))
-            return matching
-        if len(known) > 1:
+        if not fingerprint and len(known) > 1:
             expected = "a tokenizer or names: the datastores have several tokenizers"
             raise TokenizerMismatchError(describe("request", "selection", "empty", expected))
-        return served
+        matching = tuple(datastore for datastore in served if fingerprint in ("", datastore.fingerprint))
+        if not matching:
+            found, expected = reprlib.repr(fingerprint), "one of " + ", ".join(known)
+            raise TokenizerMismatchError(describe("service", "the client's tokenizer", found, expected))
+        return matching
 
     def _named(self, name: str, fingerprint: str, grant: Grant) -> HostedDatastore:
         served = self._served.get(name)
@@ -126,25 +121,23 @@ class Catalog:
             expected = "one of " + reprlib.repr(sorted(datastore.name for datastore in self.included(grant)))
             raise UnknownDatastoreError(describe("request", "name of a datastore", reprlib.repr(name), expected))
         if fingerprint not in ("", served.fingerprint):
-            found = reprlib.repr(fingerprint)
-            raise TokenizerMismatchError(
-                describe(f"datastore {name!r}", "the client's tokenizer", found, served.fingerprint)
-            )
+            where, found = f"datastore {name!r}", reprlib.repr(fingerprint)
+            raise TokenizerMismatchError(describe(where, "the client's tokenizer", found, served.fingerprint))
         return served
 
-    def reopen(self) -> Iterator[tuple[str, HostedFrozenDatastore | str]]:
+    def reopen(self) -> Iterator[tuple[str, HostedDatastore | str]]:
         """Open every built datastore again; yield its name with it, or with why it was refused. Changes nothing."""
         for old in self.served:
-            if not isinstance(old, HostedFrozenDatastore):
+            if old.store.is_live:
                 continue
             try:
-                yield old.name, old.reopened()
-            except RestStoreError as error:
+                new = HostedDatastore.built(old.name, old.store.path, old.part)
+                old.store.tokenizer.require_same(new.store.tokenizer, old.store.path)
+                yield old.name, new
+            except (RestStoreError, OSError, ValueError, MemoryError) as error:
                 yield old.name, str(error)
-            except (OSError, ValueError, MemoryError) as error:
-                yield old.name, f"{old.path}: datastore cannot be opened ({error})"
 
-    def swap(self, new: HostedFrozenDatastore) -> None:
+    def swap(self, new: HostedDatastore) -> None:
         """Serve what `reopen` opened; answers under way end with the datastore that they began with."""
         self._served[new.name] = new
 
@@ -153,10 +146,10 @@ def _require_names(names: Sequence[str]) -> None:
     """Raise ServeError unless there are names, all of them distinct and of UTF-8."""
     if not names:
         raise ServeError(describe("service", "number of datastores", 0, "at least 1"))
-    for name in names:
+    for name, number in Counter(names).items():
         if not is_name(name):
             expected = "text in UTF-8: give NAME=DIR"
             raise ServeError(describe("service", "name of a datastore", ascii(name), expected))
-        if names.count(name) > 1:
-            found = f"{names.count(name)} times {name!r}"
+        if number > 1:
+            found = f"{number} times {name!r}"
             raise ServeError(describe("service", "name of a datastore", found, "distinct ones: give NAME=DIR"))

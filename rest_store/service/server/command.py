@@ -28,6 +28,25 @@ if TYPE_CHECKING:
     from rest_store.service.server.server import Options
 
 
+_LIMITS = {
+    "max_contexts": "Most contexts of a request, times datastores; most documents of one.",
+    "max_in_flight": "Most requests in flight.",
+    "max_streams": "Most open streams.",
+    "max_connections": "Most connections of each address; silent ones end by themselves.",
+    "max_session_tokens": "Longest text of a draft session that the service runs.",
+    "max_session_memory": "Most bytes of all sessions together.",
+    "session_idle_seconds": "Time without a message after which a session ends.",
+}
+
+
+def _limit_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Add an option for each of these limits."""
+    for name, text in reversed(_LIMITS.items()):
+        option = f"--{name.replace('_', '-')}"
+        command = click.option(option, metavar="N", default=getattr(Limits, name), help=text)(command)
+    return command
+
+
 def _part(text: str) -> Part:
     """Return which part of how many, or fail with a usage error."""
     from rest_store.datastore.part import Part
@@ -84,38 +103,7 @@ def _part(text: str) -> Part:
     "--insecure", is_flag=True, help="Allow public addresses without TLS or authentication, also for metrics."
 )
 @click.option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics over HTTP at this address.")
-@click.option(
-    "--max-contexts",
-    metavar="N",
-    default=Limits.max_contexts,
-    help="Most contexts of a request, times datastores; most documents of one.",
-)
-@click.option("--max-streams", metavar="N", default=Limits.max_streams, help="Most open streams.")
-@click.option(
-    "--max-connections",
-    metavar="N",
-    default=Limits.max_connections,
-    help="Most connections of each address; silent ones end by themselves.",
-)
-@click.option("--max-in-flight", metavar="N", default=Limits.max_in_flight, help="Most requests in flight.")
-@click.option(
-    "--max-session-tokens",
-    metavar="N",
-    default=Limits.max_session_tokens,
-    help="Longest text of a draft session that the service runs.",
-)
-@click.option(
-    "--max-session-memory",
-    metavar="N",
-    default=Limits.max_session_memory,
-    help="Most bytes of all sessions together.",
-)
-@click.option(
-    "--session-idle-seconds",
-    metavar="SECONDS",
-    default=Limits.session_idle_seconds,
-    help="Time without a message after which a session ends.",
-)
+@_limit_options
 @click.option(
     "--drain-seconds",
     metavar="SECONDS",
@@ -135,14 +123,8 @@ def serve(
     token_file: Path | None,
     insecure: bool,
     metrics: str | None,
-    max_contexts: int,
-    max_streams: int,
-    max_connections: int,
-    max_in_flight: int,
-    max_session_tokens: int,
-    max_session_memory: int,
-    session_idle_seconds: int,
     drain_seconds: float,
+    **limits: int,
 ) -> None:
     """Serve drafts from datastores over gRPC: built ones, and live ones that grow with what clients add.
 
@@ -167,15 +149,7 @@ def serve(
             token=os.environ.get(TOKEN_VARIABLE) or None,
             insecure=insecure,
             metrics=_metrics_address(metrics),
-            limits=Limits(
-                max_contexts=max_contexts,
-                max_streams=max_streams,
-                max_in_flight=max_in_flight,
-                max_connections=max_connections,
-                max_session_tokens=max_session_tokens,
-                max_session_memory=max_session_memory,
-                session_idle_seconds=session_idle_seconds,
-            ),
+            limits=Limits(**limits),
             drain_seconds=drain_seconds,
             part=part,
         )
@@ -222,6 +196,7 @@ def _run(options: Options) -> None:
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("rest_store").setLevel(logging.INFO)
+    logging.getLogger("grpc").setLevel(logging.CRITICAL)  # malformed health checks of strangers; our defects we log
     _run_loop()(serve_until_signal(options, rest_store.__version__, _announce))
 
 

@@ -1,57 +1,82 @@
-"""One datastore of a service: its name, its description, whether it can be read; and writing of a live one."""
+"""One datastore of a service: its name, its description, and whether it can be read."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from typing import TYPE_CHECKING
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from rest_store.datastore.datastore import Datastore, DatastoreInfo
+from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.header import FORMAT_VERSION
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.part import Part
-from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import TokenizerIdentity
-from rest_store.errors import DatastoreClosedError, DatastoreUnavailableError, StorageError, WriterError
+from rest_store.errors import DatastoreClosedError, DatastoreUnavailableError
 from rest_store.live.opening import is_live
-from rest_store.service.server.requests import Tokens
 from rest_store.v1 import datastore_pb2 as pb
 
 if TYPE_CHECKING:
-    from rest_store.live.live_info import LiveInfo
-
-_WRITING_THREADS = 4  # callers that share a commit
-
-T = TypeVar("T")
-
-_log = logging.getLogger(__name__)
+    from rest_store.live.live_datastore import LiveDatastore
 
 
+@dataclass(frozen=True, eq=False)
 class HostedDatastore:
     """One datastore under its name. Thread-safe.
 
-    Args:
+    Attributes:
         name: under which clients select it.
         store: the datastore.
+        part: which part of a built datastore it is; None: all of it.
     """
 
-    remedy: ClassVar[str]  # for the message when it cannot be read
+    name: str
+    store: Datastore | LiveDatastore
+    part: Part | None = None
 
-    def __init__(self, name: str, store: Store) -> None:
-        self.name = name
-        self.store = store
+    @classmethod
+    def built(cls, name: str, path: Path, part: Part | None = None) -> HostedDatastore:
+        """Open a built datastore.
 
-    def try_out(self) -> None:
+        Opening verifies the manifest, the headers, and the sizes of all files. The content is not read, which takes
+        minutes for a large datastore; `rest-store check` does that, before a datastore takes the place of another.
+
+        Raises:
+            DatastoreError, DatastoreUnavailableError: it cannot be opened, or not be read.
+        """
+        return cls(name, Datastore.open(path, part=part), part)._tried_out()
+
+    @classmethod
+    def live(cls, name: str, path: Path, tokenizer: object) -> HostedDatastore:
+        """Open a live datastore for writing: the service is the process that writes it.
+
+        Args:
+            name: of the datastore.
+            path: its directory; the datastore is created if it is absent or empty.
+            tokenizer: for a datastore that is created, as `LiveDatastore.open` takes it; None: it has to exist.
+
+        Raises:
+            DatastoreError, TokenizerMismatchError: as `LiveDatastore.open`.
+        """
+        from rest_store.live.live_datastore import LiveDatastore  # needs more packages than a built one
+
+        path = path.absolute()  # `named` replaces it in messages; a short relative path may be part of other words
+        store = LiveDatastore.open(path, tokenizer=None if is_live(path) else tokenizer)
+        try:
+            return cls(name, store)._tried_out()
+        except BaseException:
+            store.close()
+            raise
+
+    def _tried_out(self) -> HostedDatastore:
         """Draft once, so that a datastore that cannot be read is refused before it is served."""
         with reading([self]):
             self.store.draft([0], max_nodes=1)
+        return self
 
     @property
     def fingerprint(self) -> str:
@@ -67,15 +92,11 @@ class HostedDatastore:
             return False
         return True
 
-    def info(self) -> DatastoreInfo | LiveInfo:
-        """Return its numbers of tokens, documents, shards and bytes."""
-        raise NotImplementedError
-
     def describe(self, *, writable: bool) -> pb.DatastoreDescription:
         """Return its description for a call that may write, or may not."""
-        info = self.info()
+        info = self.store.info()
         tokenizer = info.tokenizer
-        return pb.DatastoreDescription(
+        description = pb.DatastoreDescription(
             name=self.name,
             tokenizer=pb.TokenizerDescription(
                 name=tokenizer.name,
@@ -91,121 +112,24 @@ class HostedDatastore:
             built=_timestamp(info.built),
             format_version=FORMAT_VERSION,
         )
-
-
-class HostedFrozenDatastore(HostedDatastore):
-    """A datastore that was built, in the directory `path`, or a part of it."""
-
-    remedy: ClassVar[str] = "restore and reload it"
-
-    def __init__(self, name: str, path: Path, part: Part | None = None) -> None:
-        self.path = path
-        self._part = part
-        self._frozen = Datastore.open(path, part=part)
-        super().__init__(name, self._frozen)
-
-    def reopened(self) -> HostedFrozenDatastore:
-        """Return the datastore that is in the directory now.
-
-        Opening verifies the manifest, the headers, and the sizes of all files. The content is not read, which takes
-        minutes for a large datastore; `rest-store check` does that, before a datastore takes the place of another.
-
-        Raises:
-            DatastoreError, DatastoreUnavailableError: it cannot be opened, or not be read.
-            TokenizerMismatchError: it has another tokenizer.
-        """
-        new = HostedFrozenDatastore(self.name, self.path, self._part)
-        if new.fingerprint != self.fingerprint:
-            self.store.tokenizer.require_same(new.store.tokenizer, self.path)
-        new.try_out()
-        return new
-
-    def info(self) -> DatastoreInfo:
-        """Return its numbers of tokens, documents, shards and bytes."""
-        return self._frozen.info()
-
-    def describe(self, *, writable: bool) -> pb.DatastoreDescription:
-        """Return its description."""
-        description = super().describe(writable=writable)
-        if (part := self._part) is not None:
-            description.part.number, description.part.parts = part.number, part.parts
-            description.part.build = self._frozen.manifest.digest
+        if self.store.is_live:
+            description.live.CopyFrom(pb.LiveDescription(writable=writable))
+        elif self.part is not None:
+            assert isinstance(self.store, Datastore)
+            build = self.store.manifest.digest
+            description.part.CopyFrom(pb.PartDescription(number=self.part.number, parts=self.part.parts, build=build))
         return description
+
+    def named(self, text: str) -> str:
+        """Return `text` with the name in place of the directory, which clients are not told."""
+        return text.replace(str(self.store.path), f"datastore {self.name!r}")
 
     @property
     def stored_tokenizer(self) -> StoredTokenizer | TokenizerIdentity:
         """Its tokenizer, with which a live datastore can be created."""
-        file = self.path / TOKENIZER_FILE_NAME
+        file = self.store.path / TOKENIZER_FILE_NAME
         identity = self.store.tokenizer
         return StoredTokenizer(identity, file) if file.is_file() else identity
-
-
-class HostedLiveDatastore(HostedDatastore):
-    """A live datastore, opened for writing: the service is the process that writes it.
-
-    It writes in threads of its own, so neither drafts nor other datastores wait for its disk.
-
-    Args:
-        name: under which clients select it.
-        path: its directory; the datastore is created if it is absent or empty.
-        tokenizer: for a datastore that is created, as `LiveDatastore.open` takes it; None: it has to exist.
-
-    Raises:
-        DatastoreError, TokenizerMismatchError: as `LiveDatastore.open`.
-    """
-
-    remedy: ClassVar[str] = "restart the service, which sorts it anew from its documents"
-
-    def __init__(self, name: str, path: Path, tokenizer: object) -> None:
-        from rest_store.live.live_datastore import LiveDatastore  # needs more packages than a frozen one
-
-        path = path.absolute()  # `_named` replaces it in messages; a short relative path may be part of other words
-        self._live = LiveDatastore.open(path, tokenizer=None if is_live(path) else tokenizer)
-        self._threads = ThreadPoolExecutor(_WRITING_THREADS, f"write {name}")
-        super().__init__(name, self._live)
-
-    def info(self) -> LiveInfo:
-        """Return its numbers of tokens, documents, segments and bytes."""
-        return self._live.info()
-
-    def describe(self, *, writable: bool) -> pb.DatastoreDescription:
-        """Return its description for a call that may write, or may not."""
-        info, description = self.info(), super().describe(writable=writable)
-        description.live.CopyFrom(
-            pb.LiveDescription(
-                memory_token_count=info.memory_token_count,
-                oldest=_timestamp(info.oldest),
-                max_tokens=info.max_tokens or 0,
-                max_age=info.max_age or 0.0,
-                failure=self._named(info.failure or ""),
-                writable=writable,
-            )
-        )
-        return description
-
-    def add(self, documents: Sequence[Tokens], ids: Sequence[str]) -> Future[list[str]]:
-        """Add documents, as `LiveDatastore.add` does; a StorageError names the datastore."""
-        return self._threads.submit(self._written, lambda: self._live.add(documents, ids))
-
-    def delete(self, ids: Sequence[str]) -> Future[int]:
-        """Delete documents, as `LiveDatastore.delete` does; a StorageError names the datastore."""
-        return self._threads.submit(self._written, lambda: self._live.delete(ids))
-
-    def close(self) -> None:
-        """Close it after the writes in progress. Those that have not begun are left out: nobody waits for them."""
-        self._threads.shutdown(cancel_futures=True)
-        self._live.close()
-
-    def _written(self, write: Callable[[], T]) -> T:
-        try:
-            return write()
-        except (StorageError, WriterError) as error:
-            _log.warning("datastore %s: %s", self.name, error)
-            raise StorageError(self._named(str(error))) from None
-
-    def _named(self, text: str) -> str:
-        """Return `text` with the datastore's name in place of its directory, which clients are not told."""
-        return text.replace(str(self._live.path), f"datastore {self.name!r}")
 
 
 @dataclass(frozen=True)
@@ -234,7 +158,8 @@ def require_readable(served: Iterable[HostedDatastore]) -> None:
     for datastore in served:
         if not datastore.is_readable:
             found = "a file was truncated, or its disk fails"
-            raise DatastoreUnavailableError(f"datastore {datastore.name!r} is unavailable: {found}; {datastore.remedy}")
+            remedy = "restart the service, which sorts it anew" if datastore.store.is_live else "restore and reload it"
+            raise DatastoreUnavailableError(f"datastore {datastore.name!r} is unavailable: {found}; {remedy}")
 
 
 def _timestamp(time: datetime | None) -> Timestamp | None:

@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Plat
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from rest_store.service.server.hosted_datastore import HostedDatastore, HostedLiveDatastore
+from rest_store.live.live_info import LiveInfo
+from rest_store.service.server.hosted_datastore import HostedDatastore
 
 # Upper bounds of buckets in seconds.
 _SECONDS = (
@@ -109,12 +110,12 @@ class _DatastoreCollector(Collector):
             )
         }
         for datastore in self._served():
-            info, labels = datastore.info(), [datastore.name]
+            info, labels = datastore.store.info(), [datastore.name]
             gauges["tokens"].add_metric(labels, info.token_count)
             gauges["documents"].add_metric(labels, info.document_count)
             gauges["shards"].add_metric(labels, info.shard_count)
             gauges["size_bytes"].add_metric(labels, info.size)
             gauges["readable"].add_metric(labels, datastore.is_readable)
-            if isinstance(datastore, HostedLiveDatastore):
-                gauges["failing"].add_metric(labels, datastore.info().failure is not None)
+            if isinstance(info, LiveInfo):
+                gauges["failing"].add_metric(labels, info.failure is not None)
         yield from gauges.values()

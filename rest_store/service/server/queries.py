@@ -90,7 +90,6 @@ class Queries:
         limits = self._limits
         return pb.DescribeResponse(
             version=self._version,
-            kernel="native",
             datastores=[served.describe(writable=grant.may_write) for served in self._catalog.included(grant)],
             limits=pb.ServiceLimits(
                 max_nodes=MAX_NODES,

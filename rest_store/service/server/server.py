@@ -24,7 +24,7 @@ from rest_store.service.server.calls import Admission
 from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.certificates import CertificateFiles, Certificates
 from rest_store.service.server.executor import Executor
-from rest_store.service.server.hosted_datastore import HostedFrozenDatastore
+from rest_store.service.server.hosted_datastore import HostedDatastore
 from rest_store.service.server.limits import Limits
 from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.queries import Queries
@@ -93,7 +93,8 @@ class Server:
         limits.allow_files(len(options.addresses))
         self._server = grpc.aio.server(interceptors=[self._admission], options=limits.channel_options())
         queries = Queries(self._catalog, limits, self.metrics, executor, version)
-        service = datastore_service(queries, Writes(self._catalog, limits), self._streams, limits, self.metrics)
+        self._writes = Writes(self._catalog, limits)
+        service = datastore_service(queries, self._writes, self._streams, limits, self.metrics)
         self._server.add_generic_rpc_handlers((service,))
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in the stubs
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -167,7 +168,7 @@ class Server:
         """Read datastores, tokens and certificates again; those not valid stay as they were."""
         reopened = await asyncio.get_running_loop().run_in_executor(None, lambda: [*self._catalog.reopen()])
         for name, result in reopened:
-            if isinstance(result, HostedFrozenDatastore):
+            if isinstance(result, HostedDatastore):
                 self._catalog.swap(result)
                 self.metrics.reloads.labels("reloaded").inc()
                 _log.info("reloaded %s", name)
@@ -182,6 +183,7 @@ class Server:
                 _log.error("reload refused: %s", error)
         self._streams.end_revoked(self._tokens)
         await self._update_health()
+        _log.info("reload is done")
 
     async def drain(self) -> None:
         """Refuse new calls, let running ones finish within `drain_seconds`, stop, and close the live datastores."""
@@ -189,18 +191,18 @@ class Server:
         self.watch.cancel()
         self._reloading.cancel()
         await self._health.enter_graceful_shutdown()
+        self._admission.drain()
         self._streams.drain()
-        stopping = asyncio.create_task(self._server.stop(self._options.drain_seconds))  # takes no new calls
         if running := self._admission.calls:
             await asyncio.wait(running, timeout=self._options.drain_seconds)
         with contextlib.suppress(Exception):  # the error that has ended it before
             await self._server.stop(None)
-            await stopping
         if self.metrics_address is not None:
             await asyncio.to_thread(self._metrics_server.shutdown)
             self._metrics_server.server_close()
         self._workers.shutdown(wait=False, cancel_futures=True)
-        await asyncio.get_running_loop().run_in_executor(None, self._catalog.close)
+        await asyncio.to_thread(self._writes.close)
+        await asyncio.to_thread(self._catalog.close)
         _log.info("stopped")
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from typing import TypeVar
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 from uuid import uuid4
 
+from rest_store.errors import StorageError, WriterError
 from rest_store.service.server.catalog import Catalog
+from rest_store.service.server.hosted_datastore import HostedDatastore
 from rest_store.service.server.limits import Budget, Limits
 from rest_store.service.server.requests import M, document_of, parse, require_few, require_few_fields, require_size
 from rest_store.service.server.rights import require_write
@@ -17,13 +20,18 @@ from rest_store.v1 import datastore_pb2 as pb
 
 _MOST_BYTES = 64 << 20  # of all requests that are not done yet
 _PART_BYTES = 1 << 10  # that a request, and each of its documents or ids, counts for beside its message
+_THREADS = 4  # callers that share a commit
 _OTHER_FIELDS = 16  # of a request beside its documents or ids; at present there are two
 
 T = TypeVar("T")
 
+_log = logging.getLogger(__name__)
+
 
 class Writes:
     """Answers requests that change live datastores of `catalog`. For use within one event loop.
+
+    It writes in threads of its own, so drafts do not wait for a disk.
 
     Each method takes the bytes of a request and what its call is allowed, returns the bytes of the response, and raises
     an error of the table in service/errors.py.
@@ -33,6 +41,11 @@ class Writes:
         self._catalog = catalog
         self._limits = limits
         self._waiting = Budget("bytes that wait to be written", _MOST_BYTES)
+        self._threads = ThreadPoolExecutor(_THREADS, "write")
+
+    def close(self) -> None:
+        """Wait for the writes in progress. Those that have not begun are left out: nobody waits for their results."""
+        self._threads.shutdown(cancel_futures=True)
 
     async def add(self, data: bytes, grant: Grant) -> bytes:
         """Answer an AddRequest."""
@@ -44,7 +57,7 @@ class Writes:
         del request
         response = pb.AddResponse(ids=ids).SerializeToString()
         require_size("response", len(response), self._limits.max_message_bytes)  # while nothing has been added
-        await self._carried_out(lambda: served.add(documents, ids), len(data), ids)
+        await self._carried_out(served, lambda live: live.add(documents, ids), len(data), ids)
         return response
 
     async def delete(self, data: bytes, grant: Grant) -> bytes:
@@ -53,7 +66,7 @@ class Writes:
         served = self._catalog.live(request.datastore, "", grant)
         require_few("ids", len(request.ids), self._limits.max_contexts)
         ids = list(request.ids)
-        deleted = await self._carried_out(lambda: served.delete(ids), len(data), ids)
+        deleted = await self._carried_out(served, lambda live: live.delete(ids), len(data), ids)
         return pb.DeleteResponse(deleted=deleted).SerializeToString()
 
     def _parsed(self, kind: type[M], data: bytes, grant: Grant) -> M:
@@ -62,10 +75,16 @@ class Writes:
         require_few_fields(data, self._limits.max_contexts + _OTHER_FIELDS)
         return parse(kind, data)
 
-    async def _carried_out(self, begin: Callable[[], Future[T]], size: int, parts: Sequence[str]) -> T:
+    async def _carried_out(
+        self, served: HostedDatastore, write: Callable[[Any], T], size: int, parts: Sequence[str]
+    ) -> T:
         """Return the result of a write. It goes on if the client leaves, and its size counts until it is done."""
         size += _PART_BYTES * (1 + len(parts))
         self._waiting.take(size)
-        done = asyncio.wrap_future(begin())
+        done = asyncio.get_running_loop().run_in_executor(self._threads, write, served.store)
         done.add_done_callback(lambda _: self._waiting.give_back(size))
-        return await asyncio.shield(done)
+        try:
+            return await asyncio.shield(done)
+        except (StorageError, WriterError) as error:
+            _log.warning("datastore %s: %s", served.name, error)
+            raise StorageError(served.named(str(error))) from None
