@@ -123,7 +123,7 @@ sanitize: setup
 	echo 'import sys; sys.meta_path[:] = [f for f in sys.meta_path if "_editable_" not in type(f).__module__]' \
 	  > $(SANITIZE)/package/sitecustomize.py
 	$(SANITIZED) -c 'import rest_store._kernel as k; assert "sanitize" in k.__file__, k.__file__'
-	$(SANITIZED) -m pytest tests/datastore tests/drafting tests/live tests/service/test_evidence_service.py tests/service/test_parts.py
+	$(SANITIZED) -m pytest tests/datastore tests/drafting tests/live tests/service/test_sessions.py
 
 # The service's messages, from their definition; committed, and a test says when they are behind.
 proto: setup

@@ -42,13 +42,25 @@ class FileMapping:
         """Turn read-ahead off."""
 
 class NativeKernel:
-    """The exact queries of a datastore (`trees/kernel.hpp`); a `rest_store.datastore.kernel.Kernel`."""
+    """The exact queries of a datastore (`trees/kernel.hpp`). Thread-safe.
+
+    A suffix is the end of a context: 1 to 64 tokens of the vocabulary. A ValueError says that there are too many or too
+    few tokens, or that a limit is out of range.
+
+    Raises:
+        DatastoreUnavailableError: a page of the files could not be read.
+    """
 
     def __init__(self, shards: list[ShardView], vocabulary_size: int) -> None: ...
-    def longest_suffix_match(self, suffix: Sequence[int], /) -> tuple[int, int]: ...
+    def longest_suffix_match(self, suffix: Sequence[int], /) -> tuple[int, int]:
+        """Return match length and count."""
+
     def draft(self, suffix: Sequence[int], max_nodes: int, max_depth: int, /) -> PackedTree: ...
-    def count(self, tokens: Sequence[int], /) -> int: ...
-    def require_readable(self) -> None: ...
+    def count(self, tokens: Sequence[int], /) -> int:
+        """Return the occurrences of 1 to 96 tokens."""
+
+    def require_readable(self) -> None:
+        """Raise DatastoreUnavailableError if a page of the files could not be read."""
 
 class SuffixCache:
     """Evidence of short suffixes (`session/suffix_cache.hpp`); shared by the readers of one datastore. Thread-safe."""

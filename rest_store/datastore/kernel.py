@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Any
 
 from rest_store.errors import NativeKernelError, describe
 
@@ -12,27 +12,6 @@ MAX_NODES = 1024
 MAX_SEQUENCE = MAX_SUFFIX + MAX_DEPTH  # tokens that are counted: a match and a continuation of it
 
 PackedTree = tuple[bytes, tuple[int, int]]  # the packed nodes (see TokenTree), and length and count of the match
-
-
-class Kernel(Protocol):
-    """Exact queries over shards: `NativeKernel`. A suffix is the end of a context: 1 to 64 tokens of the vocabulary.
-
-    Methods raise ValueError for a number of tokens, a token or a limit out of range; `Datastore` checks them before and
-    words the errors. They raise DatastoreUnavailableError if a page of the files could not be read. Thread-safe;
-    releases the GIL.
-    """
-
-    def longest_suffix_match(self, suffix: list[int], /) -> tuple[int, int]:
-        """Return (match length, count)."""
-
-    def count(self, tokens: list[int], /) -> int:
-        """Return the occurrences of `tokens`, 1 to 96 of them."""
-
-    def draft(self, suffix: list[int], max_nodes: int, max_depth: int, /) -> PackedTree:
-        """Return the draft tree of a context that ends with `suffix`."""
-
-    def require_readable(self) -> None:
-        """Raise DatastoreUnavailableError if a page of the files could not be read."""
 
 
 def native_kernel() -> Any:

@@ -6,14 +6,17 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, NoReturn
+from typing import TYPE_CHECKING, ClassVar, NoReturn, cast
 
-from rest_store.datastore.kernel import MAX_SEQUENCE, MAX_SUFFIX, Kernel, native_kernel
+from rest_store.datastore.kernel import MAX_SEQUENCE, MAX_SUFFIX, native_kernel
 from rest_store.datastore.shard_view import ShardView
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.datastore.validation import Contexts, IntSequence, limit, limits, tail, tails, too_many_tokens
 from rest_store.errors import DatastoreClosedError, describe
+
+if TYPE_CHECKING:
+    from rest_store._kernel import NativeKernel
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +29,7 @@ class Snapshot:
     """
 
     views: Sequence[ShardView]
-    kernel: Kernel
+    kernel: NativeKernel
 
     @classmethod
     def of(cls, views: Sequence[ShardView], vocabulary_size: int) -> Snapshot:
@@ -36,7 +39,7 @@ class Snapshot:
     @classmethod
     def closed(cls, path: Path) -> Snapshot:
         """Return what stands for the shards of the datastore at `path` after `close`."""
-        return cls((), _ClosedKernel(path))
+        return cls((), cast("NativeKernel", _ClosedKernel(path)))
 
 
 class Store(ABC):
@@ -60,7 +63,7 @@ class Store(ABC):
         """The shards that queries read from now on; another object once they change, and after `close`."""
 
     @property
-    def kernel(self) -> Kernel:
+    def kernel(self) -> NativeKernel:
         """What answers the queries."""
         return self.snapshot.kernel
 

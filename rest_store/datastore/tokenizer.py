@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -107,11 +106,11 @@ class TokenizerIdentity:
         require(isinstance(name, str), "name", "a string")
         valid = isinstance(fingerprint, str) and _FINGERPRINT.fullmatch(fingerprint) is not None
         require(valid, "fingerprint", "'sha256:' and 64 hexadecimal digits")
-        require(_is_int(size) and 0 < size < 1 << 63, "vocabulary_size", "a positive integer below 2^63")
+        require(_is_id(size) and size > 0, "vocabulary_size", "a positive integer below 2^32")
         for what in ("special_tokens", "added_tokens"):
             tokens = fields.get(what)
             valid = isinstance(tokens, Mapping) and all(
-                isinstance(text, str) and _is_int(id_) and 0 <= id_ < size for text, id_ in tokens.items()
+                isinstance(text, str) and _is_id(id_) and id_ < size for text, id_ in tokens.items()
             )
             require(valid, what, f"an object of token texts and ids 0..{size - 1}")
         special, added = dict(fields["special_tokens"]), dict(fields["added_tokens"])
@@ -204,25 +203,19 @@ def fingerprint_of(tokenizer: Mapping[str, Any], name: str = "tokenizer") -> str
     Raises:
         TokenizerLoadError: `tokenizer` is not such an object.
     """
-    try:
-        canonical = json.dumps(_meaning(tokenizer, name), sort_keys=True, separators=(",", ":"))
-    except RecursionError:
-        raise TokenizerLoadError(describe(name, "normalizer", "nested too deep", "that of a tokenizer.json")) from None
-    return "sha256:" + hashlib.sha256(canonical.encode("ascii")).hexdigest()
-
-
-def _meaning(tokenizer: Mapping[str, Any], name: str) -> dict[str, Any]:
     model = _model(tokenizer, name)
     vocabulary = _vocabulary(model, name)
     added = _added_tokens(tokenizer, name)
-    return {
+    meaning = {
         "model": _model_type(model),
         "vocabulary": sorted({entry[:2] for entry in vocabulary} | {(id_, text) for id_, text, _ in added}),
         "scores": sorted((entry[0], entry[2]) for entry in vocabulary if len(entry) > 2),
         "merges": _merges(model, name),
         "added_tokens": [(id_, text) for id_, text, _ in added],
-        "normalizer": _normalizer(tokenizer.get("normalizer"), name),
+        "normalizer": list(_normalizer_steps(tokenizer.get("normalizer"), name)) or None,
     }
+    canonical = json.dumps(meaning, sort_keys=True, separators=(",", ":"))
+    return "sha256:" + hashlib.sha256(canonical.encode("ascii")).hexdigest()
 
 
 def _model(tokenizer: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -275,13 +268,8 @@ def _added_tokens(tokenizer: Mapping[str, Any], name: str) -> list[tuple[int, st
     return sorted(added)
 
 
-def _normalizer(normalizer: object, name: str) -> object:
-    """Return the normalizer with nested sequences flattened; None if it is absent or an empty sequence."""
-    steps = list(_normalizer_steps(normalizer, name))
-    return steps or None
-
-
 def _normalizer_steps(normalizer: object, name: str) -> Iterable[object]:
+    """Yield the steps of a normalizer, those of nested sequences one by one."""
     if normalizer is None:
         return
     if isinstance(normalizer, Mapping) and normalizer.get("type") == "Sequence":
@@ -301,13 +289,7 @@ def _list(fields: Mapping[str, Any], what: str, name: str) -> list[Any]:
 
 def _is_scored(entry: object) -> bool:
     """Return whether `entry` is [text, score]."""
-    if not (isinstance(entry, list | tuple) and len(entry) == 2 and isinstance(entry[1], int | float)):
-        return False
-    return isinstance(entry[1], float) or abs(entry[1]) <= sys.float_info.max
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(entry, list | tuple) and len(entry) == 2 and isinstance(entry[1], int | float)
 
 
 def _is_id(value: object) -> bool:

@@ -56,14 +56,14 @@ def tail(context: IntSequence, size: int, vocabulary_size: int, what: str = "con
 
 
 def tails(contexts: Contexts, size: int, vocabulary_size: int) -> list[list[int]]:
-    """Return what `tail` returns for each of `contexts`; messages name the place of a faulty one."""
+    """Return what `tail` returns for each of `contexts`; messages name the index of a faulty one."""
     if getattr(contexts, "ndim", 0) == 2:
         with suppress(TypeError, ValueError):  # a tensor on another device
             contexts = np.asarray(contexts)
             last = contexts[:, -size:]
             if last.size and last.dtype.kind in "iu" and last.min() >= 0 and last.max() < vocabulary_size:
                 return last.tolist()  # type: ignore[no-any-return]
-    return [tail(context, size, vocabulary_size, f"context {place}") for place, context in enumerate(batch(contexts))]
+    return [tail(context, size, vocabulary_size, f"context {index}") for index, context in enumerate(batch(contexts))]
 
 
 def batch(contexts: Contexts) -> list[IntSequence]:

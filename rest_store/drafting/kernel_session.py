@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.datastore.kernel import Kernel, native_kernel
+from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.store import Snapshot, Store
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.limits import TopK
@@ -19,7 +19,7 @@ from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import ContextTypeError, DatastoreClosedError, DatastoreUnavailableError
 
 if TYPE_CHECKING:
-    from rest_store._kernel import NativeEvidenceReader, NativeSession, SuffixCache
+    from rest_store._kernel import NativeEvidenceReader, NativeKernel, NativeSession, SuffixCache
 
 
 @dataclass
@@ -74,7 +74,7 @@ def follow_changes(native: NativeSession, datastores: Iterable[OpenStore]) -> No
 
 
 # By kernel: a datastore that is closed drops its kernel, and so its reader. All readers of a datastore share a cache.
-_readers: weakref.WeakKeyDictionary[Kernel, NativeEvidenceReader] = weakref.WeakKeyDictionary()
+_readers: weakref.WeakKeyDictionary[NativeKernel, NativeEvidenceReader] = weakref.WeakKeyDictionary()
 _caches: weakref.WeakKeyDictionary[Store, SuffixCache] = weakref.WeakKeyDictionary()
 
 

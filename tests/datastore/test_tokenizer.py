@@ -146,7 +146,6 @@ def test_padding_and_truncation_do_not_change_the_fingerprint():
         ('{"model": {"vocab": ' + "9" * 5_000 + "}}", "not JSON"),
         ('{"model": {"vocab": {"a": ' + "9" * 4_000 + "}}}", "model.vocab is {'a': 999"),
         ('{"model": {"vocab": [["a", "b"]]}}', "model.vocab is [['a', 'b']]"),
-        ('{"model": {"vocab": [["a", 1' + "0" * 400 + "]]}}", "model.vocab is [['a', 1000"),
         ('{"model": {"vocab": {"a": 0}, "merges": 5}}', "merges is 5, expected a list"),
         ('{"model": {"vocab": {"a": 0}, "merges": [5]}}', "model.merges[0] is 5"),
         ('{"model": {"vocab": {"a": 0}, "merges": [[1, 2]]}}', "model.merges[0] is [1, 2]"),

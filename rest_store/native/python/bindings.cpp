@@ -95,7 +95,10 @@ class NativeKernel {
   // Gives scratch back to the kernel that it was taken from.
   struct GiveBack {
     NativeKernel* kernel;
-    void operator()(Kernel::Scratch* scratch) const { kernel->scratch_.emplace_back(scratch); }
+    void operator()(Kernel::Scratch* scratch) const {
+      std::unique_ptr<Kernel::Scratch> owned(scratch);
+      if (!owned->drafter.holds_excess()) kernel->scratch_.push_back(std::move(owned));
+    }
   };
 
   // Scratch for a query: what an earlier one has left, or new. The GIL guards it.

@@ -54,7 +54,11 @@ class Drafter {
     return {match.length, match.count, pack(limits.max_nodes)};
   }
 
+  // Whether an unusual query has left much more memory allocated than most queries need.
+  bool holds_excess() const { return probes_.capacity() > kKept || nodes_.capacity() > kKept; }
+
  private:
+  static constexpr std::size_t kKept = std::size_t{1} << 16;
   static constexpr std::uint64_t kFew = 4;      // times max_nodes: so many occurrences are all read
   static constexpr std::uint64_t kFanOut = 16;  // parts in which a gap between different tokens is cut
 
