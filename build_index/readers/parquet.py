@@ -59,8 +59,8 @@ def read_parquet(file: BinaryIO, where: str, records: RecordReader, most_bytes: 
                     origin = f"{where}:row {row}" + (f" ({str(name)[:_NAME_CHARACTERS]})" if name else "")
                     row += 1
                     yield from _row_documents(record, origin, records)
-    except (OSError, ValueError) as error:  # all that pyarrow raises is one of these
-        if isinstance(error, RestStoreError):
+    except Exception as error:  # those of pyarrow have no common base
+        if isinstance(error, RestStoreError) or getattr(error, "errno", None) is not None:
             raise
         raise _damaged(where, error) from error
 
@@ -74,8 +74,8 @@ def column_names(file: BinaryIO, where: str) -> list[str]:
     """
     try:
         return [str(name) for name in _parquet(where).read_schema(file).names]
-    except (OSError, ValueError) as error:
-        if isinstance(error, RestStoreError):
+    except Exception as error:
+        if isinstance(error, RestStoreError) or getattr(error, "errno", None) is not None:
             raise
         raise _damaged(where, error) from error
 
