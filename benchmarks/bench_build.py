@@ -23,7 +23,6 @@ from typing import Any
 
 import click
 
-from build_index.allocator import mimalloc_variables
 from build_index.corpus import open_corpus
 from build_index.corpus_spec import CorpusSpec
 from build_index.tokenization import load_tokenizer
@@ -35,14 +34,7 @@ SAMPLED = 8  # of the documents, one in so many is tokenized by `tokenizers` alo
 STAGES = ("read", "tokenize", "sort", "write")
 BUILD = "from build_index.cli import build; build()"
 WITHOUT_FASTOKENS = f"import sys; sys.modules['fastokens'] = None; {BUILD}"
-PROGRAMS: dict[str, tuple[str, dict[str, str]]] = {  # by what tokenizes: the program, and variables of its environment
-    "fastokens": (BUILD, {}),
-    "tokenizers": (WITHOUT_FASTOKENS, {"LD_PRELOAD": ""}),  # which keeps workers from mimalloc
-}
-MIMALLOC = mimalloc_variables({})
-WITH_MIMALLOC = "tokenizers, mimalloc"  # only workers get it
-if MIMALLOC:
-    PROGRAMS[WITH_MIMALLOC] = (WITHOUT_FASTOKENS, {})
+PROGRAMS = {"fastokens": BUILD, "tokenizers": WITHOUT_FASTOKENS}  # by what tokenizes
 OWN = """
 import pickle, sys, time
 from tokenizers import Tokenizer
@@ -125,49 +117,42 @@ def main(
         command += ["--max-documents", str(max_documents)]
     texts = [document.text for spec in specs for document in islice(open_corpus(spec), 0, None, SAMPLED)]
     alone = pickle.dumps((load_tokenizer(tokenizer).to_json(), texts))
-    kinds = [kind for kind in product(encoders, sizes, workers) if kind[0] != WITH_MIMALLOC or kind[2] > 1]
+    kinds = list(product(encoders, sizes, workers))
     builds: dict[tuple[str, str, int], list[dict[str, Any]]] = {kind: [] for kind in kinds}
-    own, own_with_mimalloc = [], []
+    own = []
     for _, (kind, rows_of_kind) in product(range(rounds), builds.items()):
         encoder, size, number = kind
-        code, variables = PROGRAMS[encoder]
-        own.append(own_rate(alone, {}))
-        program = [sys.executable, "-c", code, *command, "--workers", str(number)]
-        row = measure(program if size == "auto" else [*program, "--shard-tokens", size], variables)
+        own.append(own_rate(alone))
+        program = [sys.executable, "-c", PROGRAMS[encoder], *command, "--workers", str(number)]
+        row = measure(program if size == "auto" else [*program, "--shard-tokens", size])
         rows_of_kind.append({**row, "shard_tokens": size})
-        if encoder == WITH_MIMALLOC:
-            rows_of_kind[-1]["allocator"] = "mimalloc"
-            own_with_mimalloc.append(own_rate(alone, MIMALLOC))
         rates = ", ".join(f"{stage} {rate / 1e6:.2f}" for stage, rate in row["tokens_per_second"].items())
         print(f"{encoder}, {row['workers']} processes, {row['shards']} shards, {row['tokens']:,} tokens", end=", ")
         print(f"million a second: {rates}; tokenizers alone before it: {own[-1] / 1e6:.2f}")
         print(f"  {row['cpu_seconds']:.1f} s of all cores, peak {row['peak_memory'] / 2**20:.0f} MiB", end=" ")
         print(f"of {row['memory'] / 2**20:.0f}, {row['bytes_per_token']:.3f} bytes a token", flush=True)
-    rows = [reported(same, own, own_with_mimalloc) for same in builds.values()]
+    rows = [reported(same, own) for same in builds.values()]
     for row in rows:
-        print(f"{row['of_tokenizers']:.2f} of tokenizers alone: {row['encoders']}, {row.get('allocator', 'glibc')}")
+        print(f"{row['of_tokenizers']:.2f} of tokenizers alone: {row['encoder']}")
     packages = ("numpy", "pydivsufsort", "tokenizers", "fastokens")
     write_result(out, "build", click.get_current_context().params, packages, rows)
 
 
-def reported(same: list[dict[str, Any]], own: list[float], own_with_mimalloc: list[float]) -> dict[str, Any]:
+def reported(same: list[dict[str, Any]], own: list[float]) -> dict[str, Any]:
     """Return the build with the median rate among those of one kind, beside what `tokenizers` makes by itself."""
     rates = [row["tokens_per_second"]["all"] for row in same]
     row = same[rates.index(statistics.median_low(rates))]
     alone = statistics.median(own)
     row |= {"rates": rates, "own_tokens_per_second": alone, "of_tokenizers": statistics.median(rates) / alone}
-    if "allocator" in row:
-        row["own_tokens_per_second_with_mimalloc"] = statistics.median(own_with_mimalloc)
     return row
 
 
-def measure(command: list[str], variables: dict[str, str]) -> dict[str, Any]:
-    """Build once, in a process of its own with these variables in its environment."""
+def measure(command: list[str]) -> dict[str, Any]:
+    """Build once, in a process of its own."""
     before = os.times()
     with tempfile.TemporaryDirectory() as directory:
         done = subprocess.run(
             [*command, "--out", f"{directory}/datastore"],
-            env={**os.environ, **variables},
             stdout=subprocess.PIPE,
             text=True,
         )

@@ -173,7 +173,9 @@ def test_a_connection_that_always_breaks_is_one_clear_error(s3, name):
     upload(tree())
     corpus = open_corpus(CorpusSpec(f"s3://corpus/{name}"))
     s3.breaks = 1 << 30
-    with pytest.raises(CorpusError, match=rf"^s3://corpus/{name}: the corpus cannot be read \(.*\)$") as error:
+    with pytest.raises(
+        CorpusError, match=rf"^s3://corpus/{name}: .* \(.*Response payload is not completed.*\)"
+    ) as error:
         list(corpus)
     assert "\n" not in str(error.value)
     s3.breaks = 0
