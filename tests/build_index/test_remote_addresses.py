@@ -68,10 +68,8 @@ def test_the_links_of_a_page_are_the_files_of_a_directory(s3):
     upload({"t/b.jsonl": '{"text": "b"}\n', "t/a.txt": "a", "t/sub/c.txt": "c"}, ACL="public-read")
     index = '<a href="../">up</a> <a href="?C=N;O=D">Name</a> <a href="b.jsonl">b</a> <a href="a.txt">a</a>'
     s3.pages["/corpus/t/"] = f'{index} <a href="sub/">sub</a> <a href="https://example.org/x.txt">x</a>'
-    sub = (
+    sub = '<a href="../">up</a> <a href="c.txt">c</a> <a href="/corpus/t/a.txt">a</a>'
     s3.pages |= {"/corpus/t/sub": sub, "/corpus/t/sub/": sub}
-        '<a href="../">up</a> <a href="c.txt">c</a> <a href="/corpus/t/a.txt">a</a>'
-    )
     corpus, found = read_corpus(f"{s3.url}/corpus/t/")
     assert [document.text for document in found] == ["a", "b", "c"]
     assert corpus.size_hint is None  # a page does not say
