@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from build_index.documents import Document, batches
+from build_index.documents import BATCH_CHARACTERS, BATCH_DOCUMENTS, Document, batches
 from build_index.duplicates import content_digest
 from build_index.encoder import Tokens
 from build_index.target_tokenizer import TargetTokenizer
@@ -58,7 +58,7 @@ def add_corpora(
             raise DocumentError(describe("add", "number of ids", len(ids), f"{len(documents)}, one for each document"))
     added = Added()
     names = iter(ids)
-    for batch in batches(documents):
+    for batch in batches(documents, BATCH_CHARACTERS, BATCH_DOCUMENTS):
         encoded = tokenizer.encode_documents(batch)
         keys = [next(names) for _ in batch] if ids else [content_digest(document).hex() for document in batch]
         entries: list[tuple[str, Tokens]] = [
