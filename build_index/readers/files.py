@@ -25,6 +25,7 @@ SCHEMES = {"s3": "s3fs", "gs": "gcsfs", "https": "aiohttp", "http": "aiohttp", "
 BUFFER_BYTES = 1 << 18
 _BLOCK_BYTES = 4 << 20  # of one request
 _BLOCKS = 4  # kept of a remote file: pyarrow reads up to three columns in turns
+_NOT_FOUND = 404  # RFC 9110; fsspec takes other answers for the same
 _TIMEOUT_SECONDS = 60  # of one request over HTTP; the other libraries have limits of their own
 _QUERY = re.compile(r"(?<=//)([^\s'\"?]+)\?[^\s'\")]*")  # of an address in a message; it may hold a signature
 
@@ -83,6 +84,9 @@ def read_errors(where: str) -> Iterator[None]:
     except RestStoreError:
         raise
     except FileNotFoundError as error:
+        cause = error.__cause__
+        if where.startswith("http") and cause is not None and getattr(cause, "status", None) != _NOT_FOUND:
+            raise CorpusError(f"{where}: the corpus cannot be read ({_public(cause)})") from error
         reason = "absent" if scheme_of(where) is None else f"absent ({_public(error.__cause__ or error)})"
         raise CorpusNotFoundError(describe(where, "corpus", reason, "a file, a directory or an address")) from error
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:

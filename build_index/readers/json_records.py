@@ -125,6 +125,7 @@ class _Values:
         self._text = ""
         self._position = 0  # in the text
         self._ended = False
+        self._is_damaged = False  # what follows is not UTF-8
 
     def values(self) -> Iterator[tuple[Any, int]]:
         """Yield each value, or TOO_LARGE for one that is passed over then, and the line on which it begins."""
@@ -213,12 +214,15 @@ class _Values:
         self._position += number
 
     def _read(self, size: int) -> None:
+        if self._is_damaged:
+            raise self._error("not UTF-8", "UTF-8 JSON")
         data = self._stream.read(size)
         self._ended = not data
         try:
             decoded = self._decode.decode(data, final=self._ended)
         except UnicodeDecodeError as error:
-            raise self._error(_reason(error), "UTF-8 JSON") from error
+            decoded = error.object[: error.start].decode("utf-8")
+            self._is_damaged = True
         self._text = self._text[self._position :] + decoded
         self._position = 0
 

@@ -43,10 +43,10 @@ def read_parquet(file: BinaryIO, where: str, records: RecordReader, most_bytes: 
         DocumentSizeError: see `RecordReader.too_large`.
         MemoryBudgetError: a row group is larger than `most_bytes`.
     """
-    pyarrow = _pyarrow(where)
+    parquet = _parquet(where)
     row = 0
     try:
-        table = pyarrow.parquet.ParquetFile(file, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+        table = parquet.ParquetFile(file, buffer_size=_BUFFER_BYTES, pre_buffer=False)
         columns, path_column = _columns(table.schema_arrow.names, where, records)
         for number in range(table.num_row_groups):
             size = table.metadata.row_group(number).total_byte_size
@@ -59,9 +59,9 @@ def read_parquet(file: BinaryIO, where: str, records: RecordReader, most_bytes: 
                     origin = f"{where}:row {row}" + (f" ({str(name)[:_NAME_CHARACTERS]})" if name else "")
                     row += 1
                     yield from _row_documents(record, origin, records)
-    except RestStoreError:
-        raise
-    except (OSError, ValueError, pyarrow.ArrowException) as error:
+    except Exception as error:  # those of pyarrow have no common base
+        if isinstance(error, RestStoreError) or getattr(error, "errno", None) is not None:
+            raise
         raise _damaged(where, error) from error
 
 
@@ -72,10 +72,11 @@ def column_names(file: BinaryIO, where: str) -> list[str]:
         CorpusFormatError: not an intact parquet file.
         CorpusError: pyarrow is not installed.
     """
-    pyarrow = _pyarrow(where)
     try:
-        return [str(name) for name in pyarrow.parquet.read_schema(file).names]
-    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        return [str(name) for name in _parquet(where).read_schema(file).names]
+    except Exception as error:
+        if isinstance(error, RestStoreError) or getattr(error, "errno", None) is not None:
+            raise
         raise _damaged(where, error) from error
 
 
@@ -91,10 +92,10 @@ def document_column(names: list[str], field: str | None) -> str | None:
     return next((name for name in (*CONVERSATION_FIELDS, *TEXT_FIELDS) if name in names), None)
 
 
-def _pyarrow(where: str) -> Any:
+def _parquet(where: str) -> Any:
     with build_packages(where, CorpusError):
         import pyarrow.parquet
-    return pyarrow
+    return pyarrow.parquet
 
 
 def _damaged(where: str, error: Exception) -> CorpusFormatError:

@@ -455,7 +455,7 @@ def test_bars_are_shown_on_a_terminal_only(corpus, tokenizer, out, monkeypatch):
         assert json.loads(process.stdout)["documents"] == 40
         if term == "xterm" and not quiet:
             assert b"tokenizing [############################] 100%" in shown
-            assert b"writing    [############################] 100%" in shown
+            assert b"sorting    [############################] 100%" in shown
         else:
             assert shown == b""
 

@@ -46,6 +46,7 @@ def inputs(tmp_path_factory):
     return arguments, contents(directory / "new"), directory / "old", min(seconds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", range(INSTANTS))
 def test_killed_at_a_random_instant(inputs, tmp_path, number):
     arguments, expected, old, seconds = inputs

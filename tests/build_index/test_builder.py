@@ -291,7 +291,8 @@ def test_a_listener_sees_every_stage_come_to_its_end(corpus, tokenizer, out, mon
     assert len(seen) > 2
 
 
-def test_an_unknown_size_has_no_total(corpus, tokenizer, out):
+def test_an_unknown_size_has_no_total(corpus, tokenizer, out, monkeypatch):
+    monkeypatch.setattr(stages, "_SECONDS_BETWEEN_REPORTS", 0)
     seen = []
     spec = CorpusSpec(str(corpus), max_documents=5)
     build(BuildOptions((spec,), str(tokenizer), out, memory=1 << 40), seen.append)

@@ -99,7 +99,7 @@ def test_failures_of_the_network_are_named(monkeypatch):
         raise ConnectionError("no route\nto host")
 
     monkeypatch.setattr(hub, "load_dataset", refuse)
-    with pytest.raises(CorpusError, match=r"^hf://a/b: row 0: the data set cannot be read \(no route\)"):
+    with pytest.raises(CorpusError, match=r"^hf://a/b:row 0: the data set cannot be read \(no route\)"):
         read_corpus("hf://a/b")
 
     def break_off(address):

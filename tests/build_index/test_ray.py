@@ -10,7 +10,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from build_index import document_stream, ray_workers
+from build_index import ray_workers, slices
 from build_index.builder import build
 from build_index.cli import build as command
 from build_index.staging import kept_shards
@@ -67,8 +67,8 @@ def expected(corpora, tokenizer, tmp_path_factory):
 
 @pytest.fixture(autouse=True)
 def many_tasks(monkeypatch):
-    monkeypatch.setattr(document_stream, "TASK_BYTES", 500)
-    monkeypatch.setattr(document_stream, "BATCH_DOCUMENTS", 20)
+    monkeypatch.setattr(slices, "SLICE_BYTES", 500)
+    monkeypatch.setattr(slices, "SLICE_CHARACTERS", 2000)
 
 
 # --- Bad input, before any work ---------------------------------------------------------------------------------------
@@ -151,8 +151,8 @@ def test_an_error_on_a_node_is_that_of_a_build_here(address, tokenizer, tmp_path
 
 def test_a_build_that_the_cluster_cannot_end_is_resumed_here(cluster, corpora, tokenizer, out, expected, monkeypatch):
     monkeypatch.setattr(ray_workers, "_RETRIES", 0)
-    monkeypatch.setattr(ray_workers, "_sort_shard", lambda *arguments: os._exit(1))
-    with pytest.raises(WorkerError, match=r"shard-0000\d: Ray did not sort it \("):
+    monkeypatch.setattr(ray_workers, "sort_shard", lambda *arguments: os._exit(1))
+    with pytest.raises(WorkerError, match=r"shard-0000\d: Ray did not do it \("):
         build(options(corpora, tokenizer, out, shard_tokens=1500, memory=MEMORY, ray=cluster[0].address))
     assert kept_shards(out) > 0
     build(options(corpora, tokenizer, out, shard_tokens=1500, memory=MEMORY, resume=True))

@@ -69,13 +69,12 @@ def test_json_of_each_layout_is_recognised_by_content(tmp_path, layout, form, su
     assert corpus.bytes_read == corpus.size_hint == path.stat().st_size
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 @pytest.mark.parametrize("layout", RECORDS.keys() - {"parts"})
-def test_parquet_of_each_layout_is_recognised_by_content(tmp_path, layout, suffix):
+def test_parquet_of_each_layout_is_recognised_by_content(tmp_path, layout):
     path = tmp_path / "shard"
     sink = io.BytesIO()
     pq.write_table(pa.Table.from_pylist([RECORDS[layout]] * 150), sink, row_group_size=70)
-    path.write_bytes(compressed(sink.getvalue(), suffix))
+    path.write_bytes(sink.getvalue())
     corpus = open_corpus(CorpusSpec(str(path)))
     assert corpus.reader == "parquet"
     assert list(corpus) == [expected_document(layout)] * 150
@@ -220,7 +219,7 @@ def test_a_forced_reader_is_used(tmp_path):
         ("parquet", b'{"text": "x"}', "parquet file is damaged or truncated"),
         ("jsonl", b"x = 1\n", r":1: line is not JSON \(Expecting value, column 1\)"),
         ("jsonl", b'[{"text": "x"}]', ":1: record is a list, expected an object"),
-        ("json", b"x = 1\n", r":1: content is not JSON \(Expecting value\)"),
+        ("json", b"x = 1\n", r":1: content is not JSON \(Expecting value"),
         ("chat", b'{"text": "x"}\n', ":1: field 'text' is a text, expected a conversation"),
         ("text", b"\x00\x01", r"content is binary \(a NUL byte at 0\)"),
     ],
