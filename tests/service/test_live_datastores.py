@@ -16,9 +16,7 @@ import pytest
 
 from build_index.tokenization import load_tokenizer
 from rest_store.datastore.datastore import Datastore
-from rest_store.drafting import external_sources
 from rest_store.drafting.session import DraftSession
-from rest_store.drafting.sources import PromptLookup
 from rest_store.errors import (
     DatastoreNotFoundError,
     DatastoreUnavailableError,
@@ -31,16 +29,15 @@ from rest_store.errors import (
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.service.client.client import DatastoreClient
 from rest_store.v1 import datastore_pb2 as pb
-from tests.drafting.test_evidence import replayed, require_same
+from tests.service.reloads import reload
 from tests.shared.builds import write_tokenizer
-from tests.shared.clients import KINDS, connected
+from tests.shared.clients import KINDS, LATE, connected
 from tests.shared.services import PATIENCE, Service, failed, metrics_of, running
-from tests.shared.sessions import Relay, is_run_by_the_service
+from tests.shared.sessions import Relay
 from tests.shared.strategies import Corpus, identity, refused, write_datastore
 
 VOCABULARY = 300
 METRICS = "--metrics=127.0.0.1:0"
-COUNTERS = ("added_documents", "added_tokens", "deleted_documents", "evicted_documents", "failures")
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +64,6 @@ def phrase(length: int = 8) -> list[int]:
     return [10 + byte for byte in uuid4().bytes[:length]]
 
 
-def counted(service: Service, *names: str) -> list[float]:
-    """The counters of the live datastore "chat", by the ends of their names."""
-    found = metrics_of(service)
-    return [found[f"rest_store_live_{name}_total", "chat"] for name in names]
-
-
 @KINDS
 def test_what_is_added_is_there_for_everyone_when_add_returns(kind: Any, service: Service) -> None:
     first, second = phrase(), phrase()
@@ -88,7 +79,6 @@ def test_what_is_added_is_there_for_everyone_when_add_returns(kind: Any, service
         assert [other.count(tokens) for tokens in (first, second)] == [0, 1]
         assert one.add([]) == []
         assert one.delete([]) == 0
-        assert other.statistics.refused == other.statistics.broken == 0
 
 
 def test_a_session_drafts_at_its_next_step_what_another_client_has_added(service: Service) -> None:
@@ -99,7 +89,6 @@ def test_a_session_drafts_at_its_next_step_what_another_client_has_added(service
         DraftSession([reader], prompt=text[:4]) as session,
     ):
         assert session.draft(8).longest_path(text[4:]).size < 2  # single tokens may occur elsewhere
-        assert is_run_by_the_service(session)
         writer.add([text])
         session.accept(text[4:5])
         tree = session.draft(8)
@@ -111,33 +100,16 @@ def test_a_session_drafts_at_its_next_step_what_another_client_has_added(service
         assert session.draft(8).longest_path(text[6:]).size  # the first one is there still
 
 
-def test_merged_here_it_weighs_as_in_process(
-    service: Service, directory: Path, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(external_sources, "rows_for", lambda _: 1024)
-    text = phrase(24)
-    with (
-        DatastoreClient(service.target, timeout=PATIENCE, send_text=False) as client,
-        Datastore.open(directory) as built,
-    ):
-        client.add([text[:16], text[4:]])
-        with LiveDatastore.open(place, read_only=True) as live:
-            through = replayed([PromptLookup(), client], text, 8, learn=True, max_suffix=16)
-            require_same(through, replayed([PromptLookup(), built, live], text, 8, learn=True, max_suffix=16))
-
-
 def test_what_does_not_fit_into_one_request_is_sent_in_several(directory: Path, tmp_path: Path) -> None:
-    options = ["--live", f"chat={tmp_path / 'chat'}", "--max-contexts", "16", "--max-message-bytes", "8192", METRICS]
+    options = ["--live", f"chat={tmp_path / 'chat'}", "--max-contexts", "16", METRICS]
     with (
         running(f"a={directory}", options=options) as service,
         DatastoreClient(service.target, datastore="chat", timeout=PATIENCE) as client,
     ):
-        ids = [f"{place}" for place in range(40)]
-        assert client.add([[place, 200] for place in range(40)], ids) == ids
-        assert client.add([[7] * 900, [8] * 900, [9] * 900]) != ids
-        assert [client.count([place, 200]) for place in range(40)] == [1] * 40
-        assert [client.count([token] * 2) for token in (7, 8, 9)] == [899] * 3
-        assert metrics_of(service)["rest_store_requests_total", "OK", "Add"] == 3 + 3
+        ids = [f"{number}" for number in range(40)]
+        assert client.add([[number, 200] for number in range(40)], ids) == ids
+        assert [client.count([number, 200]) for number in range(40)] == [1] * 40
+        assert metrics_of(service)["rest_store_requests_total", "OK", "Add"] == 3
         assert client.delete(ids) == 40
         assert metrics_of(service)["rest_store_requests_total", "OK", "Delete"] == 3
 
@@ -183,7 +155,7 @@ def test_a_kill_loses_nothing_that_was_acknowledged(directory: Path, tmp_path: P
         service.restart()
         left = [int(place not in (3, 7)) for place in range(20)]
         assert [client.count(text) for text in texts] == left
-        assert client.info().document_count == 18
+        assert client.info().datastores[0].document_count == 18
         assert client.add(texts[:2], ["0", "1"]) == ["0", "1"]
         assert [client.count(text) for text in texts] == left
 
@@ -206,14 +178,12 @@ def test_a_service_that_ends_closes_it_with_what_is_being_added(directory: Path,
 
 def test_a_reload_leaves_it_open(directory: Path, tmp_path: Path) -> None:
     with (
-        running(f"a={directory}", options=["--live", f"chat={tmp_path / 'chat'}", METRICS]) as service,
-        service.stub() as stub,
+        running(f"a={directory}", options=["--live", f"chat={tmp_path / 'chat'}"]) as service,
         DatastoreClient(service.target, datastore="chat", timeout=PATIENCE) as client,
     ):
         text = phrase()
         client.add([text])
-        [outcome] = stub.Reload(pb.ReloadRequest(), timeout=PATIENCE).outcomes
-        assert (outcome.datastore, outcome.generation) == ("a", 2)
+        assert "reloaded a" in reload(service)
         assert client.count(text) == 1
         client.add([text])
         assert client.count(text) == 2
@@ -227,7 +197,7 @@ def test_live_datastores_alone_with_a_tokenizer_for_new_ones(tmp_path: Path) -> 
         DatastoreClient(service.target, timeout=PATIENCE) as client,
     ):
         assert client.draft([1]).tokens.tolist() == [2, 3]
-        assert client.info().datastores[0].live is not None
+        assert client.info().datastores[0].is_live
 
 
 def test_a_new_one_has_the_tokenizer_of_the_built_ones(tmp_path: Path) -> None:
@@ -267,52 +237,26 @@ def test_its_limits_are_those_that_it_was_opened_with(tmp_path: Path) -> None:
         for _ in range(30):
             client.add([phrase() * 5])
         [served] = client.info().datastores
-        assert served.live is not None
-        assert (served.live.max_tokens, served.live.max_age) == (800, 1e6)
         assert served.token_count <= 800
-        added, tokens, deleted, evicted, failures = counted(service, *COUNTERS)
-        assert (added, tokens, deleted, failures) == (30, 30 * 40, 0, 0)
-        assert evicted == 30 - served.document_count > 0
+        assert served.document_count < 30
 
 
 def test_figures(service: Service, client: DatastoreClient) -> None:
-    before, (earlier,) = counted(service, *COUNTERS), client.info().datastores
+    (earlier,) = client.info().datastores
     text = phrase()
     ids = client.add([text, text + text])
     client.delete(ids[:1])
     (served,) = client.info().datastores
-    live = served.live
-    assert live is not None
-    assert live.oldest is not None
+    assert served.is_live
+    assert served.is_writable
     assert served.built is not None
-    assert live.oldest <= served.built
-    assert (live.max_tokens, live.max_age, live.failure, live.writable) == (None, None, None, True)
-    assert served.token_count == live.memory_token_count == earlier.token_count + 16
+    assert served.token_count == earlier.token_count + 16
     assert served.document_count == earlier.document_count + 1
-    assert [after - was for after, was in zip(counted(service, *COUNTERS), before, strict=True)] == [2, 24, 1, 0, 0]
     found = metrics_of(service)
     assert found["rest_store_datastore_tokens", "chat"] == served.token_count
-    assert found["rest_store_live_documents", "chat"] == served.document_count
-    assert found["rest_store_live_segments", "chat"] == served.shard_count
-    assert found["rest_store_live_memory_bytes", "chat"] == live.memory_size > 0
-    assert found["rest_store_live_failing", "chat"] == 0
-    assert not [key for key in found if key[0].startswith("rest_store_live") and "a" in key]
-
-
-def test_how_much_is_accepted_can_be_read_off_the_metrics(service: Service) -> None:
-    """M is the rate of one by the rate of the other."""
-    before = metrics_of(service)
-    with (
-        DatastoreClient(service.target, datastore="a", timeout=PATIENCE) as client,
-        DraftSession([client], prompt=[1]) as session,
-    ):
-        for tokens in ([2, 3], [1], [2, 3, 4]):
-            session.draft(4)
-            session.accept(tokens)
-        session.draft(4)
-    after = metrics_of(service)
-    assert after["rest_store_session_tokens_total",] - before["rest_store_session_tokens_total",] == 6
-    assert after["rest_store_session_steps_total",] - before["rest_store_session_steps_total",] == 3
+    assert found["rest_store_datastore_documents", "chat"] == served.document_count
+    assert found["rest_store_datastore_shards", "chat"] == served.shard_count
+    assert found["rest_store_datastore_failing", "chat"] == 0
 
 
 def test_a_full_disk_is_a_named_error_and_asking_goes_on(directory: Path, tmp_path: Path) -> None:
@@ -333,9 +277,8 @@ def test_a_full_disk_is_a_named_error_and_asking_goes_on(directory: Path, tmp_pa
         resource.prlimit(service.process.pid, resource.RLIMIT_FSIZE, unlimited)
         client.add([lost], ["x"])
         assert client.count(lost[:8]) == 2000
-        assert counted(service, "failures") == [2.0]
         service.stop()
-        assert sum(" failure " in line for line in service.log) == 2
+        assert sum(" WARNING " in line for line in service.log) == 2
 
 
 def test_a_truncated_segment_is_a_named_error_until_a_restart(directory: Path, tmp_path: Path) -> None:
@@ -345,12 +288,14 @@ def test_a_truncated_segment_is_a_named_error_until_a_restart(directory: Path, t
         store.compact()
     with (
         running(f"a={directory}", options=["--live", str(tmp_path / "chat"), METRICS]) as service,
-        DatastoreClient(service.target, timeout=PATIENCE, retries=0) as client,
+        DatastoreClient(service.target, timeout=PATIENCE) as client,
+        DatastoreClient(service.target, timeout=LATE) as hasty,
     ):
         assert client.count(texts[1000]) == 1
+        hasty.connect()
         for file in (tmp_path / "chat").glob("segment-*"):
             os.truncate(file, 0)
-        message = failed(DatastoreUnavailableError, lambda: client.count(texts[-1]), "datastore 'chat' is unavailable")
+        message = failed(DatastoreUnavailableError, lambda: hasty.count(texts[-1]), "datastore 'chat' is unavailable")
         assert "restart the service" in message
         assert metrics_of(service)["rest_store_datastore_readable", "chat"] == 0
         service.stop()

@@ -86,7 +86,7 @@ def test_a_token_only_reads_unless_its_line_says_more(
     assert reader.draft([1]).tokens.tolist() == [2, 3]
     refused(PermissionDeniedError, lambda: reader.add([[1, 2]], datastore="chat"), expected)
     refused(PermissionDeniedError, lambda: reader.delete(["x"], datastore="chat"), expected)
-    assert all(one.live is None or not one.live.writable for one in reader.info().datastores)
+    assert not any(one.is_writable for one in reader.info().datastores)
     with service.stub() as stub, pytest.raises(grpc.RpcError) as caught:
         stub.Add(pb.AddRequest(), metadata=bearer(token), timeout=PATIENCE)  # before anything is made of it
     assert (caught.value.code().name, reason_of(caught.value)) == ("PERMISSION_DENIED", "PERMISSION_DENIED")
@@ -97,7 +97,7 @@ def test_a_token_that_writes(client: Callable[..., DatastoreClient]) -> None:
     ids = writer.add([[7, 8, 9]], datastore="chat")
     assert client("plain").count([7, 8, 9]) == 1
     assert writer.delete(ids, datastore="chat") == 1
-    assert [one.live.writable for one in writer.info().datastores if one.live is not None] == [True, True]
+    assert [one.is_writable for one in writer.info().datastores if one.is_live] == [True, True]
 
 
 def test_a_token_for_some_datastores_sees_no_others(service: Service, client: Callable[..., DatastoreClient]) -> None:

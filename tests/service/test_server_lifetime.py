@@ -21,8 +21,8 @@ from rest_store.service.server import server as server_module
 from rest_store.service.server import session_streams
 from rest_store.service.server.limits import Budget, Limits
 from rest_store.service.server.queries import Queries
-from rest_store.service.server.server import Options, Server, serve
 from rest_store.service.server.served_session import ServedSession
+from rest_store.service.server.server import Options, Server, serve
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
 from tests.shared.services import PATIENCE, Service, failed, metrics_of, reason_of, running

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import queue
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import grpc
 import pytest
-from click.testing import CliRunner
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from rest_store.cli import main
 from rest_store.errors import AuthenticationError, ServeError, TargetError
-from rest_store.service.address import Address, is_local_peer
+from rest_store.service.address import Address
 from rest_store.service.channel import Dialer, target_of
 from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.limits import Limits
-from rest_store.service.server.rights import BearerTokens, Rights
+from rest_store.service.server.rights import ALL_ALLOWED, BearerTokens
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
-from tests.shared.services import PATIENCE, Certificates, Service, Talk, reason_of, running
+from tests.service.reloads import reload
+from tests.shared.services import PATIENCE, Certificates, Service, reason_of, running
+from tests.shared.sessions import SessionTalk, opening, step
 from tests.shared.strategies import refused
 
 ASKED = pb.DraftRequest(contexts=[pb.Context(tokens=[1, 2])])
@@ -80,15 +77,12 @@ def test_an_expired_certificate_is_not_believed_and_can_be_replaced(
         with channel:
             assert code_of(lambda: stub.Draft(ASKED, timeout=PATIENCE)) == "UNAVAILABLE"
         install(certificates.server)
-        with service.stub(service.unix) as local:
-            assert [one.refused for one in local.Reload(pb.ReloadRequest(), timeout=PATIENCE).outcomes] == [""]
+        reload(service)
         channel, stub = secure_stub(service, certificates.authority)
         with channel:
             assert len(stub.Draft(ASKED, timeout=PATIENCE).trees) == 1
         files[1].write_bytes(b"no key")
-        with service.stub(service.unix) as local:
-            outcomes = local.Reload(pb.ReloadRequest(), timeout=PATIENCE).outcomes
-            assert [bool(one.refused) for one in outcomes] == [False, True]
+        assert "reload refused" in reload(service)
         channel, stub = secure_stub(service, certificates.authority)
         with channel:
             assert len(stub.Draft(ASKED, timeout=PATIENCE).trees) == 1
@@ -120,9 +114,9 @@ def test_tokens_are_asked_of_every_method_but_health(directory: Path, tmp_path: 
             for metadata in [*wrong, [("authorization", "first")], [("authorization", "Basic first")]]:
                 for call in (
                     lambda metadata=metadata: stub.Draft(ASKED, metadata=metadata),
-                    lambda metadata=metadata: list(stub.DraftStream(iter([]), metadata=metadata)),
+                    lambda metadata=metadata: list(stub.DraftSession(iter([]), metadata=metadata)),
                     lambda metadata=metadata: stub.Describe(pb.DescribeRequest(), metadata=metadata),
-                    lambda metadata=metadata: stub.Reload(pb.ReloadRequest(), metadata=metadata),
+                    lambda metadata=metadata: stub.Add(pb.AddRequest(), metadata=metadata),
                 ):
                     with pytest.raises(grpc.RpcError) as caught:
                         call()
@@ -135,43 +129,10 @@ def test_tokens_are_asked_of_every_method_but_health(directory: Path, tmp_path: 
             assert code_of(lambda: list(mirror(iter(listing), timeout=PATIENCE))) == "UNAUTHENTICATED"
             assert len(list(mirror(iter(listing), metadata=bearer("first"), timeout=PATIENCE))) == 1
         file.write_text("fourth\n")
-        command = [sys.executable, "-m", "rest_store", "reload", service.target, "--token-file"]
-        old = tmp_path / "old"
-        old.write_text("first\n")
-        done = subprocess.run([*command, str(old)], capture_output=True, text=True, check=False, timeout=PATIENCE)
-        assert done.returncode == 0, done.stderr
+        reload(service)
         with service.stub() as stub:
             assert code_of(lambda: stub.Draft(ASKED, metadata=bearer("first"))) == "UNAUTHENTICATED"
             assert code_of(lambda: stub.Draft(ASKED, metadata=bearer("fourth"))) == "OK"
-        done = subprocess.run([*command, str(old)], capture_output=True, text=True, check=False, timeout=PATIENCE)
-        assert done.returncode == 1
-        assert "not accepted, expected a bearer token" in done.stderr
-
-
-def test_reload_with_a_client_certificate_and_a_server_name(
-    directory: Path, certificates: Certificates, tmp_path: Path
-) -> None:
-    options = [*certificates.server, "--tls-client-ca", str(certificates.authority)]
-    certificate, key = certificates.client
-    with running(directory, options=options, listen=["127.0.0.2:0"]) as service:
-
-        def reload(*options: object) -> tuple[int, str]:
-            done = CliRunner().invoke(main, ["reload", service.target, *map(str, options)])
-            return done.exit_code, done.output
-
-        own = ["--tls-ca", certificates.authority, "--tls-cert", certificate, "--tls-key", key]
-        status, said = reload(*own, "--tls-server-name", "localhost")
-        assert (status, said) == (0, f"{directory.name}: generation 2: reloaded\n")
-        for given, found in [
-            (own, "unreachable"),  # the certificate is not for 127.0.0.2
-            ((*own[:2], "--tls-server-name", "localhost"), "unreachable"),
-            ((*own[:4],), "client: certificate is without its other half"),
-            (("--tls-ca", tmp_path / "absent"), "unreadable"),
-            ((*own, "--timeout", "0"), "client: timeout is 0.0, expected seconds"),
-        ]:
-            status, said = reload(*given)
-            assert status == 1
-            assert found in said
 
 
 def test_a_service_that_cannot_start_says_why(directory: Path, certificates: Certificates, tmp_path: Path) -> None:
@@ -282,26 +243,9 @@ def test_a_path_too_long_for_a_socket_is_refused() -> None:
     refused(ServeError, lambda: Address.parse("unix:/" + "x" * 107), "108 bytes long")
 
 
-def test_a_socket_in_a_directory_that_cannot_be_read_is_left_to_binding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def forbidden(*_: object, **__: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(Path, "stat", forbidden)
-    Address.parse(f"unix:{tmp_path}/socket").require_unanswered()
-
-
-def test_peers_on_this_machine_are_told_apart() -> None:
-    local = ["unix:", "unix:/x", "ipv4:127.0.0.1:5", "ipv6:[::1]:5", "ipv6:%5B::1%5D:5", "ipv6:[::ffff:127.0.0.1]:5"]
-    other = ["ipv4:10.0.0.1:5", "ipv6:[fe80::1%25eth0]:5", "ipv6:%5B2001:db8::1%5D:5", "vsock:1", "", "ipv4:x"]
-    assert all(is_local_peer(peer) for peer in local)
-    assert not any(is_local_peer(peer) for peer in other)
-
-
 def test_limits_and_names_are_checked(directory: Path) -> None:
     refused(ServeError, lambda: Limits(max_streams=0), "max_streams", "1..")
-    refused(ServeError, lambda: Limits(max_message_bytes=5), "max_message_bytes")
+    refused(ServeError, lambda: Limits(max_session_memory=0), "max_session_memory")
     refused(ServeError, lambda: Catalog([]), "number of datastores")
     refused(ServeError, lambda: Catalog([("", directory)]), "name of a datastore")
     refused(ServeError, lambda: Catalog([("\udcff", directory)]), r"name of a datastore is '\udcff'", "NAME=DIR")
@@ -334,7 +278,7 @@ def test_what_clients_can_send_is_a_token(token: str) -> None:
     tokens = BearerTokens(token=token)
     rights = tokens.require([("x", "y"), *Dialer(token, None).metadata])
     assert tokens.current(rights) == rights
-    assert tokens.current(Rights()) is None
+    assert tokens.current(ALL_ALLOWED) is None
     for wrong in ([("authorization", "bearer geheim")], [("authorization", b"bearer \xff")], [("authorization", "")]):
         refused(AuthenticationError, lambda wrong=wrong: tokens.require(wrong), "not accepted")
 
@@ -342,7 +286,7 @@ def test_what_clients_can_send_is_a_token(token: str) -> None:
 def test_without_tokens_everyone_is_accepted() -> None:
     tokens = BearerTokens()
     assert not tokens
-    assert tokens.require(None) == tokens.current(Rights()) == Rights()
+    assert tokens.require(None) == tokens.current(ALL_ALLOWED) == ALL_ALLOWED
 
 
 @pytest.mark.parametrize("token", [BAD_TOKENS["newline"], BAD_TOKENS["not UTF-8"]], ids=["newline", "not UTF-8"])
@@ -383,37 +327,23 @@ def test_a_bad_token_file_is_refused_and_the_old_tokens_stay(tmp_path: Path, con
     refused(ServeError, tokens.reload, f"{file}: {found}")
     refused(ServeError, lambda: BearerTokens(file), f"{file}: {found}")
     tokens.require(bearer("old"))
-    outcome = CliRunner().invoke(main, ["reload", "127.0.0.1:1", "--token-file", str(file)])
-    assert outcome.exit_code == 1
-    assert outcome.output.startswith(f"Error: {file}: {found}")
-    assert outcome.output.count("\n") == 1
 
 
-def test_a_reload_ends_the_streams_of_revoked_tokens_and_no_others(directory: Path, tmp_path: Path) -> None:
-    file, step = tmp_path / "tokens", pb.DraftStreamRequest(tokens=[1, 2])
+def test_a_reload_ends_the_sessions_of_revoked_tokens_and_no_others(directory: Path, tmp_path: Path) -> None:
+    file = tmp_path / "tokens"
     file.write_text("first\nsecond\n")
-    asked = reflection_pb2.ServerReflectionRequest(list_services="")
-    options = ["--token-file", str(file)]
-    with running(directory, options=options) as service, service.stub() as stub, service.channel() as channel:
-        first, second = (Talk(stub, bearer(token)) for token in ("first", "second"))
-        questions: queue.SimpleQueue[reflection_pb2.ServerReflectionRequest | None] = queue.SimpleQueue()
-        mirror = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
-        reflection = mirror(iter(questions.get, None), metadata=bearer("first"), timeout=PATIENCE)
-        questions.put(asked)
-        next(reflection)
-        assert first.ask(step).trees == second.ask(step).trees
+    with running(f"a={directory}", options=["--token-file", str(file)]) as service, service.stub() as stub:
+        first, second = (SessionTalk(stub, bearer(token)) for token in ("first", "second"))
+        assert first.ask(opening(1)).nodes == second.ask(opening(1)).nodes
         file.write_bytes(b"\0")
-        (_, refusal) = stub.Reload(pb.ReloadRequest(), metadata=bearer("first")).outcomes
-        assert refusal.refused.startswith(f"{file}: line 1 is not a token")
-        assert first.ask(step).trees  # nothing was revoked
+        assert f"{file}: line 1 is not a token" in reload(service)
+        first.ask(step(2))  # nothing was revoked
         file.write_text("second\n")
-        stub.Reload(pb.ReloadRequest(), metadata=bearer("first"))
-        for call in (first.call, reflection):
-            with pytest.raises(grpc.RpcError) as caught:
-                next(call)
-            assert reason_of(caught.value) == "UNAUTHENTICATED"
-            assert caught.value.details().startswith("stream: authorization is not accepted any more, expected")
-        assert second.ask(step).trees
+        reload(service)
+        with pytest.raises(grpc.RpcError) as caught:
+            next(first.call)
+        assert reason_of(caught.value) == "UNAUTHENTICATED"
+        assert caught.value.details().startswith("stream: authorization is not accepted any more, expected")
+        second.ask(step(2))
         second.close()
         first.leave()
-        questions.put(None)

@@ -23,7 +23,9 @@ def test_every_fuzzed_request_ends_with_an_answer_or_a_status_of_ours(tmp_path: 
             for _ in range(0, NUMBER, TOGETHER):
                 seen.update(outcomes(channel, [fuzzed(chance) for _ in range(TOGETHER)]))
         assert service.stop() == 0
-        assert not [line for line in service.log if "serving" not in line and "draining" not in line and "stopped" not in line], "a defect in the log"
+        assert not [
+            line for line in service.log if "serving" not in line and "draining" not in line and "stopped" not in line
+        ], "a defect in the log"
     assert seen.keys() <= {"answered", *CODES}
     assert seen.total() >= NUMBER
     usual = {

@@ -79,7 +79,12 @@ class SessionStreams:
         stream = _Stream(task, GRANT.get())
         self._streams.add(stream)
         try:
-            await self._converse(stream, context)
+            try:
+                await self._converse(stream, context)
+            finally:  # before its client is told of the end
+                self._streams.discard(stream)
+                if stream.session is not None:
+                    self._sessions.end(stream.session)
         except asyncio.CancelledError:
             if stream.ending is None:
                 self._metrics.ended(_NAME, "CANCELLED")
@@ -87,10 +92,6 @@ class SessionStreams:
             await end_call(_NAME, stream.ending, context, self._metrics)
         except Exception as error:
             await end_call(_NAME, error, context, self._metrics)
-        finally:
-            self._streams.discard(stream)
-            if stream.session is not None:
-                self._sessions.end(stream.session)
 
     async def _converse(self, stream: _Stream, context: Context) -> None:
         """Answer the messages of a stream, one after the other, until its client ends it or this service drains."""
