@@ -69,7 +69,7 @@ HEAVY = {  # package: where it may be imported
     "transformers": {"rest_store.generation", "build_index"},
     "grpc": {"rest_store.service", "rest_store.v1"},
     "vllm": {"rest_store.engines.vllm"},
-    "ray": {"build_index.ray_workers", "rest_store.service.ray"},
+    "ray": {"build_index.ray_workers"},
 }
 
 

@@ -11,6 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from rest_store.service.client.targets import target_groups
 from rest_store.service.server.command import serve
 from tests.shared.pages import ROOT
 
@@ -66,12 +67,6 @@ def test_kubernetes_knows_every_field(kinds: dict[str, Any], version: str) -> No
         kubernetes_validate.validate(one, version, strict=True)
 
 
-def test_a_field_that_kubernetes_does_not_know_is_found(kinds: dict[str, Any]) -> None:
-    stateful = {**kinds["StatefulSet"], "spec": {**kinds["StatefulSet"]["spec"], "replica": 8}}
-    with pytest.raises(kubernetes_validate.ValidationError, match="replica"):
-        kubernetes_validate.validate(stateful, "1.28", strict=True)
-
-
 def test_each_part_has_its_replicas(kinds: dict[str, Any], container: dict[str, Any]) -> None:
     number, parts = kinds["StatefulSet"]["spec"]["replicas"], parts_in(container)
     served = [str(options_of(container, ordinal)["part"]) for ordinal in range(number)]
@@ -80,17 +75,12 @@ def test_each_part_has_its_replicas(kinds: dict[str, Any], container: dict[str, 
 
 
 def test_clients_find_every_pod_in_its_part(kinds: dict[str, Any], container: dict[str, Any]) -> None:
-    tomllib = pytest.importorskip("tomllib")  # from Python 3.11 on
     name, service = kinds["StatefulSet"]["metadata"]["name"], kinds["Service"]["metadata"]["name"]
     (port,) = (one["port"] for one in kinds["Service"]["spec"]["ports"] if one["name"] == "grpc")
-    groups = tomllib.loads(kinds["ConfigMap"]["data"]["parts.toml"])
     number, parts = kinds["StatefulSet"]["spec"]["replicas"], parts_in(container)
-    assert groups == {
-        "part": [
-            {"endpoints": [f"{name}-{ordinal}.{service}:{port}" for ordinal in range(part, number, parts)]}
-            for part in range(parts)
-        ]
-    }
+    assert target_groups(kinds["ConfigMap"]["data"]["target"]) == [
+        [f"{name}-{ordinal}.{service}:{port}" for ordinal in range(part, number, parts)] for part in range(parts)
+    ]
 
 
 def test_the_objects_select_the_same_pods(kinds: dict[str, Any]) -> None:
@@ -133,7 +123,7 @@ def test_files_come_from_volumes_that_are_read_only(kinds: dict[str, Any], conta
 
 def test_the_image_is_that_of_the_dockerfile(kinds: dict[str, Any], container: dict[str, Any]) -> None:
     dockerfile = (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8")
-    assert f'ENTRYPOINT ["{PROGRAM}", "serve", "--log-json"]' in dockerfile
+    assert f'ENTRYPOINT ["{PROGRAM}", "serve"]' in dockerfile
     pod = kinds["StatefulSet"]["spec"]["template"]["spec"]
     assert f"USER {pod['securityContext']['runAsUser']}\n" in dockerfile
     assert f'version = "{container["image"].partition(":")[2]}"' in (ROOT / "pyproject.toml").read_text("utf-8")
