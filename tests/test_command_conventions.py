@@ -81,7 +81,7 @@ def option(context: click.Context, name: str) -> click.Option | None:
 
 
 def test_all_commands_are_walked() -> None:
-    assert {"build", "generate", "live add", "bench quality", "reload"} <= set(COMMANDS)
+    assert {"build", "generate", "live add", "bench quality"} <= set(COMMANDS)
     assert {"bench_query.py", "bench_service.py"} <= set(SCRIPTS)
 
 

@@ -15,9 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 import rest_store
 from rest_store.cli import main
 from rest_store.engines.metrics import COUNTERS, PREFIX
-from rest_store.service.server.limits import Limits
 from rest_store.service.server.metrics import Metrics
-from rest_store.service.server.sessions import Sessions
 from tests.shared.models import byte_level_bpe
 from tests.shared.pages import PAGES, README, ROOT, commands, python_blocks, words_of
 from tests.shared.scripts import script
@@ -173,7 +171,10 @@ def test_the_reference_has_every_public_name() -> None:
 
 
 def test_the_reference_has_every_metric() -> None:
-    families = Metrics(["Draft"], "0.1.0", "native").collect(0, 0, False, [], Sessions(Limits()))
+    metrics = Metrics(["Draft"], "0.1.0")
+    metrics.show_work(in_flight=int, streams=int, sessions=int, session_bytes=int)
+    metrics.show_datastores(lambda: [])
+    families = [family for family in metrics.registry.collect() if family.name.startswith("rest_store_")]
     served = {family.name + "_total" * (family.type == "counter") for family in families}
     engines = {f"{PREFIX}{name}_total" for name, *_ in COUNTERS.values()} | {f"{PREFIX}sessions"}
     assert min(len(served), len(engines)) > 10
