@@ -13,7 +13,7 @@ EXTRAS = {  # the extra that installs each optional package
         ("grpc", "grpc_status", "grpc_health", "grpc_reflection", "google", "prometheus_client", "h11"), "server"
     ),
     **dict.fromkeys(("torch", "transformers"), "hf"),
-    **dict.fromkeys(("tokenizers", "pydivsufsort", "pyarrow", "zstandard", "datasets", "jinja2", "gguf"), "build"),
+    **dict.fromkeys(("tokenizers", "pydivsufsort", "pyarrow", "datasets", "jinja2", "gguf"), "build"),
     **dict.fromkeys(("fsspec", "s3fs", "gcsfs", "aiohttp"), "remote"),
     "matplotlib": "plots",
     "ray": "ray",
