@@ -25,5 +25,5 @@ def native_kernel() -> Any:
     except ImportError as error:
         found = f"missing ({error})"
         expected = "installed: install a wheel of rest-store, or a C++20 compiler, and install rest-store again"
-        raise NativeKernelError(describe("rest-store", "the compiled kernel", found, expected)) from None
+        raise NativeKernelError(describe("rest-store", "the native kernel", found, expected)) from None
     return _kernel

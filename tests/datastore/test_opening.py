@@ -135,7 +135,7 @@ def test_without_the_compiled_kernel_opening_says_how_to_install_it(
     monkeypatch.setitem(sys.modules, "rest_store._kernel", None)
     monkeypatch.delattr("rest_store._kernel")
     message = refused(
-        NativeKernelError, lambda: Datastore.open(tmp_path), "rest-store: the compiled kernel is missing ("
+        NativeKernelError, lambda: Datastore.open(tmp_path), "rest-store: the native kernel is missing ("
     )
     assert "C++20 compiler" in message
 
