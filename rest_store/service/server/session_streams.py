@@ -78,12 +78,7 @@ class SessionStreams:
         assert task is not None
         stream = _Stream(task, GRANT.get())
         try:
-            try:
-                await self._converse(stream, context)
-            finally:  # before its client is told of the end
-                self._streams.discard(stream)
-                if stream.session is not None:
-                    self._sessions.end(stream.session)
+            await self._converse(stream, context)
         except asyncio.CancelledError:
             if stream.ending is None:
                 self._metrics.ended(_NAME, "CANCELLED")
