@@ -207,7 +207,7 @@ class Writer:
             segments.append(segment)
         if segments and segments[-1].last <= max((record.last for record in self._records), default=0):
             segments[-1] = self._flushed(segments[-1])
-        self._store(segments, without_some=True)
+        self._store(segments)
 
     def _add(self, added: Sequence[NewDocument]) -> None:
         """Sort new documents into the memtable, flush it if it is large enough, store and publish them."""
@@ -255,7 +255,6 @@ class Writer:
         added: Sequence[Document] = (),
         ids: Sequence[str] = (),
         deleted: Sequence[int] = (),
-        without_some: bool = False,
     ) -> None:
         """Commit a change and publish its segments, without those that are too much or too old by now.
 
@@ -264,7 +263,6 @@ class Writer:
             added: new documents.
             ids: of these.
             deleted: numbers of documents.
-            without_some: whether the segments may lack documents that are published.
         """
         last, newest = (added[-1].number, added[-1].added) if added else (self._last, self._newest)
         first_kept = self._first_kept(segments, max(newest, self._now()))
@@ -278,7 +276,7 @@ class Writer:
             self._remove_files(record.name for record in new)
             raise
         self._last, self._newest, self._records = last, newest, records
-        self.segments.set(present, without_some=without_some or bool(deleted) or first > 0)
+        self.segments.set(present)
         self._remove_files(record.name for record in obsolete)  # whoever still reads them has them mapped
 
     # --- For whoever holds either lock --------------------------------------------------------------------------------

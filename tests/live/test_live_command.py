@@ -118,7 +118,7 @@ def test_files_of_text_are_a_document_each(live: Path, tmp_path: Path) -> None:
 
 
 def test_ids_are_printed_as_delete_takes_them(live: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpora_into, "_BATCH_DOCUMENTS", 2)
+    monkeypatch.setattr(corpora_into, "BATCH_DOCUMENTS", 2)
     texts = ["one more", TEXTS[3], "", "another", "one more", "the last"]
     corpus = write_jsonl(tmp_path / "more.jsonl", texts)
     expected = ids_of([text for text in texts if text])
@@ -137,7 +137,7 @@ def test_ids_are_printed_as_delete_takes_them(live: Path, tmp_path: Path, monkey
 def test_ids_of_what_was_added_before_a_failure_are_printed(
     live: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(corpora_into, "_BATCH_DOCUMENTS", 2)
+    monkeypatch.setattr(corpora_into, "BATCH_DOCUMENTS", 2)
     corpus = tmp_path / "broken.jsonl"
     corpus.write_text('{"text": "a"}\n{"text": "b"}\n{"text": "c"}\nbroken\n')
     result = run("live", "add", live, corpus, "--print-ids")
