@@ -58,11 +58,7 @@ class Follower:
             self._documents.close()
 
     def work(self) -> bool:
-        """Show what the writer has committed; return False if that is nothing new.
-
-        Raises:
-            StorageError, DatastoreError: documents or segments cannot be read.
-        """
+        """Show what the writer has committed; return False if that is nothing new."""
         with self._lock:
             version = self._documents.version()
             if version == self._version:

@@ -22,7 +22,7 @@ from rest_store.live.writer_lock import take_writer_lock
 
 
 class Writer:
-    """Writes one live datastore. Thread-safe.
+    """Writes one live datastore; methods raise what those of `LiveDatastore` say. Thread-safe.
 
     An addition is sorted into the memtable, which is flushed to files once it is large enough. Compaction merges
     segments in files; it sorts them beside additions, and what it made is put in their place at the end. A change is
@@ -98,12 +98,7 @@ class Writer:
             self._resources.close()
 
     def add(self, documents: Sequence[NewDocument]) -> None:
-        """Add documents, without those whose id is there already; return when they are durable and visible.
-
-        Raises:
-            StorageError: they cannot be written; those of the batches before were added.
-            DatastoreClosedError: after `close`.
-        """
+        """Add documents, without those whose id is there already; return when they are durable and visible."""
         for batch in self.retention.batches(documents, self._width):
             if seconds := stall(self.segments.in_files, self.retention):
                 time.sleep(seconds)
@@ -111,12 +106,7 @@ class Writer:
                 self._add(batch)
 
     def delete(self, ids: Sequence[str]) -> int:
-        """Delete documents and return how many there were; then no answer holds them, and no file.
-
-        Raises:
-            StorageError: that cannot be written; nothing was deleted. Or they were, and this says where they still are.
-            DatastoreClosedError: after `close`.
-        """
+        """Delete documents and return how many there were; then no answer holds them, and no file."""
         ids = list(dict.fromkeys(ids))
         left: dict[Segment, Segment | None] = {}  # what is left of segments that held some
         with self._sorting:
@@ -146,12 +136,7 @@ class Writer:
         return True
 
     def compact(self) -> None:
-        """Write all documents to files, and merge these into as few segments as there may be.
-
-        Raises:
-            StorageError: that cannot be written; the documents are there as before.
-            DatastoreClosedError: after `close`.
-        """
+        """Write all documents to files, and merge these into as few segments as there may be."""
         with self._change():
             self._store([self._flushed(segment) for segment in self.segments.all])
         while self.merge(whole=True):
