@@ -62,7 +62,7 @@ test-vllm: $(VLLM)/.packages
 
 # Builds and parts on a Ray cluster of several nodes, some of which are killed.
 test-ray: setup
-	REST_STORE_RAY=1 RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest tests/build_index/test_ray.py tests/service/ray
+	REST_STORE_RAY=1 RAY_USAGE_STATS_ENABLED=0 $(BIN)/python -m pytest tests/build_index/test_ray.py tests/examples/test_ray_parts.py
 
 # Random generations, messages, damage and kills; a failure says how to run its case again.
 fuzz: setup

@@ -11,7 +11,7 @@ from rest_store.errors import MissingExtraError, describe
 EXTRAS = {  # the extra that installs each optional package
     **dict.fromkeys(("grpc", "grpc_status", "grpc_health", "grpc_reflection", "google", "prometheus_client"), "server"),
     **dict.fromkeys(("torch", "transformers"), "hf"),
-    **dict.fromkeys(("tokenizers", "pydivsufsort", "pyarrow", "zstandard", "datasets", "jinja2", "gguf"), "build"),
+    **dict.fromkeys(("tokenizers", "pydivsufsort", "pyarrow", "datasets", "jinja2", "gguf"), "build"),
     **dict.fromkeys(("fsspec", "s3fs", "gcsfs", "aiohttp"), "remote"),
     "ray": "ray",
 }

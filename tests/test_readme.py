@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 import rest_store
 from rest_store.cli import main
 from rest_store.engines.metrics import COUNTERS, PREFIX
-from rest_store.service.server.metrics import Metrics
+from rest_store.service.address import Address
+from rest_store.service.server.server import Options, Server
 from tests.shared.models import byte_level_bpe
 from tests.shared.pages import PAGES, README, ROOT, commands, python_blocks, words_of
 from tests.shared.scripts import script
@@ -152,10 +154,18 @@ def test_the_reference_has_every_public_name() -> None:
     assert set(rest_store.__all__) - {"__version__", "RestStoreError"} <= named
 
 
-def test_the_reference_has_every_metric() -> None:
-    families = Metrics(["Draft"], "0.1.0").registry.collect()
-    ours = [family for family in families if family.name.startswith("rest_store_")]
-    served = {family.name + "_total" * (family.type == "counter") for family in ours}
+async def metrics_of_a_server(options: Options) -> set[str]:
+    """The names of our metrics, as Prometheus shows them."""
+    server = Server(options, "0.1.0")
+    await server.start()
+    families = [family for family in server.metrics.registry.collect() if family.name.startswith("rest_store_")]
+    await server.drain()
+    return {family.name + "_total" * (family.type == "counter") for family in families}
+
+
+def test_the_reference_has_every_metric(tmp_path: Path) -> None:
+    options = Options([("a", write_datastore(tmp_path, Corpus(300, [[[1, 2]]])))], metrics=Address.parse("127.0.0.1:0"))
+    served = asyncio.run(metrics_of_a_server(options))
     engines = {f"{PREFIX}{name}_total" for name in COUNTERS} | {f"{PREFIX}sessions"}
     assert min(len(served), len(engines)) > 10
     page = PAGES["docs/reference/metrics.md"]

@@ -206,6 +206,7 @@ def test_a_datastore_truncated_underneath_is_unavailable_until_it_is_restored(
         assert stub.Draft(every).trees == expected
 
 
+@pytest.mark.slow
 def test_a_service_out_of_descriptors_answers_those_it_has_and_recovers(service: Service) -> None:
     eventually_answers(service)
     before = service.open_descriptors()

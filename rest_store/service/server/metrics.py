@@ -18,6 +18,13 @@ _SECONDS = (
     *(1e-3, 2e-3, 5e-3, 10e-3, 20e-3, 50e-3, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0),
 )
 
+_WORK = {
+    "in_flight": "Requests in flight.",
+    "streams": "Open streams.",
+    "sessions": "Open draft sessions.",
+    "session_bytes": "Memory reserved for them.",
+}
+
 
 class Metrics:
     """All metrics of a service.
@@ -84,9 +91,10 @@ class Metrics:
         self._steps.inc(steps)
         self._tokens.inc(tokens)
 
-    def show(self, name: str, meaning: str, value: Callable[[], float]) -> None:
-        """Publish what `value` returns when it is asked, in another thread."""
-        Gauge(f"rest_store_{name}", meaning, registry=self.registry).set_function(value)
+    def show_work(self, **values: Callable[[], float]) -> None:
+        """Publish what these return when they are asked, in another thread: one for each of the gauges below."""
+        for name, meaning in _WORK.items():
+            Gauge(f"rest_store_{name}", meaning, registry=self.registry).set_function(values[name])
 
     def show_datastores(self, served: Callable[[], Iterable[HostedDatastore]]) -> None:
         """Publish the sizes and the state of the datastores that `served` returns when it is asked."""

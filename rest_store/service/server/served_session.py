@@ -6,7 +6,7 @@ It reserves the most memory that its text can take before anything is made of a 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 from rest_store.datastore.kernel import native_kernel
 from rest_store.drafting.calibration import Calibration
@@ -27,9 +27,6 @@ from rest_store.service.server.requests import (
     top_k_of,
 )
 from rest_store.v1 import datastore_pb2 as pb
-
-if TYPE_CHECKING:
-    from rest_store._kernel import NativeSession
 
 FIXED_MEMORY = 256 << 10  # bytes of a session beside its text and trees, above all its calibration
 _NODES = 16  # of a tree, unless the client says
@@ -96,7 +93,7 @@ class ServedSession:
         self._tokens_reserved = self._nodes_reserved = self._recycled_memory = self._length = 0
         self._costs = NO_COSTS
         self._names_sent = False
-        self._native: NativeSession | None = None  # from the first step on
+        self._native: Any = None  # the kernel session, from the first step on
         self._datastores: list[OpenStore] = []  # that the kernel session reads
         self._opening = opening
         self._grow(len(opening.tokens), 0)
@@ -156,7 +153,7 @@ class ServedSession:
         if step.limits is None:
             return None
         follow_changes(self._native, self._datastores)
-        nodes = self._native.draft_nodes(*step.limits)
+        nodes: bytes = self._native.draft_nodes(*step.limits)
         require_readable(self._served)
         return nodes
 
@@ -179,7 +176,7 @@ class ServedSession:
         if self._native is not None:
             follow_changes(self._native, self._datastores)
 
-    def _opened(self) -> NativeSession:
+    def _opened(self) -> Any:
         """Return the kernel session, with the text of the opening; raises what `run` raises for a malformed one."""
         opening = self._opening
         text = text_of(opening.tokens, self._vocabulary_size, "text")

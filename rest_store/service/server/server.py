@@ -126,10 +126,12 @@ class Server:
 
     def _serve_metrics(self, address: Address) -> None:
         metrics, admission, sessions = self.metrics, self._admission, self._sessions
-        metrics.show("in_flight", "Requests in flight.", lambda: admission.requests.used)
-        metrics.show("streams", "Open streams.", lambda: admission.streams.used)
-        metrics.show("sessions", "Open draft sessions.", lambda: len(sessions.open))
-        metrics.show("session_bytes", "Memory reserved for them.", lambda: sessions.memory)
+        metrics.show_work(
+            in_flight=lambda: admission.requests.used,
+            streams=lambda: admission.streams.used,
+            sessions=lambda: len(sessions.open),
+            session_bytes=lambda: sessions.memory,
+        )
         metrics.show_datastores(lambda: self._catalog.served)
         assert address.host is not None
         assert address.port is not None

@@ -78,7 +78,12 @@ class SessionStreams:
         assert task is not None
         stream = _Stream(task, GRANT.get())
         try:
-            await self._converse(stream, context)
+            try:
+                await self._converse(stream, context)
+            finally:  # before its client is told of the end
+                self._streams.discard(stream)
+                if stream.session is not None:
+                    self._sessions.end(stream.session)
         except asyncio.CancelledError:
             if stream.ending is None:
                 self._metrics.ended(_NAME, "CANCELLED")

@@ -1,0 +1,99 @@
+"""Serve a datastore in parts on a Ray cluster: an actor for each replica of each part runs `rest-store serve`.
+
+python examples/ray_parts.py /shared/code.ds --parts 4 --replicas 2 -- --token-file /shared/tokens --insecure
+
+It prints what clients take as a target, such as `a:50051,b:50052;c:50053,d:50054`: the endpoints of each part. Requests
+go from clients to servers; Ray only keeps these running. The datastore and the files of options are read on the machine
+of each server, at the same path. A server that is started again on its machine keeps its address. If Ray moves one to
+another machine, the new target is printed, and clients have to be started again with it.
+"""
+
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import click
+import ray
+
+
+@ray.remote(num_cpus=0.001, max_restarts=-1, scheduling_strategy="SPREAD")
+class PartServer:
+    """Runs one server, and starts it again when it ends. Ray starts the actor again when its machine is lost."""
+
+    def __init__(self, words: list[str], host: str | None, port: int) -> None:
+        self._command = [sys.executable, "-m", "rest_store", "serve", *words]
+        self._listen = f"{host or ray.util.get_node_ip_address()}:{port}"
+        self._process: subprocess.Popen[str] | None = None
+        self._address: str | None = None
+        self._starting = True
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._ending.wait(0 if self._starting else 1):
+            command = [*self._command, "--listen", self._listen]
+            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as self._process:
+                assert self._process.stdout is not None
+                for line in self._process.stdout:
+                    if line.startswith("listening on "):
+                        self._listen = line.split()[-1]
+                    elif line == "ready\n":
+                        self._address = self._listen
+            self._starting = False
+
+    def address(self) -> str | None:
+        """Return where the server listens once it has answered; None if it has ended before."""
+        while self._address is None and self._starting:
+            time.sleep(0.05)
+        return self._address
+
+    def stop(self) -> None:
+        """Let the server end its running calls, and end it."""
+        self._ending.set()
+        if self._process is not None:
+            self._process.terminate()
+        self._thread.join()
+
+
+def target(servers: list[list[Any]]) -> str:
+    """Return the target of clients, once all servers answer."""
+    addresses = [[ray.get(server.address.remote()) for server in part] for part in servers]
+    if any(address is None for part in addresses for address in part):
+        sys.exit("A server could not start; its log says why.")
+    return ";".join(",".join(part) for part in addresses)
+
+
+@click.command()
+@click.argument("datastore")
+@click.argument("options", nargs=-1)
+@click.option("--address", help="Of the Ray cluster; by default that of this machine, or of RAY_ADDRESS.")
+@click.option("--parts", default=2, show_default=True, help="Parts of the datastore.")
+@click.option("--replicas", default=1, show_default=True, help="Servers of each part.")
+@click.option("--host", help="Where all servers listen; by default each at the address of its machine.")
+@click.option("--port", default=50051, show_default=True, help="Of the first server; the others have those behind it.")
+def main(
+    datastore: str, options: tuple[str, ...], address: str, parts: int, replicas: int, host: str, port: int
+) -> None:
+    """Serve DATASTORE in parts, each with the OPTIONS of `rest-store serve` that come after `--`, until interrupted."""
+    ray.init(address or "auto", log_to_driver=True)
+    servers = []
+    for part in range(parts):
+        words = [datastore, "--part", f"{part + 1}/{parts}", *options]
+        ports = [port and port + part * replicas + replica for replica in range(replicas)]
+        servers.append([PartServer.remote(words, host, number) for number in ports])
+    try:
+        printed = None
+        while True:
+            if (now := target(servers)) != printed:
+                printed = now
+                click.echo(printed)
+            time.sleep(1)
+    finally:
+        ray.get([server.stop.remote() for part in servers for server in part])
+
+
+if __name__ == "__main__":
+    main()
