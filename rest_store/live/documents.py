@@ -22,8 +22,7 @@ _PATIENCE = 10_000  # milliseconds to wait for a lock of SQLite
 _LOG_PATIENCE = 2_000  # milliseconds that a deletion waits for readers of older states
 _IDS_AT_ONCE = 500  # variables of one statement
 _SEGMENT_NAME = re.compile("segment-[0-9a-f]{32}")
-# `digest` is of the caller's id. `removals` counts deletions and evictions. While `unclean`, unused bytes of the file
-# or its log may hold what was deleted.
+# `digest` is of the caller's id. While `unclean`, unused bytes of the file or its log may hold what was deleted.
 _SCHEMA = f"""
 CREATE TABLE properties (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE documents (
@@ -115,7 +114,7 @@ class Documents:
 
     def create(self, tokenizer: TokenizerIdentity) -> None:
         """Make the tables of a new file, for the tokens of `tokenizer`."""
-        properties = {"tokenizer": json.dumps(tokenizer.to_manifest()), "removals": 0, "unclean": 0}
+        properties = {"tokenizer": json.dumps(tokenizer.to_manifest()), "unclean": 0}
         with self._transaction("created"):
             for statement in _SCHEMA.split(";"):
                 self._database.execute(statement)
@@ -155,12 +154,6 @@ class Documents:
         self._require("max_tokens", tokens is None or (isinstance(tokens, int) and tokens > 0))
         self._require("max_age", age is None or (isinstance(age, int | float) and 0 < age < math.inf))
         return tokens, None if age is None else float(age)
-
-    def removals(self) -> int:
-        """Return how often documents were deleted or evicted."""
-        found = self._property("removals")
-        self._require("the number of removals", isinstance(found, int))
-        return int(found)
 
     def records(self) -> list[SegmentRecord]:
         """Return the records of the segments in files, oldest first."""
@@ -231,11 +224,9 @@ class Documents:
         ]
         with self._transaction("written"):
             self._database.executemany("INSERT INTO documents VALUES (?, ?, ?, ?, ?)", rows)
-            if deleted or evicted_before:
-                self._database.execute("DELETE FROM documents WHERE number < ?", (evicted_before,))
-                self._database.executemany("DELETE FROM documents WHERE number = ?", [(n,) for n in deleted])
-                self._set_property("removals", self.removals() + 1)
+            self._database.execute("DELETE FROM documents WHERE number < ?", (evicted_before,))
             if deleted:
+                self._database.executemany("DELETE FROM documents WHERE number = ?", [(n,) for n in deleted])
                 self._set_property("unclean", 1)
             self._database.executemany("DELETE FROM segments WHERE name = ?", [(record.name,) for record in obsolete])
             self._database.executemany("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?)", records)

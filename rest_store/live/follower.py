@@ -38,7 +38,7 @@ class Follower:
     def __init__(self, directory: Path, tokenizer: object) -> None:
         self._directory = directory
         self._lock = threading.Lock()
-        self._version, self._removals = -1, -1
+        self._version = -1
         with ExitStack() as stack:
             self._documents = stack.enter_context(closing(Documents(directory, read_only=True)))
             if self._documents.is_new:
@@ -58,19 +58,14 @@ class Follower:
             self._documents.close()
 
     def work(self) -> bool:
-        """Show what the writer has committed; return False if that is nothing new.
-
-        Raises:
-            StorageError, DatastoreError: documents or segments cannot be read.
-        """
+        """Show what the writer has committed; return False if that is nothing new."""
         with self._lock:
             version = self._documents.version()
             if version == self._version:
                 return False
             with self._documents.one_state():
-                removals = self._documents.removals()
                 is_first = self._version == -1
                 segments = list(self.segments.stored(self._directory, self._documents, Retention(), verify=is_first))
-            self.segments.set(segments, without_some=removals != self._removals)
-            self._version, self._removals = version, removals
+            self.segments.set(segments)
+            self._version = version
             return True

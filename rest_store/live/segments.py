@@ -34,16 +34,10 @@ class Segments:
         self._nothing = _empty_view(vocabulary_size)
         self.snapshot = Snapshot.of([self._nothing], vocabulary_size)
 
-    def set(self, segments: Sequence[Segment], *, without_some: bool) -> None:
-        """Have queries read `segments` from now on.
-
-        Args:
-            segments: all of them.
-            without_some: whether they may lack documents that were there before.
-        """
+    def set(self, segments: Sequence[Segment]) -> None:
+        """Have queries read `segments`, all that there are, from now on."""
         views = [segment.view for segment in segments] or [self._nothing]
-        snapshot = Snapshot.of(views, self.vocabulary_size)
-        self.all, self.snapshot = tuple(segments), snapshot
+        self.all, self.snapshot = tuple(segments), Snapshot.of(views, self.vocabulary_size)
 
     def stored(
         self, directory: Path, documents: Documents, retention: Retention, *, verify: bool = False

@@ -22,7 +22,7 @@ from rest_store.live.writer_lock import take_writer_lock
 
 
 class Writer:
-    """Writes one live datastore. Thread-safe.
+    """Writes one live datastore; methods raise what those of `LiveDatastore` say. Thread-safe.
 
     An addition is sorted into the memtable, which is flushed to files once it is large enough. Compaction merges
     segments in files; it sorts them beside additions, and what it made is put in their place at the end. A change is
@@ -98,12 +98,7 @@ class Writer:
             self._resources.close()
 
     def add(self, documents: Sequence[NewDocument]) -> None:
-        """Add documents, without those whose id is there already; return when they are durable and visible.
-
-        Raises:
-            StorageError: they cannot be written; those of the batches before were added.
-            DatastoreClosedError: after `close`.
-        """
+        """Add documents, without those whose id is there already; return when they are durable and visible."""
         for batch in self.retention.batches(documents, self._width):
             if seconds := stall(self.segments.in_files, self.retention):
                 time.sleep(seconds)
@@ -111,12 +106,7 @@ class Writer:
                 self._add(batch)
 
     def delete(self, ids: Sequence[str]) -> int:
-        """Delete documents and return how many there were; then no answer holds them, and no file.
-
-        Raises:
-            StorageError: that cannot be written; nothing was deleted. Or they were, and this says where they still are.
-            DatastoreClosedError: after `close`.
-        """
+        """Delete documents and return how many there were; then no answer holds them, and no file."""
         ids = list(dict.fromkeys(ids))
         left: dict[Segment, Segment | None] = {}  # what is left of segments that held some
         with self._sorting:
@@ -146,12 +136,7 @@ class Writer:
         return True
 
     def compact(self) -> None:
-        """Write all documents to files, and merge these into as few segments as there may be.
-
-        Raises:
-            StorageError: that cannot be written; the documents are there as before.
-            DatastoreClosedError: after `close`.
-        """
+        """Write all documents to files, and merge these into as few segments as there may be."""
         with self._change():
             self._store([self._flushed(segment) for segment in self.segments.all])
         while self.merge(whole=True):
@@ -207,7 +192,7 @@ class Writer:
             segments.append(segment)
         if segments and segments[-1].last <= max((record.last for record in self._records), default=0):
             segments[-1] = self._flushed(segments[-1])
-        self._store(segments, without_some=True)
+        self._store(segments)
 
     def _add(self, added: Sequence[NewDocument]) -> None:
         """Sort new documents into the memtable, flush it if it is large enough, store and publish them."""
@@ -255,7 +240,6 @@ class Writer:
         added: Sequence[Document] = (),
         ids: Sequence[str] = (),
         deleted: Sequence[int] = (),
-        without_some: bool = False,
     ) -> None:
         """Commit a change and publish its segments, without those that are too much or too old by now.
 
@@ -264,7 +248,6 @@ class Writer:
             added: new documents.
             ids: of these.
             deleted: numbers of documents.
-            without_some: whether the segments may lack documents that are published.
         """
         last, newest = (added[-1].number, added[-1].added) if added else (self._last, self._newest)
         first_kept = self._first_kept(segments, max(newest, self._now()))
@@ -278,7 +261,7 @@ class Writer:
             self._remove_files(record.name for record in new)
             raise
         self._last, self._newest, self._records = last, newest, records
-        self.segments.set(present, without_some=without_some or bool(deleted) or first > 0)
+        self.segments.set(present)
         self._remove_files(record.name for record in obsolete)  # whoever still reads them has them mapped
 
     # --- For whoever holds either lock --------------------------------------------------------------------------------

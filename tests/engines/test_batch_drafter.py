@@ -21,7 +21,6 @@ from rest_store.engines.metrics import EngineMetrics
 from rest_store.engines.settings import EngineSettings
 from rest_store.engines.sources import EngineSources
 from tests.shared.engine import Clock, Engine, Model, Request, cyclic, plain_output
-from tests.shared.live import until
 from tests.shared.recycled import recycled_rows
 from tests.shared.strategies import Corpus, identity, write_datastore
 
@@ -97,14 +96,6 @@ def test_the_model_writes_the_same_in_fewer_steps(batch: BatchDrafter) -> None:
     by_source = totals(batch, "source_accepted_tokens")
     assert max(by_source, key=lambda source: by_source[source]).endswith("ds")
     assert "logits" not in by_source, "it was shown none"
-
-
-def test_counts_are_those_of_the_engine_but_for_last_steps(batch: BatchDrafter) -> None:
-    """The step in which a request ends is not seen; the engine's own figures have it."""
-    engine = Engine(batch, cyclic(VOCABULARY), rows=1)
-    outputs_are_plain(engine, requests(1, 1, most=100))
-    assert engine.accepted - MOST <= total(batch, "accepted_tokens") <= engine.accepted
-    assert engine.verified - MOST <= total(batch, "draft_tokens") <= engine.verified
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -193,16 +184,6 @@ def test_what_the_model_finds_likely_is_recycled_in_its_place(place: Path, tmp_p
     require_right(file, model, 100)
 
 
-def test_logits_of_steps_before_one_that_was_not_asked_about_are_left_out(place: Path, tmp_path: Path) -> None:
-    file, model = tmp_path / "logits", cyclic(VOCABULARY)
-    batch = drafter(datastores=[str(place)], logits=str(file))
-    engine = Engine(batch, model, rows=3, shows_logits=True)
-    outputs_are_plain(engine, [Request(list(range(150)), 100), *requests(2, 5, most=90)])
-    assert 0 < total(batch, "unplaced_logits") <= engine.skipped
-    batch.close()
-    require_right(file, model, 100)
-
-
 def test_logits_of_drafts_that_the_scheduler_cut_are_left_out(place: Path, tmp_path: Path) -> None:
     file, model = tmp_path / "logits", cyclic(VOCABULARY)
     batch = drafter(datastores=[str(place)], logits=str(file))
@@ -275,13 +256,6 @@ def test_sessions_that_cannot_be_closed_are_said(batch: BatchDrafter, monkeypatc
     assert set(errors(batch)) == {"close"}
 
 
-def test_sessions_that_cannot_be_opened_are_done_without(batch: BatchDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EngineSources, "session", failing)
-    engine = Engine(batch, cyclic(VOCABULARY))
-    outputs_are_plain(engine, requests(0))
-    assert (engine.verified, errors(batch)) == (0, {"open": 8})
-
-
 def test_malformed_arguments_are_answered_with_no_drafts(batch: BatchDrafter) -> None:
     tokens, lengths = np.zeros((2, 9), np.int32), np.array([3, 4], np.int32)
     assert batch.propose([[1], [2]], None, tokens) == [[], []]  # type: ignore[arg-type]
@@ -320,12 +294,6 @@ def test_interrupts_pass(batch: BatchDrafter, monkeypatch: pytest.MonkeyPatch) -
     batch._lock.release()
 
 
-def test_its_thread_survives_errors(batch: BatchDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch_drafter, "_TEND_SECONDS", 0.001)
-    monkeypatch.setattr(batch.metrics, "publish", failing)
-    until(lambda: errors(batch).get("tend", 0) > 1)
-
-
 def test_its_thread_ends_with_it(place: Path) -> None:
     others = threading.enumerate()  # those of earlier tests may be about to end
     made = drafter(datastores=[str(place)])
@@ -333,14 +301,6 @@ def test_its_thread_ends_with_it(place: Path) -> None:
     made.close()
     made.close()
     thread.join()
-
-
-def test_reading_the_datastores_cannot_fail(batch: BatchDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
-    batch.warm_up()
-    assert errors(batch) == {}
-    monkeypatch.setattr(batch_drafter, "preload", failing)
-    batch.warm_up()
-    assert errors(batch) == {"preload": 1}
 
 
 def random_text(text: list[int]) -> int:
@@ -374,15 +334,3 @@ def test_drafts_of_random_text_come_to_an_end() -> None:
     first, later = verified(random_text, 400)
     assert first > 100
     assert later < 0.2 * first
-
-
-def model_of_one_token(text: list[int]) -> int:
-    return 7
-
-
-@pytest.mark.parametrize("model", [model_of_one_token, cyclic(VOCABULARY)])
-def test_texts_that_end_alike_stay_apart(batch: BatchDrafter, model: Model) -> None:
-    """A model that repeats one token makes all rows alike at their ends."""
-    engine = Engine(batch, model)
-    outputs_are_plain(engine, requests(6, 12, most=120), seed=6)
-    assert errors(batch) == {}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import rest_store
 from rest_store.engines.preloading import preload
-from tests.shared.strategies import ONE_TO_NINE, Corpus, identity, open_datastore
+from tests.shared.strategies import ONE_TO_NINE, Corpus, open_datastore
 
 
 def test_all_of_a_datastore_is_read(tmp_path: Path) -> None:
@@ -14,13 +13,6 @@ def test_all_of_a_datastore_is_read(tmp_path: Path) -> None:
     assert preload([store]) == sum(
         view.keys.size + view.entries.size + view.symbols.size for view in store.snapshot.views
     )
-
-
-def test_a_live_datastore_is_read_too(tmp_path: Path) -> None:
-    with rest_store.LiveDatastore.open(tmp_path / "live", tokenizer=identity(300)) as live:
-        empty = preload([live])
-        live.add([[1, 2, 3, 4]] * 3)
-        assert preload([live]) > empty
 
 
 def test_it_ends_in_time(tmp_path: Path) -> None:

@@ -81,12 +81,6 @@ def test_texts_that_end_alike_are_told_apart_when_rows_move(followed: Followed, 
     assert followed.sessions({2: [*a, 7], 0: [5, 6], 1: [*b, 7]}) == [0, 2, 1]
 
 
-def test_equal_ends_of_equal_length_are_told_apart_within_the_window(followed: Followed) -> None:
-    a, b = [1] + [7] * 100, [2] + [7] * 100
-    assert followed.sessions({0: a, 1: b}) == [0, 1]
-    assert followed.sessions({0: [*b, 7], 1: [*a, 7]}) == [1, 0]
-
-
 def test_a_row_that_is_reused_gets_a_session_of_its_own(followed: Followed) -> None:
     assert followed.sessions({0: [1, 2, 3]}) == [0]
     step = followed.step({0: [1, 2, 4, 5]})
@@ -99,18 +93,6 @@ def test_the_same_text_again_is_another_request(followed: Followed) -> None:
     """The row has not grown, so it is not the request of the step before."""
     assert followed.sessions({0: [1, 2, 3]}) == [0]
     assert followed.sessions({0: [1, 2, 3]}) == [1]
-
-
-def test_equal_prompts_in_one_batch_have_sessions_of_their_own(followed: Followed) -> None:
-    assert followed.sessions({0: [1, 2, 3], 1: [1, 2, 3]}) == [0, 1]
-    assert followed.sessions({0: [1, 2, 3, 4], 1: [1, 2, 3, 4]}) == [0, 1]
-    assert followed.sessions({0: [1, 2, 3, 4, 5], 1: [1, 2, 3, 4, 6]}) == [0, 1]
-
-
-def test_the_longest_of_several_texts_is_continued(followed: Followed) -> None:
-    followed.sessions({0: [1, 2], 1: [1, 2, 3]})
-    assert followed.sessions({5: [9, 9], 6: [1, 2, 3, 4]}) == [2, 1]
-    assert followed.closed == [0]
 
 
 def test_accepted_tokens_are_those_before_the_last(followed: Followed) -> None:
@@ -163,13 +145,6 @@ def test_an_output_that_ends_is_remembered_at_once() -> None:
     assert followed.documents() == []
 
 
-def test_an_output_that_goes_on_after_an_end_is_remembered_as_a_whole() -> None:
-    followed = Followed(frozenset({99}))
-    followed.step({0: [1, 2, 3, 4, 99, 5]}, 5)
-    followed.step({0: [1, 2, 3, 4, 99, 5, 6, 7]}, 2)
-    assert followed.documents() == [[1, 2, 3, 4, 99], [1, 2, 3, 4, 99, 5, 6, 7]]
-
-
 def test_the_next_turn_of_a_conversation_is_no_output(followed: Followed) -> None:
     """A request whose prompt continues another's text takes over its session; only outputs are remembered."""
     first, message = [1, *range(10, 20)], text(2, 40)
@@ -177,9 +152,3 @@ def test_the_next_turn_of_a_conversation_is_no_output(followed: Followed) -> Non
     assert followed.sessions({0: [*first, *message, 3]}) == [0]
     followed.step({0: [*first, *message, 3, 4, 5, 6]}, 3)
     assert followed.documents() == [first, [*message[-16:], 3, 4, 5, 6]]
-
-
-def test_all_can_be_let_go_of(followed: Followed) -> None:
-    followed.step({0: [1, 2, 3, 4, 5], 1: [2]}, {0: 4, 1: 1})
-    assert followed.documents() == [[1, 2, 3, 4, 5]]
-    assert (followed.closed, len(followed.rows)) == ([0, 1], 0)

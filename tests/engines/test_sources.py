@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import logging
-import socket
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-import rest_store
-from rest_store.engines import sources as sources_module
 from rest_store.engines.batch_drafter import BatchDrafter
 from rest_store.engines.metrics import EngineMetrics
 from rest_store.engines.settings import EngineSettings
@@ -58,12 +55,6 @@ def test_a_datastore_named_twice_is_one(tmp_path: Path) -> None:
     assert made.labels == [place, "memory", "prompt", "logits"]
     assert made.target is made.stores[1]
     made.close()
-
-
-def test_an_existing_memory_needs_no_tokenizer(tmp_path: Path) -> None:
-    memory = tmp_path / "m"
-    rest_store.LiveDatastore.open(memory, tokenizer=identity(VOCABULARY)).close()
-    opened(remember=str(memory)).close()
 
 
 def refused(error: type[RestStoreError], message: str, **settings: Any) -> None:
@@ -167,13 +158,3 @@ def test_a_service_that_is_away_is_done_without(caplog: pytest.LogCaptureFixture
     assert "its drafts are left out until it answers" in caplog.text
     assert errors["source"] > 0
     assert engine.accepted > 0, "the prompt is drafted from all the same"
-
-
-def test_a_service_that_never_answers_is_done_without(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(sources_module, "_CONNECT_SECONDS", 0.05)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        target = f"127.0.0.1:{silent.getsockname()[1]}"
-        settings = {"datastores": [target, of_model(tmp_path / "ds")], "source_timeout": 0.005}
-        engine, errors = drafted(opened(**settings))
-    assert errors["source"] > 0
-    assert engine.accepted > 0

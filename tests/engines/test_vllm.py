@@ -196,13 +196,6 @@ def test_settings_are_checked_when_it_is_made(vllm: Vllm, tmp_path: Path, place:
         Drafter(vllm.config({"datastores": [str(other)]}))
 
 
-def test_a_model_without_tokenizer_takes_that_of_the_datastores(vllm: Vllm, place: str) -> None:
-    vllm.tokenizer = None
-    drafter = Drafter(vllm.config({"datastores": [place]}))
-    assert drafter._batch is not None
-    drafter._batch.close()
-
-
 def test_memory_can_be_written_by_the_next_engine_of_the_process(vllm: Vllm, tmp_path: Path) -> None:
     """An engine that is dropped closes what it has opened."""
     settings = {"remember": str(tmp_path / "memory")}

@@ -47,15 +47,6 @@ def test_an_id_may_be_used_again_once_its_document_is_evicted(tmp_path: Path) ->
         assert live.info().failure is None
 
 
-def test_nothing_is_added(tmp_path: Path) -> None:
-    with new_live(tmp_path / "live") as live:
-        assert live.add([]) == []
-        assert live.add([], []) == []
-        assert live.delete([]) == 0
-        assert live.info().document_count == 0
-        assert len(live.draft([1])) == 0
-
-
 def test_documents_of_many_kinds(tmp_path: Path) -> None:
     kinds = [[1, 2], (1, 2), np.array([1, 2]), np.array([1, 2], np.uint8), np.array([1, 2], np.uint64), range(1, 3)]
     with new_live(tmp_path / "live") as live:

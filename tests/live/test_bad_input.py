@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from rest_store.errors import (
-    DatastoreError,
     DatastoreNotFoundError,
     DocumentError,
     LimitError,
@@ -24,26 +23,18 @@ from rest_store.errors import (
     WriterError,
 )
 from rest_store.live.live_datastore import LiveDatastore
-from rest_store.live.opening import is_live, open_store
 from tests.shared.live import file_bytes, new_live
 from tests.shared.strategies import ONE_TO_NINE, identity, refused, write_datastore
 
 DOCUMENTS: dict[str, tuple[Any, type[RestStoreError], str]] = {
     "no token": ([], DocumentError, "document 1 is empty, expected at least one token"),
-    "an empty array": (np.zeros((0, 3), int), DocumentError, "document 1 is empty, expected at least one token"),
     "two rows": ([[1, 2], [3, 4]], DocumentError, "document 1 is 2-D int64, expected 1-D integers or text"),
     "ragged": ([[1, 2], [3]], DocumentError, "document 1 is list, expected 1-D integers or text"),
     "floats": ([1.0, 2.0], DocumentError, "document 1 is 1-D float64, expected 1-D integers or text"),
-    "bools": ([True], DocumentError, "document 1 is 1-D bool, expected 1-D integers or text"),
-    "bytes": (b"ab", DocumentError, "document 1 is 0-D |S2, expected 1-D integers or text"),
     "nothing": (None, DocumentError, "document 1 is NoneType, expected 1-D integers or text"),
-    "a number": (5, DocumentError, "document 1 is 0-D int64, expected 1-D integers or text"),
-    "a set": ({1, 2}, DocumentError, "document 1 is set, expected 1-D integers or text"),
-    "numbers without end": ([2**70], DocumentError, "document 1 is list, expected 1-D integers or text"),
     "negative": ([1, -1], TokenRangeError, "token id in document 1 is -1, expected 0..299"),
     "over the vocabulary": ([1, 300], TokenRangeError, "token id in document 1 is 300, expected 0..299"),
     "the separator": ([65_535], TokenRangeError, "token id in document 1 is 65535, expected 0..299"),
-    "over 64 bits": ([2**63], TokenRangeError, f"token id in document 1 is {2**63}, expected 0..299"),
     "enormous": (
         np.zeros(2**24 + 1, np.uint16),
         DocumentError,
@@ -83,7 +74,7 @@ def test_text_needs_a_tokenizer(shared: LiveDatastore) -> None:
     require_unchanged(shared)
 
 
-@pytest.mark.parametrize("id", ["", "a" * 257, "a" * 10_000_000, "a\0b", "\ud800", 5, None, b"id", ["id"]], ids=repr)
+@pytest.mark.parametrize("id", ["", "a" * 257, "a\0b", "\ud800", 5], ids=repr)
 @pytest.mark.parametrize("where", ["add", "delete"])
 def test_a_hostile_id(shared: LiveDatastore, where: str, id: Any) -> None:
     calls: dict[str, Callable[[], object]] = {
@@ -102,14 +93,6 @@ def test_ids_that_are_not_one_for_each_document(shared: LiveDatastore, ids: Any)
     require_unchanged(shared)
 
 
-def test_ids_of_the_longest_and_strangest_kind(tmp_path: Path) -> None:
-    ids = ["a" * 256, "\U0001f600" * 256, "'; DROP TABLE documents; --", "../../x", "\n", " "]
-    with new_live(tmp_path / "live") as live:
-        live.add([[1]] * len(ids), ids)
-        live.compact()
-        assert live.delete([*ids, "a"]) == len(ids)
-
-
 @pytest.mark.parametrize("limits", [{"max_tokens": value} for value in (0, -1, 1.5, "1", 2**70)])
 def test_bad_numbers_of_tokens(tmp_path: Path, limits: dict[str, Any]) -> None:
     refused(LimitError, lambda: new_live(tmp_path / "live", **limits), "max_tokens")
@@ -120,14 +103,6 @@ def test_bad_numbers_of_tokens(tmp_path: Path, limits: dict[str, Any]) -> None:
 def test_bad_ages(tmp_path: Path, age: Any) -> None:
     refused(LimitError, lambda: new_live(tmp_path / "live", max_age=age), "max_age")
     assert not (tmp_path / "live").exists()
-
-
-def test_limits_of_numpy_are_stored_as_numbers(tmp_path: Path) -> None:
-    """SQLite would store the bytes of a number of numpy."""
-    limits: dict[str, Any] = {"max_tokens": np.int64(1000), "max_age": np.float32(60)}
-    LiveDatastore.open(tmp_path / "live", tokenizer=identity(300), **limits).close()
-    with LiveDatastore.open(tmp_path / "live") as live:
-        assert (live.info().max_tokens, live.info().max_age) == (1000, 60.0)
 
 
 def test_a_document_larger_than_what_is_kept(tmp_path: Path) -> None:
@@ -191,17 +166,6 @@ def test_a_file_and_nothing(tmp_path: Path) -> None:
     refused(DatastoreNotFoundError, lambda: LiveDatastore.open(tmp_path / "file", tokenizer=identity(3)), "is a file")
 
 
-def test_a_directory_that_cannot_be_looked_at(tmp_path: Path) -> None:
-    """A name that is too long stands for one of another user: whoever runs tests may be allowed everything."""
-    place = tmp_path / ("x" * 300)
-    assert not is_live(place)
-    for options in ({"read_only": True}, {"tokenizer": identity(3)}):
-        with pytest.raises(StorageError, match=r"cannot be read .File name too long."):
-            LiveDatastore.open(place, **options)
-    with pytest.raises(DatastoreError):
-        open_store(place)
-
-
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rest_store.live import writer_lock
 
@@ -225,29 +189,8 @@ def test_a_database_of_another_release_or_program(tmp_path: Path, version: int, 
     )
 
 
-def test_a_path_with_a_nul(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match=r"the directory cannot be read .embedded null byte."):
-        new_live(tmp_path / "a\0b")
-
-
 def test_what_is_no_database(tmp_path: Path) -> None:
     (tmp_path / "documents.sqlite").write_bytes(b"no database" * 1000)
     for read_only in (False, True):
         with pytest.raises(StorageError, match="documents cannot be opened"):
             LiveDatastore.open(tmp_path, tokenizer=identity(3), read_only=read_only)
-
-
-def test_a_directory_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rest_store.live import writer_lock
-
-    def read_only(*_: object, **__: object) -> int:
-        raise OSError(30, "Read-only file system")
-
-    new_live(tmp_path / "live").close()
-    with monkeypatch.context() as patch:
-        patch.setattr(writer_lock.os, "open", read_only)
-        with pytest.raises(StorageError, match=r"cannot be written .Read-only file system."):
-            LiveDatastore.open(tmp_path / "live")
-    monkeypatch.setattr(Path, "mkdir", read_only)
-    with pytest.raises(StorageError, match=r"cannot be written .Read-only file system."):
-        LiveDatastore.open(tmp_path / "new", tokenizer=identity(3))

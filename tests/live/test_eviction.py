@@ -89,16 +89,6 @@ def test_what_was_too_old_is_gone_when_it_is_opened_again(aged: Writer, clock: C
     opened.close()
 
 
-def test_an_age_so_short_that_nothing_stays(tmp_path: Path, clock: Clock) -> None:
-    opened = begun(tmp_path / "live", clock, 1e-9)
-    add(opened, 1, 2)
-    clock.now += 1
-    add(opened, 3)
-    opened.evict()
-    assert there(opened) in ([], [3])
-    opened.close()
-
-
 @pytest.mark.parametrize("together", [7, 200])
 def test_the_oldest_are_evicted_and_no_more_than_an_eighth_too_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: int

@@ -83,17 +83,6 @@ def token_of(place: int) -> int:
     return 256 * (1 + place // 200) + 50 + place % 200
 
 
-def test_deleting_again_and_again_does_not_make_the_file_grow(tmp_path: Path) -> None:
-    sizes = []
-    with new_live(tmp_path / "live") as live:
-        live.add([SECRET])
-        for _ in range(12):
-            live.delete(live.add([[1, 2, 3] * 400] * 40))
-            sizes.append((tmp_path / "live" / "documents.sqlite").stat().st_size)
-        assert max(sizes) < 4 * sizes[0]
-        assert (live.info().document_count, live.count([1]), live.count(SECRET)) == (1, 0, 1)
-
-
 def test_a_deletion_sorts_beside_additions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was added meanwhile is kept, and deleted if it is among what is to be deleted."""
     small_segments(monkeypatch)
@@ -135,18 +124,6 @@ def test_a_deletion_says_when_a_reader_keeps_the_log(
         assert live.delete(["a"]) == 0
         assert SECRET_BYTES not in file_bytes(tmp_path / "live")
         assert (live.count([1, 2]), live.info().failure) == (1, None)
-
-
-def test_nothing_to_delete_has_nobody_sort_anew(tmp_path: Path) -> None:
-    with new_live(tmp_path / "live") as live, LiveDatastore.open(tmp_path / "live", read_only=True) as reader:
-        live.add([SECRET])
-        live.compact()
-        reader.refresh()
-        before = reader.snapshot.views
-        assert live.delete(["absent"]) == 0
-        live.add([[1, 2]])
-        reader.refresh()
-        assert before[0] is reader.snapshot.views[0]
 
 
 @pytest.mark.parametrize("evicted", [False, True])

@@ -17,7 +17,6 @@ import rest_store
 from rest_store.datastore.kernel import native_kernel
 from rest_store.errors import DatastoreClosedError, WriterError
 from rest_store.live.live_datastore import LiveDatastore
-from rest_store.live.writer import Writer
 from tests.shared.live import new_live, small_segments, until
 from tests.shared.strategies import refused
 
@@ -54,21 +53,6 @@ def test_a_closed_datastore_keeps_no_files_mapped(tmp_path: Path, read_only: boo
     assert str(tmp_path / "live" / "segment-") not in Path("/proc/self/maps").read_text(encoding="utf-8")
 
 
-def test_the_working_directory_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small_segments(monkeypatch)
-    monkeypatch.chdir(tmp_path)
-    with new_live(Path("live")) as live, LiveDatastore.open("live", read_only=True) as reader:
-        monkeypatch.chdir("/")
-        ids = live.add([[1, 2] * 50, [1, 3]])
-        live.compact()
-        assert live.delete(ids[1:]) == 1
-        reader.refresh()
-        assert (live.count([1, 2]), reader.count([1, 2]), reader.info().memory_token_count) == (50, 50, 0)
-        with pickle.loads(pickle.dumps(reader)) as received:
-            assert (received.path, received.count([1, 2])) == (tmp_path / "live", 50)
-        assert (live.info().failure, reader.info().failure, live.path) == (None, None, Path("live"))
-
-
 def test_closing_while_threads_add_and_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each call is completed, or says that the datastore is closed; what was acknowledged is there."""
     small_segments(monkeypatch)
@@ -102,20 +86,6 @@ def test_closing_while_threads_add_and_ask(tmp_path: Path, monkeypatch: pytest.M
     assert others == []
     with LiveDatastore.open(tmp_path / "live") as live:
         assert live.info().document_count == len(acknowledged)
-
-
-def test_an_interrupted_close_can_be_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    live = new_live(tmp_path / "live")
-
-    def interrupted(opened: Writer) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Writer, "close", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            live.close()
-    live.close()
-    LiveDatastore.open(tmp_path / "live").close()
 
 
 @pytest.mark.parametrize("read_only", [False, True])

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import rest_store
-from build_index.documents import Document
+from build_index.documents import Document, batches
 from build_index.duplicates import content_digest
 from build_index.tokenization import load_tokenizer
 from rest_store.cli import main
@@ -20,21 +20,17 @@ from rest_store.errors import (
     ChecksumError,
     CorpusError,
     DatastoreNotFoundError,
-    DocumentError,
     EmptyCorpusError,
     LiveFormatError,
     OutputError,
-    StorageError,
     WriterError,
 )
 from rest_store.live import check as live_check
 from rest_store.live import corpora as corpora_into
 from rest_store.live.check import check_live
 from rest_store.live.command import duration
-from rest_store.live.corpora import add_corpora
 from rest_store.live.export import export
 from tests.shared.builds import build_quick, write_jsonl, write_tokenizer
-from tests.shared.models import CHATML
 from tests.shared.strategies import edit_file, identity, refused
 
 TEXTS = [f"def add{number}(first, second):\n    return first + second\n" for number in range(6)]
@@ -118,7 +114,7 @@ def test_files_of_text_are_a_document_each(live: Path, tmp_path: Path) -> None:
 
 
 def test_ids_are_printed_as_delete_takes_them(live: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpora_into, "_BATCH_DOCUMENTS", 2)
+    monkeypatch.setattr(corpora_into, "batches", lambda documents: batches(documents, number=2))
     texts = ["one more", TEXTS[3], "", "another", "one more", "the last"]
     corpus = write_jsonl(tmp_path / "more.jsonl", texts)
     expected = ids_of([text for text in texts if text])
@@ -137,34 +133,12 @@ def test_ids_are_printed_as_delete_takes_them(live: Path, tmp_path: Path, monkey
 def test_ids_of_what_was_added_before_a_failure_are_printed(
     live: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(corpora_into, "_BATCH_DOCUMENTS", 2)
+    monkeypatch.setattr(corpora_into, "batches", lambda documents: batches(documents, number=2))
     corpus = tmp_path / "broken.jsonl"
     corpus.write_text('{"text": "a"}\n{"text": "b"}\n{"text": "c"}\nbroken\n')
     result = run("live", "add", live, corpus, "--print-ids")
     assert (result.exit_code, result.stdout.splitlines()) == (1, ids_of(["a", "b"]))
     assert facts_of(live)["document_count"] == len(TEXTS) + 2
-
-
-def test_a_document_that_is_too_large_is_refused(live: Path) -> None:
-    target = load_tokenizer(live / "tokenizer.json")
-    corpora = [[Document(text="first")], [Document(text="a second document of too many tokens " * 9)]]
-    with rest_store.LiveDatastore.open(live, max_tokens=50) as store:
-        refused(DocumentError, lambda: list(add_corpora(store, corpora, target)), "document 1")
-
-
-def test_conversations_need_a_template(live: Path, tmp_path: Path) -> None:
-    chats = tmp_path / "chats.jsonl"
-    chats.write_text(json.dumps({"messages": [{"role": "user", "content": "hi"}]}))
-    assert "pass --chat-template FILE" in failed("live", "add", live, chats)
-    done("live", "add", live, chats, "--chat-template", CHATML)
-    assert facts_of(live)["document_count"] == 7
-
-
-def test_documents_without_tokens_are_counted(live: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    encode = "build_index.target_tokenizer.TargetTokenizer.encode_documents"
-    monkeypatch.setattr(encode, lambda self, documents: [[5] * (document.text == "one") for document in documents])
-    corpus = write_jsonl(tmp_path / "texts.jsonl", ["other", "one"])
-    assert "1 document of 1 token read (1 more without tokens)," in done("live", "add", live, corpus)
 
 
 def test_nothing_to_add_says_what_is_there(live: Path, tmp_path: Path) -> None:
@@ -197,14 +171,6 @@ def test_times(text: str, seconds: float) -> None:
 def test_what_is_no_time_is_bad_usage(text: str, tmp_path: Path) -> None:
     result = run("live", "add", tmp_path / "live", tmp_path, "--max-age", text)
     assert (result.exit_code, f"'{text}' is not a time such as 3600, 12h or 30d" in result.stderr) == (2, True)
-
-
-def test_compacting_writes_files(live: Path) -> None:
-    assert facts_of(live)["size"] == 0
-    assert done("live", "compact", live).startswith(f"{live}: 1 segment before, 1 now, ")
-    facts = facts_of(live)
-    assert (facts["memory_token_count"], facts["shard_count"]) == (0, 1)
-    assert facts["size"] > 0
 
 
 def test_a_frozen_one_has_the_same_documents(live: Path, tmp_path: Path, tokenizer: Path) -> None:
@@ -343,9 +309,3 @@ def test_a_segment_that_is_replaced_meanwhile_is_left_out(live: Path, monkeypatc
     segments, tokens = check_live(live)
     assert segments == 0
     assert 0 < tokens == facts_of(live)["token_count"]
-
-
-def test_documents_that_cannot_be_read_are_said(live: Path) -> None:
-    edit_file(live / "documents.sqlite", lambda data: data.__setitem__(slice(None), b"no database" * 100))
-    with pytest.raises(StorageError, match=r"documents\.sqlite: documents cannot be "):
-        check_live(live)

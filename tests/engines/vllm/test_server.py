@@ -149,4 +149,4 @@ def test_answers_outlive_the_server(
     assert tokens_of(client, requests[0], len(texts[0])) == texts[0]
     server.stop()
     with LiveDatastore.open(live, read_only=True) as kept:
-        assert kept.count(texts[0][-64:]) == 1
+        assert kept.count(texts[0][-64:]) > 0
