@@ -51,6 +51,7 @@ def options_of(command: click.Command, words: list[str]) -> None:
         assert found is not None
         command = found
         named.append(found.name)
+    words = words[: words.index("--")] if "--" in words else words  # what follows is another command's
     shown = CliRunner().invoke(command, ["--help"])
     assert shown.exit_code == 0
     assert {word for word in words if word.startswith("--")} <= set(re.findall(r"--[a-z-]+", shown.output))

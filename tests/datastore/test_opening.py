@@ -134,9 +134,7 @@ def test_without_the_compiled_kernel_opening_says_how_to_install_it(
     write_datastore(tmp_path, CORPUS)
     monkeypatch.setitem(sys.modules, "rest_store._kernel", None)
     monkeypatch.delattr("rest_store._kernel")
-    message = refused(
-        NativeKernelError, lambda: Datastore.open(tmp_path), "rest-store: the native kernel is missing ("
-    )
+    message = refused(NativeKernelError, lambda: Datastore.open(tmp_path), "rest-store: the native kernel is missing (")
     assert "C++20 compiler" in message
 
 

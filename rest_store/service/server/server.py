@@ -185,7 +185,6 @@ class Server:
                 _log.error("reload refused: %s", error)
         self._streams.end_revoked(self._tokens)
         await self._update_health()
-        _log.info("reload is done")
 
     async def drain(self) -> None:
         """Refuse new calls, let running ones finish within `drain_seconds`, stop, and close the live datastores."""
