@@ -262,22 +262,6 @@ def test_sigterm_ends_streams_between_two_steps_and_refuses_what_comes(service: 
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_work_whose_client_has_gone_is_dropped(tmp_path: Path) -> None:
-    documents = [[number % 7, *range(number % 11, 200)] for number in range(40)]
-    contexts = [pb.Context(tokens=[number % 200]) for number in range(1000)]
-    heavy = pb.DraftRequest(limits=pb.DraftLimits(max_nodes=200, max_depth=32), contexts=contexts)
-    with (
-        running(datastore(tmp_path, "wide", Corpus(300, [documents])), options=["--metrics=127.0.0.1:0"]) as service,
-        service.stub() as stub,
-    ):
-        with pytest.raises(grpc.RpcError) as caught:
-            stub.Draft(heavy, timeout=0.01)
-        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        stub.Draft(ASKED, timeout=PATIENCE)
-        until(lambda: metrics_of(service)["rest_store_in_flight",] == 0)
-        assert metrics_of(service)["rest_store_requests_total", "OK", "Draft"] == 1
-
-
 def test_memory_does_not_grow_with_requests(service: Service) -> None:
     """A small part of what REST_STORE_REQUESTS=1000000 asks."""
     number = int(os.environ.get("REST_STORE_REQUESTS", "3000"))

@@ -168,6 +168,12 @@ class Server:
 
     async def reload(self) -> None:
         """Read datastores, tokens and certificates again; those not valid stay as they were."""
+        for secrets in (self._tokens, self._certificates):
+            try:
+                if secrets is not None:
+                    secrets.reload()
+            except ServeError as error:
+                _log.error("reload refused: %s", error)
         reopened = await asyncio.get_running_loop().run_in_executor(None, lambda: [*self._catalog.reopen()])
         for name, result in reopened:
             if isinstance(result, HostedDatastore):
@@ -177,12 +183,6 @@ class Server:
             else:
                 self.metrics.reloads.labels("refused").inc()
                 _log.error("reload of %s refused: %s", name, result)
-        for secrets in (self._tokens, self._certificates):
-            try:
-                if secrets is not None:
-                    secrets.reload()
-            except ServeError as error:
-                _log.error("reload refused: %s", error)
         self._streams.end_revoked(self._tokens)
         await self._update_health()
 
