@@ -120,21 +120,14 @@ def test_numbers_that_are_not_finite_are_refused(bad: float) -> None:
 
 
 def evaluated(calibration: Calibration, features: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Log odds as the kernel has them; by all instructions of this machine, and in both widths, the same bits."""
+    """Log odds as the kernel has them; with AVX2 or without, and in both widths, the same bits."""
     ways = {
-        calibration.native.log_odds(features, is_wide, instructions)
+        calibration.native.log_odds(features, is_wide, use_avx2)
         for is_wide in (False, True)
-        for instructions in _kernel.INSTRUCTIONS
+        for use_avx2 in {False, _kernel.HAS_AVX2}
     }
     assert len(ways) == 1
     return np.frombuffer(ways.pop(), np.float32)
-
-
-def of_places(features: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Features of candidates of places with 32 each."""
-    shared = _kernel.SHARED_FEATURES
-    features[:, shared] = features[np.arange(len(features)) // 32 * 32][:, shared]
-    return features
 
 
 def random_gbdt(seed: int, count: int, scale: float) -> bytes:
@@ -152,7 +145,7 @@ def random_gbdt(seed: int, count: int, scale: float) -> bytes:
 def test_trees_are_evaluated_to_the_same_bits_everywhere(count: int, rows: int, scale: float) -> None:
     """Leaves are rounded to a 16-bit multiple of a power of two, the least that the greatest of them allows."""
     calibration = Calibration(random_gbdt(count, count, scale))
-    features = of_places(np.random.default_rng(rows).integers(-6, 6, size=(rows, FEATURES)).astype(np.float32) / 4)
+    features = np.random.default_rng(rows).integers(-6, 6, size=(rows, FEATURES)).astype(np.float32) / 4
     expected = log_odds(calibration, features)
     greatest = np.abs(trees_of(calibration)["leaves"]).max(initial=0)
     tolerance = count * greatest / 2**15 + np.abs(expected).max() * 1e-6
@@ -168,7 +161,7 @@ def test_sums_of_very_many_trees_do_not_overflow() -> None:
 
 def test_the_default_is_evaluated_as_its_file_has_it() -> None:
     default = Calibration.default()
-    features = of_places(np.random.default_rng(1).choice(trees_of(default)["thresholds"].ravel(), size=(500, FEATURES)))
+    features = np.random.default_rng(1).choice(trees_of(default)["thresholds"].ravel(), size=(500, FEATURES))
     errors = evaluated(default, features) - log_odds(default, features)
     assert np.abs(errors).max() < 0.01  # of log odds
 

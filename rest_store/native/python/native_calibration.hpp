@@ -20,7 +20,7 @@ struct CalibrationTrees {
   explicit CalibrationTrees(Gbdt frozen, Gbdt live)
       : frozen_gbdt(std::move(frozen)),
         live_gbdt(std::move(live)),
-        fitted{IntegerTrees(frozen_gbdt, kSharedColumns), IntegerTrees(live_gbdt, kSharedColumns)} {}
+        fitted{IntegerTrees(frozen_gbdt), IntegerTrees(live_gbdt)} {}
 
   Gbdt frozen_gbdt, live_gbdt;
   FittedTrees fitted;
