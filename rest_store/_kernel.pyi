@@ -19,7 +19,7 @@ TopK = npt.NDArray[np.int32] | npt.NDArray[np.int64]  # [n, k], -1 ends a row
 PackedDraft = tuple[bytes, bytes, bytes]  # packed tree of `TokenTree`, scores float32[N], origins uint8[N]
 
 FEATURES: int  # columns of a calibration's features
-HAS_AVX2: bool  # whether this machine has it
+INSTRUCTIONS: list[int]  # instruction sets of this machine that trees can be evaluated with
 MAX_STORES: int  # datastores of one session
 EVIDENCE_MEMORY: int  # bytes of a session for each node and store
 NODE_MEMORY: int  # bytes of a session for each node
@@ -87,7 +87,7 @@ class NativeCalibration:
     def gbdt(self) -> bytes: ...
     @property
     def live_gbdt(self) -> bytes: ...
-    def log_odds(self, rows: npt.NDArray[np.float32], is_wide: bool, use_avx2: bool, /) -> bytes:
+    def log_odds(self, rows: npt.NDArray[np.float32], is_wide: bool, instructions: int, /) -> bytes:
         """Return the log odds of rows of features, float32[rows]; for tests."""
 
 class NativeRecycledLogits:

@@ -120,11 +120,11 @@ def test_numbers_that_are_not_finite_are_refused(bad: float) -> None:
 
 
 def evaluated(calibration: Calibration, features: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Log odds as the kernel has them; with AVX2 or without, and in both widths, the same bits."""
+    """Log odds as the kernel has them; by all instructions of this machine, and in both widths, the same bits."""
     ways = {
-        calibration.native.log_odds(features, is_wide, use_avx2)
+        calibration.native.log_odds(features, is_wide, instructions)
         for is_wide in (False, True)
-        for use_avx2 in {False, _kernel.HAS_AVX2}
+        for instructions in _kernel.INSTRUCTIONS
     }
     assert len(ways) == 1
     return np.frombuffer(ways.pop(), np.float32)

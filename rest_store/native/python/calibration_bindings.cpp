@@ -96,9 +96,12 @@ nb::bytes fit_gbdt(const Array<float, 2>& rows, const Array<std::uint8_t>& label
   return packed_of(gbdt);
 }
 
-// The log odds of rows of features by the trees of frozen stores, as float32[rows]: 16 rows at once or 32. For tests.
-nb::bytes log_odds(const NativeCalibration& calibration, const Array<float, 2>& rows, bool is_wide, bool use_avx2) {
-  if (rows.shape(1) != kFeatures || (use_avx2 && !has_avx2())) throw nb::value_error("of another kind");
+// The log odds of rows of features by the trees of frozen stores, as float32[rows]: 16 rows at once or 32, with one of
+// INSTRUCTIONS. For tests.
+nb::bytes log_odds(const NativeCalibration& calibration, const Array<float, 2>& rows, bool is_wide,
+                   std::size_t instructions) {
+  const auto chosen = static_cast<Instructions>(instructions);
+  if (rows.shape(1) != kFeatures || instructions > 2 || !has(chosen)) throw nb::value_error("of another kind");
   const std::size_t together = is_wide ? 2 * kLanes : kLanes;
   std::vector<float> out((rows.shape(0) + together - 1) / together * together);
   IntegerTrees::Scratch scratch;
@@ -107,7 +110,7 @@ nb::bytes log_odds(const NativeCalibration& calibration, const Array<float, 2>& 
     for (std::size_t row = first; row < std::min(rows.shape(0), first + together); ++row)
       for (std::size_t feature = 0; feature < kFeatures; ++feature)
         columns[feature * kColumn + row - first] = rows.data()[row * kFeatures + feature];
-    calibration.trees().fitted.frozen.evaluate(columns.data(), is_wide, &out[first], scratch, use_avx2);
+    calibration.trees().fitted.frozen.evaluate(columns.data(), is_wide, &out[first], scratch, chosen);
   }
   out.resize(rows.shape(0));
   return bytes_of(out);
@@ -117,7 +120,10 @@ nb::bytes log_odds(const NativeCalibration& calibration, const Array<float, 2>& 
 
 void bind_calibrations(nb::module_& module) {
   module.attr("FEATURES") = kFeatures;
-  module.attr("HAS_AVX2") = has_avx2();
+  nb::list instructions;  // that this machine has
+  for (std::size_t i = 0; i < 3; ++i)
+    if (has(static_cast<Instructions>(i))) instructions.append(i);
+  module.attr("INSTRUCTIONS") = instructions;
   module.def("fit_gbdt", &fit_gbdt);
   nb::class_<NativeCalibration>(module, "NativeCalibration")
       .def(nb::init<const nb::bytes&, const nb::bytes&>())
