@@ -265,6 +265,11 @@ class EvidenceReader {
     const auto is_next = [&](const Continuation& one) { return one.token == token; };
     if (has_all && std::none_of(next.begin(), next.end(), is_next)) return to.clear();
     to.length = from.length + 1;
+    if (has_all && next.top[0].share == 1) {  // all occurrences continue so
+      to.intervals = from.intervals;
+      to.count = from.count;
+      return;
+    }
     scratch.narrowed.push_back({&to, shards_.size(), scratch.boundaries.size()});
     for (std::size_t i = 0; i < shards_.size(); ++i)
       for (const bool after : {false, true})

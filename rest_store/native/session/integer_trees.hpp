@@ -14,7 +14,7 @@
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
 #define REST_STORE_AVX2 __attribute__((target("avx2")))
-#define REST_STORE_AVX512 __attribute__((target("avx2,avx512f,avx512bw,avx512vl")))
+#define REST_STORE_AVX512 __attribute__((target("avx2,avx512f,avx512bw,avx512vl,prefer-vector-width=512")))
 #endif
 
 namespace rest_store {
@@ -153,21 +153,19 @@ class IntegerTrees {
     std::uint8_t* const greater = scratch[0].values.data();
 #ifdef REST_STORE_AVX2
     if (instructions == Instructions::kAvx512) {
-      split_avx512<groups>(columns, greater);
-      return add_up_avx512<groups>(greater, sums);
+      return add_up_avx512<groups>(columns, greater, sums);
     }
     if (instructions == Instructions::kAvx2) {
-      split_avx2<groups>(columns, greater);
-      return add_up_avx2<groups>(greater, sums);
+      return add_up_avx2<groups>(columns, greater, sums);
     }
 #endif
     static_cast<void>(instructions);
-    split_portable<groups>(columns, greater);
-    add_up_portable<groups>(greater, sums);
+    add_up_portable<groups>(columns, greater, sums);
   }
 
+  // Inlined, so that it is compiled for the instructions of each caller.
   template <std::size_t groups>
-  void split_portable(const float* columns, std::uint8_t* greater) const {
+  [[gnu::always_inline]] void split(const float* columns, std::uint8_t* greater) const {
     std::size_t split = 0;
     for (const Column& column : columns_) {
       std::array<float, groups * kLanes> values;
@@ -181,7 +179,8 @@ class IntegerTrees {
   }
 
   template <std::size_t groups>
-  void add_up_portable(const std::uint8_t* greater, std::int32_t* sums) const {
+  void add_up_portable(const float* columns, std::uint8_t* greater, std::int32_t* sums) const {
+    split<groups>(columns, greater);
     std::array<std::int32_t, groups * kLanes> out{};
     for (std::size_t tree = 0; tree < leaves_.size(); ++tree)
       for (std::size_t row = 0; row < groups * kLanes; row += 8) {  // a byte of a word for each of eight
@@ -199,21 +198,6 @@ class IntegerTrees {
 #ifdef REST_STORE_AVX2
   static_assert(kLanes == 16 && kGbdtDepth == 6);
 
-  template <std::size_t groups>
-  REST_STORE_AVX512 void split_avx512(const float* columns, std::uint8_t* greater) const {
-    std::size_t split = 0;
-    for (const Column& column : columns_) {
-      __m512 values[groups];
-      for (std::size_t i = 0; i < groups; ++i)
-        values[i] = _mm512_loadu_ps(columns + column.feature * kColumn + i * kLanes);
-      for (; split < column.end; ++split)
-        for (std::size_t i = 0; i < groups; ++i, greater += kLanes) {
-          const __mmask16 mask = _mm512_cmp_ps_mask(values[i], _mm512_set1_ps(thresholds_[split]), _CMP_GT_OQ);
-          _mm_store_si128(reinterpret_cast<__m128i*>(greater), _mm_movm_epi8(mask));
-        }
-    }
-  }
-
   // What is read of a split, in the lower bytes.
   template <std::size_t groups>
   REST_STORE_AVX512 static __m256i load_avx512(const std::uint8_t* at) {
@@ -224,7 +208,8 @@ class IntegerTrees {
   // The bits of six splits are the number of a row's leaf, which is taken from two registers. The sums of a block fit
   // into 16 bits.
   template <std::size_t groups>
-  REST_STORE_AVX512 void add_up_avx512(const std::uint8_t* greater, std::int32_t* sums) const {
+  REST_STORE_AVX512 void add_up_avx512(const float* columns, std::uint8_t* greater, std::int32_t* sums) const {
+    split<groups>(columns, greater);
     __m512i out[groups];
     for (__m512i& sum : out) sum = _mm512_setzero_si512();
     std::size_t tree = 0;
@@ -251,23 +236,6 @@ class IntegerTrees {
     for (std::size_t i = 0; i < groups; ++i) _mm512_store_si512(sums + i * kLanes, out[i]);
   }
 
-  template <std::size_t groups>
-  REST_STORE_AVX2 void split_avx2(const float* columns, std::uint8_t* greater) const {
-    std::size_t split = 0;
-    for (const Column& column : columns_)
-      for (; split < column.end; ++split)
-        for (std::size_t i = 0; i < groups; ++i, greater += kLanes) {
-          const float* values = columns + column.feature * kColumn + i * kLanes;
-          const __m256 threshold = _mm256_set1_ps(thresholds_[split]);
-          const __m256 first = _mm256_cmp_ps(_mm256_loadu_ps(values), threshold, _CMP_GT_OQ);
-          const __m256 second = _mm256_cmp_ps(_mm256_loadu_ps(values + 8), threshold, _CMP_GT_OQ);
-          const __m256i words = _mm256_permute4x64_epi64(
-              _mm256_packs_epi32(_mm256_castps_si256(first), _mm256_castps_si256(second)), _MM_SHUFFLE(3, 1, 2, 0));
-          _mm_store_si128(reinterpret_cast<__m128i*>(greater),
-                          _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
-        }
-  }
-
   // 16 bytes of a split, twice.
   REST_STORE_AVX2 static __m256i load_twice(const std::uint8_t* at) {
     return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(at)));
@@ -276,7 +244,8 @@ class IntegerTrees {
   // Registers hold the low and the high bytes of 16 leaves: four splits choose one of 16 leaves, the other two one of
   // four such sets. The sums of a block fit into 16 bits.
   template <std::size_t groups>
-  REST_STORE_AVX2 void add_up_avx2(const std::uint8_t* greater, std::int32_t* sums) const {
+  REST_STORE_AVX2 void add_up_avx2(const float* columns, std::uint8_t* greater, std::int32_t* sums) const {
+    split<groups>(columns, greater);
     std::fill_n(sums, groups * kLanes, 0);
     std::size_t tree = 0;
     for (const std::size_t end : blocks_) {
