@@ -2,8 +2,6 @@
 
 #include "python/bindings.hpp"
 
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
@@ -12,11 +10,10 @@
 #include "sort/sort_and_pack.hpp"
 #include "trees/kernel.hpp"
 
-namespace nb = nanobind;
-using namespace nb::literals;
 using namespace rest_store;
+using namespace nb::literals;
 
-using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Bytes = Array<std::uint8_t>;
 
 std::vector<ShardView> shard_views(const nb::list& shards) {
   std::vector<ShardView> out;

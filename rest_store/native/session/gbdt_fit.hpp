@@ -11,10 +11,10 @@
 namespace rest_store {
 
 struct GbdtOptions {
-  std::uint32_t trees = 100;
-  double rate = 0.12;
-  double ridge = 20;
-  double row_share = 0.5;  // of the groups, sampled anew for each tree
+  std::uint32_t trees;
+  double rate;
+  double ridge;
+  double row_share;  // of the groups, sampled anew for each tree
 };
 
 class GbdtFitter {
