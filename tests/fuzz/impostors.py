@@ -26,59 +26,15 @@ RESPONSES: dict[str, type[Message]] = {
 
 def some_answer(chance: random.Random, kind: type[Message], true: bytes) -> bytes:
     """Something like the answer `true`."""
-    match chance.randrange(6):
+    match chance.randrange(4):
         case 0:
-            return true
-        case 1:
             return damaged(chance, true)
-        case 2:
+        case 1:
             return some_message(chance, kind).SerializeToString()
-        case 3:  # the fields of both
+        case 2:  # the fields of both
             return true + some_message(chance, kind).SerializeToString()
-        case 4:
-            return chance.choice([b"", b"\xff" * 9, bytes(chance.randrange(40)), true + true, bytes(5 << 20)])
         case _:
-            message = kind.FromString(true)
-            change_somewhere(chance, message)
-            return message.SerializeToString()
-
-
-def change_somewhere(chance: random.Random, message: Message) -> None:
-    """Change one field of `message` or of a message in it: numbers to their limits, lists in length, bytes in place."""
-    fields = message.DESCRIPTOR.fields
-    if not fields:
-        return
-    field = chance.choice(fields)
-    value = getattr(message, field.name)
-    numbers = [0, 1, 2**31 - 1, 2**32 - 1]
-    if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        value.clear()
-    elif field.is_repeated and len(value):
-        place = chance.randrange(len(value))
-        if field.message_type is not None and chance.random() < 0.7:
-            change_somewhere(chance, value[place])
-        elif chance.random() < 0.5:
-            del value[place]
-        elif field.message_type is not None:
-            value.extend([value[place]] * chance.choice([1, 300]))
-        else:
-            value.extend([value[place]] * chance.choice([1, 3000]))
-    elif field.is_repeated:
-        if field.message_type is None:
-            value.extend(chance.choices(["one", "\x00"] if field.type == field.TYPE_STRING else numbers, k=3))
-        else:
-            value.add()
-    elif field.message_type is not None:
-        change_somewhere(chance, value)
-    elif isinstance(value, bool):
-        setattr(message, field.name, not value)
-    elif isinstance(value, bytes):
-        setattr(message, field.name, damaged(chance, value))
-    elif isinstance(value, str):
-        setattr(message, field.name, chance.choice(["", "\x00", "x" * 5000, value + " "]))
-    else:
-        greatest = 2**64 - 1 if "64" in str(field.type) or field.type == field.TYPE_UINT64 else 2**32 - 1
-        setattr(message, field.name, chance.choice([*numbers, greatest]))
+            return chance.choice([b"", b"\xff" * 9, bytes(chance.randrange(40)), true + true, bytes(5 << 20)])
 
 
 class Impostor(grpc.GenericRpcHandler):
@@ -145,11 +101,10 @@ class Impostor(grpc.GenericRpcHandler):
         if chance.random() < self.honesty or chance.random() < 0.6:
             return
         if chance.random() < 0.5:
-            details = chance.choice([b"", b"\xff\xff", b"\x00" * 99, chance.randbytes(40)])
-            context.set_trailing_metadata((("grpc-status-details-bin", details), ("x", "y" * 100)))
-        kind = chance.random()
-        if kind < 0.15:
+            details = chance.choice([b"", b"\xff\xff", chance.randbytes(40)])
+            context.set_trailing_metadata((("grpc-status-details-bin", details),))
+        if chance.random() < 0.2:
             time.sleep(0.4)
-        elif kind < 0.8:
+        elif chance.random() < 0.8:
             codes = [code for code in grpc.StatusCode if code is not grpc.StatusCode.OK]
-            context.abort(chance.choice(codes), chance.choice(["", "no", "larger than max", "\u00fc" * 300]))
+            context.abort(chance.choice(codes), chance.choice(["", "larger than max", "\u00fc" * 300]))
