@@ -1,7 +1,7 @@
-"""Builds and services that are ended at random moments.
+"""Builds that are ended at random moments.
 
 What must hold: after any signals the datastore at its place is complete or absent; a build that is resumed, or begun
-anew where nothing can be resumed, gives the bytes of an undisturbed one; a generation writes on when its service dies.
+anew where nothing can be resumed, gives the bytes of an undisturbed one.
 """
 
 from __future__ import annotations
@@ -10,17 +10,12 @@ import random
 import shutil
 import signal
 from collections import Counter
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import rest_store
 from build_index.staging import building_place
 from tests.fuzz import campaign
-from tests.fuzz.plans import precise_model
 from tests.shared.builds import (
     contents,
     documents,
@@ -32,16 +27,13 @@ from tests.shared.builds import (
     write_jsonl,
     write_tokenizer,
 )
-from tests.shared.services import PATIENCE, Service, running
-from tests.shared.strategies import Corpus, write_datastore
-from tests.shared.tiny import VOCABULARY, prompts
 
 # Of a process that ended by itself, or by a signal, which it may turn into a status as shells do.
 STATUSES = {signal.SIGKILL: (0, -9), signal.SIGTERM: (0, -15, 143), signal.SIGINT: (0, -2, 130)}
 
 
 class Fuzzer(campaign.Fuzzer):
-    """Ends builds and services."""
+    """Ends builds."""
 
     def __init__(self, directory: Path, stack: ExitStack) -> None:
         super().__init__(directory, stack)
@@ -64,12 +56,7 @@ class Fuzzer(campaign.Fuzzer):
         assert run_build("--corpus", old, *self._options, "--out", self._old).returncode == 0
 
     def run(self, chance: random.Random) -> Counter[str]:
-        """Run one case."""
-        return Counter([self._service(chance) if chance.random() < 0.25 else self._build(chance)])
-
-    # --- Builds -------------------------------------------------------------------------------------------------------
-
-    def _build(self, chance: random.Random) -> str:
+        """Run one case: a build that is ended once or more often, and goes on."""
         name = chance.choice(list(self._corpora))
         arguments = [*self._corpora[name], *self._options]
         if name not in self._expected:
@@ -92,7 +79,7 @@ class Fuzzer(campaign.Fuzzer):
             kept = require_whole_and_resumable(arguments, out, old, expected)
         finally:
             shutil.rmtree(directory)
-        return f"build: {'resumed' if kept else 'begun anew'}"
+        return Counter(["resumed" if kept else "begun anew"])
 
     def _disturbed(self, chance: random.Random, arguments: list[Any], directory: Path) -> None:
         """Run a build that sends itself a signal at one of its steps."""
@@ -104,60 +91,3 @@ class Fuzzer(campaign.Fuzzer):
         nothing = "unfinished build is absent" in run.stderr or run.stderr.strip() == "Aborted!"
         assert (run.returncode == 1 and nothing) or run.returncode in STATUSES[number], run.stderr
         assert "Traceback" not in run.stderr, run.stderr
-
-    # --- Services -----------------------------------------------------------------------------------------------------
-
-    def _service(self, chance: random.Random) -> str:
-        architecture = chance.choice(["llama", "gpt2", "mistral with a sliding window"])
-        model = precise_model(architecture)
-        inputs = prompts(chance.choice([1, 3]), seed=chance.randrange(1000))
-        one = len(inputs["input_ids"]) == 1  # batches draw random numbers of their own
-        options: dict[str, Any] = {"max_new_tokens": 60, "do_sample": one and chance.random() < 0.5}
-        seed = chance.randrange(2**31)
-        torch.manual_seed(seed)
-        plain = model.generate(**inputs, **options)
-        place = self.directory / "served"
-        place.mkdir()
-        texts = [[token for token in text if token] for text in plain.tolist()]
-        write_datastore(place, Corpus(VOCABULARY, [texts, [list(range(1, VOCABULARY))]]))
-        try:
-            with ExitStack() as stack:
-                service = stack.enter_context(running(place))
-                targets = [service.target]
-                if chance.random() < 0.4:
-                    targets.append(stack.enter_context(running(place)).target)
-                acts = some_acts(chance, service)
-                self.case = f"{architecture}, {len(texts)} rows, {len(targets)} targets, {[act[:2] for act in acts]}"
-                client = rest_store.DatastoreClient(
-                    targets, timeout=chance.choice([0.05, 1.0]), send_text=chance.random() < 0.7
-                )
-                with client:
-                    client.connect(PATIENCE)
-                    timeout = chance.choice([None, 0.05, 5.0])
-                    local = [source() for source in (rest_store.PromptLookup, rest_store.RecycledLogits)]
-                    sources = [client, *chance.sample(local, chance.randrange(3))]
-                    generator = rest_store.Generator(model, None, sources, adaptive=False, source_timeout=timeout)
-                    torch.manual_seed(seed)
-                    generation = generator.begin(inputs, **options)
-                    for step, _ in enumerate(generation):
-                        while acts and acts[0][0] <= step:
-                            acts.pop(0)[2]()
-                    assert torch.equal(generation.result(), plain), "another text"
-        finally:
-            shutil.rmtree(place)
-        return "service"
-
-
-def some_acts(chance: random.Random, service: Service) -> list[tuple[int, str, Callable[[], object]]]:
-    """What is done to a service, each after a number of steps of a generation."""
-    first = chance.randrange(0, 8)
-    later = first + chance.randrange(1, 8)
-    return chance.choice(
-        [
-            [(first, "kill", service.kill)],
-            [(first, "stop", service.stop)],
-            [(first, "pause", service.pause), (later, "resume", service.resume)],
-            [(first, "pause", service.pause), (later, "kill", service.kill)],
-            [(first, "kill", service.kill), (later, "restart", service.restart)],
-        ]
-    )

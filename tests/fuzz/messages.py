@@ -19,6 +19,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+from google.protobuf.message import Message
 
 import rest_store
 from rest_store.datastore.tree import SuffixMatch, TokenTree
@@ -27,22 +28,30 @@ from rest_store.generation.drafts import tree_fault
 from rest_store.service.client.client import DatastoreClient
 from rest_store.v1 import datastore_pb2 as pb
 from tests.fuzz import campaign
-from tests.fuzz.impostors import Impostor
-from tests.fuzz.sessions import some_session
-from tests.shared.clients import Waiting
+from tests.shared.clients import Waiting, connected
 from tests.shared.messages import (
+    NAMES,
     STREAMS,
     begin,
     begin_live_datastore,
+    damaged,
     ending,
     fuzzed,
     outcome_of,
     outcomes,
+    some_message,
+    some_tokens,
     write_two_datastores,
 )
 from tests.shared.services import PATIENCE, Service, running
-from tests.shared.sessions import sessions_of
+from tests.shared.sessions import Relay, sessions_of
 
+RESPONSES: dict[str, type[Message]] = {
+    "Draft": pb.DraftResponse,
+    "DraftSession": pb.DraftSessionResponse,
+    "Count": pb.CountResponse,
+    "Describe": pb.DescribeResponse,
+}
 UNKNOWN = b"\x9a\x06\x00"  # field 99, of no length
 MEMORY = 256 << 20  # bytes that a service may have grown by after any messages
 SECONDS, SECONDS_PER_BYTE = 1.0, 1.5e-6  # of processors, that a message may cost
@@ -75,6 +84,85 @@ def some_heavy_message(chance: random.Random) -> tuple[str, bytes]:
 def times(data: bytes, number: int) -> bytes:
     """The same so often, within what a service takes."""
     return data * min(number, 4_190_000 // max(1, len(data)))
+
+
+def some_session(chance: random.Random) -> list[bytes]:
+    """The messages of one session; in half of the cases all are as they should be."""
+    messages: list[pb.DraftSessionRequest] = [pb.DraftSessionRequest(open=some_opening(chance))]
+    messages += [pb.DraftSessionRequest() for _ in range(chance.randrange(12))]
+    for message in messages:
+        for _ in range(chance.choice([0, 1, 1, 2, 40])):
+            message.accepted.append(some_accepted(chance))
+        if chance.random() < 0.8:
+            message.draft.max_nodes = chance.choice([0, 1, 8, 8, 64, 1024])
+            message.draft.sequence = chance.choice([0, 1, 2**64 - 1])
+            if chance.random() < 0.3:
+                message.draft.costs.of_step.extend(1 + 0.01 * nodes for nodes in range(chance.choice([0, 1, 9, 1025])))
+    sent = [message.SerializeToString() for message in messages]
+    if chance.random() < 0.5:
+        return sent
+    for _ in range(chance.choice([1, 1, 3])):
+        place = chance.randrange(len(sent))
+        match chance.randrange(5):
+            case 0:
+                sent[place] = damaged(chance, sent[place])
+            case 1:
+                sent[place] = some_message(chance, pb.DraftSessionRequest).SerializeToString()
+            case 2:
+                sent.insert(place, sent[chance.randrange(len(sent))])
+            case 3:
+                sent = sent[place:] or sent
+            case _:
+                sent[place] += chance.choice(sent)  # the fields of both
+    return sent
+
+
+def some_opening(chance: random.Random) -> pb.SessionOpening:
+    text = [chance.randrange(9) for _ in range(chance.choice([0, 1, 5, 100, 2000]))]
+    opening = pb.SessionOpening(
+        selection=pb.Selection(datastores=[chance.choice(["one", "one", "two"])]),
+        tokens=text,
+        prompt_lookup=chance.random() < 0.5,
+        fixed_calibration=chance.random() < 0.2,
+        max_suffix=chance.choice([0, 1, 16, 64]),
+    )
+    if chance.random() < 0.5:
+        opening.recycled_logits = chance.choice([b"", b"key", chance.randbytes(64)])
+        rows = chance.choice([0, 1, len(text)])
+        if 0 < rows <= len(text):
+            opening.top_k.CopyFrom(some_top_k(chance, rows))
+    if chance.random() < 0.3:
+        opening.shared_calibration = chance.choice(NAMES[:6])
+    return opening
+
+
+def some_accepted(chance: random.Random) -> pb.Accepted:
+    tokens = [token % 9 for token in some_tokens(chance)] or [1]
+    accepted = pb.Accepted(tokens=tokens)
+    if chance.random() < 0.4:
+        accepted.top_k.CopyFrom(some_top_k(chance, len(tokens)))
+    if chance.random() < 0.01:  # seldom of the tree that was drafted last
+        accepted.node_top_k.CopyFrom(some_top_k(chance, chance.choice([1, 9, 65])))
+    return accepted
+
+
+def some_top_k(chance: random.Random, rows: int) -> pb.TopK:
+    k = chance.choice([1, 8, 64])
+    tokens = np.random.default_rng(chance.randrange(2**32)).choice([-1, 0, 1, 5, 8, 299, 300, 2**31 - 1], (rows, k))
+    return pb.TopK(k=k, tokens=tokens.astype("<i4").tobytes())
+
+
+def some_answer(chance: random.Random, kind: type[Message], true: bytes) -> bytes:
+    """Something like the answer `true`."""
+    match chance.randrange(4):
+        case 0:
+            return damaged(chance, true)
+        case 1:
+            return some_message(chance, kind).SerializeToString()
+        case 2:  # the fields of both
+            return true + some_message(chance, kind).SerializeToString()
+        case _:
+            return chance.choice([b"", b"\xff" * 9, bytes(chance.randrange(40)), true + true, bytes(5 << 20)])
 
 
 # --- The service ------------------------------------------------------------------------------------------------------
@@ -127,7 +215,6 @@ class Fuzzer(campaign.Fuzzer):
         super().__init__(directory, stack)
         self._datastores = write_two_datastores(directory)
         self._victim: Victim | None = None
-        self._impostor: Impostor | None = None
 
     @property
     def victim(self) -> Victim:
@@ -146,7 +233,6 @@ class Fuzzer(campaign.Fuzzer):
             victim.require_sound()
         except BaseException:  # what follows has a service without this behind it
             victim.service.kill()
-            self._impostor = None
             raise
         return Counter({f"{self.case}: {outcome}": number for outcome, number in found.items()})
 
@@ -190,24 +276,25 @@ class Fuzzer(campaign.Fuzzer):
     # --- Its clients --------------------------------------------------------------------------------------------------
 
     def _clients(self, chance: random.Random) -> Counter[str]:
-        if self._impostor is None:
-            self._impostor = Impostor(self.victim.service.target)
-            self.stack.callback(self._impostor.close)
-        self._impostor.chance = random.Random(chance.random())  # its threads draw from it
-        self._impostor.honesty = chance.choice([0.2, 0.5, 0.9])
+        own, honesty = random.Random(chance.random()), chance.choice([0.2, 0.5, 0.9])  # of the relay's threads
+
+        def answer(name: str, true: bytes) -> bytes | None:
+            if own.random() < honesty:
+                return true
+            if own.random() < 0.1:
+                time.sleep(0.4)
+            return None if name in STREAMS and own.random() < 0.1 else some_answer(own, RESPONSES[name], true)
+
         found: Counter[str] = Counter()
         kind: Any = chance.choice([DatastoreClient, Waiting])
         datastore = chance.choice(["one", "one", "one", "two", None, ["one", "two"]])
-        client = kind(self._impostor.target, datastore=datastore, timeout=0.3)
-        try:
-            for _ in range(12):
-                found[asked_of(chance, client)] += 1
-        finally:
-            client.close()
-            if isinstance(client, Waiting):
-                client.loop.close()
-        if kind is DatastoreClient and chance.random() < 0.3:
-            found += drafted_through(chance, self._impostor.target)
+        with Relay(self.victim.service.target, answer) as relay:
+            with connected(kind, relay.target, datastore=datastore, timeout=0.3) as client:
+                for _ in range(12):
+                    relay.aborts = chance.choice([None] * 8 + [*grpc.StatusCode][1:])
+                    found[asked_of(chance, client)] += 1
+            if chance.random() < 0.3:
+                found += drafted_through(chance, relay.target)
         return found
 
 
