@@ -22,6 +22,7 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
@@ -186,12 +187,11 @@ def at_once(ways: Mapping[str, Any], walks: Sequence[Walk], seconds: float) -> d
         seconds: how long each way takes.
     """
     rates = {}
+    spawn = multiprocessing.get_context("spawn")
     for way, place in ways.items():
         number = SESSIONS if isinstance(place, str) else os.cpu_count() or 1
-        with multiprocessing.get_context("spawn").Pool(number, connect, (place, walks)) as pool:
-            begin = time.monotonic() + 1 + 0.2 * number  # by then all have started
-            counts = pool.starmap(count_steps, [(first, begin, seconds) for first in range(number)], chunksize=1)
-        rates[way] = round(sum(counts) / seconds, 1)
+        with spawn.Pool(number, connect, (place, walks, spawn.Barrier(number))) as pool:
+            rates[way] = round(sum(pool.starmap(step_rate, [(first, seconds) for first in range(number)], 1)), 1)
     print(f"{SESSIONS} sessions at once, steps a second: {rates}", flush=True)
     return rates
 
@@ -199,21 +199,21 @@ def at_once(ways: Mapping[str, Any], walks: Sequence[Walk], seconds: float) -> d
 _here: dict[str, Any] = {}  # of a process of `at_once`
 
 
-def connect(place: Any, walks: Sequence[Walk]) -> None:
+def connect(place: Any, walks: Sequence[Walk], start: Barrier) -> None:
     is_target = isinstance(place, str)
     sources = [DatastoreClient(place, timeout=TIMEOUT)] if is_target else list(open_datastores(place).values())
-    _here.update(sources=sources, walks=walks)
+    _here.update(sources=sources, walks=walks, start=start)
     session_steps(sources, walks[0], NODES[0])
 
 
-def count_steps(first: int, begin: float, seconds: float) -> int:
-    """Run sessions until `seconds` after `begin` (`time.monotonic`); return the steps of those that began then."""
-    time.sleep(max(0.0, begin - time.monotonic()))
-    walks, number, count = _here["walks"], first, 0
-    while time.monotonic() < begin + seconds:
+def step_rate(first: int, seconds: float) -> float:
+    """Run sessions, at least one, until so many seconds have passed since all processes began; return steps a second."""
+    _here["start"].wait()
+    began, walks, number, count = time.monotonic(), _here["walks"], first, 0
+    while count == 0 or time.monotonic() < began + seconds:
         count += len(session_steps(_here["sources"], walks[number % len(walks)], NODES[0])[0])
         number += SESSIONS
-    return count
+    return count / (time.monotonic() - began)
 
 
 def batch_rate(sources: Sources, walks: Sequence[Walk], steps: int = 20) -> float:

@@ -1,4 +1,4 @@
-"""The command `rest-store bench report`: a folder of results as one page of HTML, or as Markdown."""
+"""The command `rest-store bench report`: a folder of results as one page of HTML."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from rest_store.bench.results import Result, read_results, write_text
-from rest_store.bench.tables import Table, as_markdown, shown, tables_of
+from rest_store.bench.tables import Table, shown, tables_of
 from rest_store.datastore.render import counted
 from rest_store.options import PATH, json_option
 from rest_store.pages.document import document, packaged
@@ -22,18 +22,13 @@ _FEW = 8  # results whose list is shown at once
 @click.command(epilog="Example: rest-store bench report results/ --out report.html")
 @click.argument("folder", metavar="DIR", type=PATH)
 @click.option("--out", metavar="FILE", type=PATH, show_default="report.html in DIR", help="The page to write.")
-@click.option("--markdown", is_flag=True, help="Print the tables as Markdown instead of writing a page.")
 @json_option
-def report(folder: Path, out: Path | None, markdown: bool, as_json: bool) -> None:
+def report(folder: Path, out: Path | None, as_json: bool) -> None:
     """Turn the results in DIR, as the other commands write them with --out, into one page of HTML.
 
     The page needs no network and no scripts, and reads well in a browser and on paper. Every figure is in a table.
     """
     results = in_order(read_results(folder))
-    if markdown:
-        text = "\n".join(_markdown(result) for result in results.values())
-        click.echo(json.dumps({"markdown": text}) if as_json else text)
-        return
     place = out if out is not None else folder / "report.html"
     write_text(place, page(results))
     if as_json:
@@ -50,11 +45,6 @@ def in_order(results: Mapping[str, Result]) -> dict[str, Result]:
         return (_FIRST.index(benchmark) if benchmark in _FIRST else len(_FIRST)), name
 
     return {name: results[name] for name in sorted(results, key=rank)}
-
-
-def _markdown(result: Result) -> str:
-    tables = "\n".join(map(as_markdown, tables_of(result.figures)))
-    return f"## {result.name}\n\nCommit {result.facts.get('commit', 'unknown')}.\n\n{tables}"
 
 
 def page(
