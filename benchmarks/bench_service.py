@@ -207,7 +207,7 @@ def connect(place: Any, walks: Sequence[Walk], start: Barrier) -> None:
 
 
 def step_rate(first: int, seconds: float) -> float:
-    """Run sessions, at least one, until so many seconds have passed since all processes began; return steps a second."""
+    """Run sessions, at least one, until `seconds` after all processes began; return their steps a second."""
     _here["start"].wait()
     began, walks, number, count = time.monotonic(), _here["walks"], first, 0
     while count == 0 or time.monotonic() < began + seconds:
