@@ -18,7 +18,7 @@ import click
 import rest_store
 from rest_store.datastore.render import counted, one_line, table
 from rest_store.errors import RestStoreError
-from rest_store.extras import EXTRAS, missing_text
+from rest_store.extras import missing_extra
 from rest_store.options import PATH, PLACE, SETTINGS, json_option, max_nodes_option
 from rest_store.service.address import is_service
 from rest_store.service.options import Access, access_options, timeout_option
@@ -59,11 +59,10 @@ class _Group(click.Group):
             except RestStoreError as error:
                 raise _Failure(one_line(str(error))) from error
             except ModuleNotFoundError as error:
-                package = (error.name or "").partition(".")[0]
-                if package not in EXTRAS:
+                missing = missing_extra(context.invoked_subcommand or "rest-store", error)
+                if missing is None:
                     raise
-                where = context.invoked_subcommand or "rest-store"
-                raise _Failure(missing_text(where, package, EXTRAS[package])) from error
+                raise _Failure(str(missing)) from error
 
 
 class _Failure(click.ClickException):
