@@ -63,7 +63,8 @@ def quality(
 ) -> None:
     """Replay recordings and print M, tokens per forward pass: the session, its parts, REST's rule, prompt lookup.
 
-    The figures are those of all recordings that the calibration was not fitted to.
+    The figures are those of all recordings that the calibration was not fitted to. In a replay every step drafts as
+    many nodes as it may; generation cuts trees where another node costs more time than it saves, so its M is lower.
     """
     stores = open_datastores(datastores)
     require_sources("--datastore", list(stores.values()))
@@ -73,12 +74,14 @@ def quality(
     reported = unfitted(chosen, used, "bench quality")
 
     def show(drafting: str, nodes: int, outcome: Outcome) -> None:
-        families = "  ".join(
-            f"{name} {tokens / steps:.2f}" for name, (tokens, steps) in sorted(outcome.families.items())
-        )
-        click.echo(f"{drafting + ', ' + counted(nodes, 'node'):<52}{outcome.mean_accepted:6.3f}   {families}")
+        families = "  ".join(f"{name} {mean:.2f}" for name, mean in outcome.families.items())
+        click.echo(f"{drafting}, {counted(nodes, 'node')}: {outcome}")
+        if len(outcome.families) > 1:
+            click.echo(f"    {families}")
 
-    click.echo(f"{amount(reported)}{without(chosen, reported)}; M, and by family:")
+    click.echo(
+        f"{amount(reported)}{without(chosen, reported)}; M, where it lies for 95% of such samples, and by family:"
+    )
     rows = measure(reported, stores, used, members=merged, budgets=max_nodes, ablations=not no_ablations, progress=show)
     for row in rows:
         if row["drafting"] == "session":
