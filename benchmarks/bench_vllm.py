@@ -103,7 +103,13 @@ WAYS = {
 @max_new_tokens_option(128, least=8)
 @click.option("--rounds", metavar="N", default=2, type=click.IntRange(1), help="Rounds of all ways.")
 @click.option(
-    "--way", "chosen", multiple=True, type=click.Choice(list(WAYS)), show_default="all", help="Only these. Repeatable."
+    "--way",
+    "chosen",
+    metavar="NAME",
+    multiple=True,
+    type=click.Choice(list(WAYS)),
+    show_default="all",
+    help=f"Only this one, of {'; '.join(WAYS)}. Repeatable.",
 )
 @result_options
 def main(**options: Any) -> None:
