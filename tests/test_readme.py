@@ -173,3 +173,7 @@ def test_the_reference_has_every_metric(tmp_path: Path) -> None:
     assert sorted(re.findall(r"`(rest_store_\w+)`", page)) == sorted(served | engines)
     others = "".join(text for name, text in PAGES.items() if name.startswith("docs/"))
     assert set(re.findall(r"`(rest_store_\w+)`", others)) <= served | engines
+    for path in (ROOT / "deploy" / "monitoring").iterdir():
+        watched = set(re.findall(r"rest_store_\w+", path.read_text(encoding="utf-8")))
+        assert len(watched) > 4
+        assert {name.removesuffix("_bucket") for name in watched} <= served, path.name
