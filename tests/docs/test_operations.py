@@ -1,14 +1,17 @@
-"""What operators are told works: backups, alert rules, the dashboard."""
+"""What operators and those who measure are told works: backups, alert rules, the dashboard, the data of benchmarks."""
 
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 import yaml
 
 import rest_store
+from rest_store.bench.prompts import read_prompts
 from rest_store.live.check import check_live
 from tests.shared.pages import PAGES, ROOT, python_blocks
 from tests.shared.strategies import identity
@@ -54,3 +57,12 @@ def test_the_dashboard_has_panels_of_the_chosen_instances() -> None:
     for panel in dashboard["panels"]:
         assert panel["datasource"]["uid"] == "${source}"
         assert all('instance=~"$instance"' in target["expr"] for target in panel["targets"]), panel["title"]
+
+
+def test_humaneval_becomes_prompts_with_a_family(tmp_path: Path) -> None:
+    (recipe,) = re.findall(r"sed '[^']*'", PAGES["docs/reference/benchmark-data.md"])
+    line = '{"task_id": "HumanEval/7", "prompt": "def add(", "test": ""}\n'
+    done = subprocess.run(recipe, shell=True, input=line, capture_output=True, text=True, check=True)
+    (tmp_path / "HUMANEVAL").write_text(done.stdout, encoding="utf-8")
+    (prompt,) = read_prompts(tmp_path / "HUMANEVAL", lambda text: list(text.encode()))
+    assert (prompt.family, prompt.key, bytes(prompt.tokens)) == ("humaneval-raw", "HumanEval/7", b"def add(")
