@@ -196,6 +196,8 @@ def _named(fields: dict[str, Any]) -> str:
 def _short(value: object) -> str:
     if isinstance(value, dict):
         return "(" + _named(value) + ")"
+    if isinstance(value, list):
+        return " ".join(map(_short, value))
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return str(value)

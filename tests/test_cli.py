@@ -86,6 +86,7 @@ def test_info_fits_into_80_columns_the_most_important_first(datastore: Path, mon
     assert all(line.startswith(" " * 11) or line[10] == " " for line in lines)
     assert "2 shards" in lines[2]
     assert "corpus:    source, documents 3, skipped (a reason of some length 1,000,000," in lines
+    assert "'" not in "".join(lines), "no Python"
 
 
 def test_numbers_and_nouns_agree(tmp_path: Path) -> None:

@@ -128,14 +128,17 @@ def measure(
         if progress is not None:
             progress(drafting, nodes, outcome)
 
-    def add_rest(name: str, of: Sequence[Store]) -> None:
-        outcome = walk(recordings, lambda prompt: closing(RestRule(of, prompt)), max_nodes=_REST_NODES)
-        add(f"REST's rule, {name}", _REST_NODES, outcome)
+    def add_rest(name: str, of: Sequence[Store], max_suffix: int = 16) -> None:
+        def opening(prompt: Tokens) -> closing[RestRule]:
+            return closing(RestRule(of, prompt, max_suffix=max_suffix))
+
+        add(f"REST's rule, {name}", _REST_NODES, walk(recordings, opening, max_nodes=_REST_NODES))
 
     for name, store in stores.items():
         add_rest(name, [store])
-    if len(stores) > 1:
+    if stores:
         add_rest("longest match of all", list(stores.values()))
+        add_rest("longest match of all, of at most 2 tokens", list(stores.values()), max_suffix=2)
     outcome = walk(recordings, lambda prompt: closing(PromptLookupRule(prompt)), max_nodes=_LOOKUP_NODES)
     add("prompt lookup, 3-gram, 10 tokens", _LOOKUP_NODES, outcome)
     local: dict[str, object] = {"prompt lookup": PromptLookup(), "recycled logits": RecycledLogits()}
