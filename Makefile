@@ -147,7 +147,7 @@ bench: $(DEMO)/manifest.json
 	$(BIN)/python benchmarks/bench_query.py $(REPLAYED) --contexts 1000 --out $(RESULTS)/query.json
 	$(BIN)/python benchmarks/bench_drafting.py $(REPLAYED) --out $(RESULTS)/drafting.json
 	$(BIN)/python benchmarks/bench_service.py $(REPLAYED) --requests 500 --seconds 1 --out $(RESULTS)/service.json
-	$(BIN)/python benchmarks/bench_live.py --datastore $(DEMO) --tokens 1000000 --rounds 2 --documents 0 --out $(RESULTS)/live_datastore.json
+	$(BIN)/python benchmarks/bench_live.py --datastore $(DEMO) --tokens 1000000 --rounds 2 --out $(RESULTS)/live_datastore.json
 	$(BIN)/rest-store bench quality $(REPLAYED) --out $(RESULTS)/quality.json
 	$(BIN)/rest-store bench live $(REPLAYED) --out $(RESULTS)/live.json
 	$(BIN)/python benchmarks/bench_paper.py $(REPLAYED) --out $(RESULTS)/paper.json
