@@ -131,7 +131,7 @@ def environment(checkout: Path) -> dict[str, str]:
     home = checkout.parent / "home"
     home.mkdir()
     cache = os.environ.get("PIP_CACHE_DIR", str(Path("~/.cache/pip").expanduser()))
-    pip = {"PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "PIP_CACHE_DIR": cache}
+    pip = {"PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "PIP_CACHE_DIR": cache, "PIP_RETRIES": "0"}
     return {**kept, **pip, "PATH": os.pathsep.join(places), "HOME": str(home)}
 
 
