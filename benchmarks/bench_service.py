@@ -178,8 +178,7 @@ def at_once(ways: Mapping[str, Any], walks: Sequence[Walk], seconds: float) -> d
         number = SESSIONS if isinstance(place, str) else os.cpu_count() or 1
         with spawn.Pool(number, connect, (place, walks, spawn.Barrier(number))) as pool:
             rates[way] = round(sum(pool.starmap(step_rate, [(first, seconds) for first in range(number)], 1)), 1)
-    print(f"{SESSIONS} sessions at once, steps a second: {rates}", flush=True)
-    return rates
+    return show(f"{SESSIONS} sessions at once, steps a second", rates)
 
 
 _here: dict[str, Any] = {}  # of a process of `at_once`
