@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -76,25 +75,15 @@ def test_the_builder_reads_the_same_from_the_cache(gguf: Path) -> None:
     assert first.encode_conversations(chat)[0].tolist() == again.encode_conversations(chat)[0].tolist()
 
 
-def test_other_content_is_another_entry(gguf: Path) -> None:
+def test_other_files_are_another_entry(gguf: Path) -> None:
     loaded(gguf)
-    data = gguf.read_bytes()
-    gguf.write_bytes(data.replace(b"<|im_start|>' + message", b"<|im_begin|>' + message"))
+    other = gguf.read_bytes().replace(b"<|im_start|>' + message", b"<|im_begin|>' + message")
+    gguf.write_bytes(other)
     assert loaded(gguf)[1], "another header, in as many bytes"
-    gguf.write_bytes(data)
     assert not loaded(gguf)[1]
     (gguf.parent / "tokenizer_config.json").write_text("{}")
     assert loaded(gguf)[1], "another file beside it"
     (gguf.parent / "notes.md").write_text("none of a tokenizer")
-    assert not loaded(gguf)[1]
-    assert len(entries()) == 3
-
-
-def test_other_weights_are_the_same_entry(gguf: Path) -> None:
-    loaded(gguf)
-    data = bytearray(gguf.read_bytes())
-    data[-1] ^= 1
-    gguf.write_bytes(data)
     assert not loaded(gguf)[1]
 
 
@@ -104,21 +93,15 @@ def test_another_release_of_a_package_is_another_entry(gguf: Path, monkeypatch: 
     assert loaded(gguf)[1]
 
 
-@pytest.mark.parametrize("damage", ["change", "truncate", "remove", "add", "checksums", "empty"])
-def test_a_damaged_entry_is_made_again(gguf: Path, damage: str) -> None:
+@pytest.mark.parametrize("damage", ["truncate", "remove", "empty"])
+def test_an_entry_that_cannot_be_loaded_is_made_again(gguf: Path, damage: str) -> None:
     expected = loaded(gguf)[0].encode(TEXTS[0])
     (entry,) = entries()
     file = entry / "tokenizer.json"
-    if damage == "change":
-        file.write_bytes(file.read_bytes().replace(b'"return"', b'"eturnr"').replace(b'"in"', b'"ni"'))
-    elif damage == "truncate":
+    if damage == "truncate":
         file.write_bytes(file.read_bytes()[:100])
     elif damage == "remove":
         file.unlink()
-    elif damage == "add":
-        (entry / "chat_template.jinja").write_text("other")
-    elif damage == "checksums":
-        (entry / "checksums.json").write_text("[" * 100_000)
     else:
         shutil.rmtree(entry)
         entry.mkdir()
@@ -144,11 +127,11 @@ def test_what_is_not_loaded_as_it_was_converted_is_not_kept(gguf: Path, monkeypa
 
 
 def test_a_file_that_is_no_model_raises_what_the_conversion_raises(gguf: Path) -> None:
-    for data in (b"", b"GGUF", b"GGUF" + struct.pack("<IQQ", 3, 0, 1 << 60), gguf.read_bytes()[:200]):
+    for data in (b"", b"GGUF", gguf.read_bytes()[:200]):
         gguf.write_bytes(data)
-        assert tokenizer_cache._entry_of(gguf) is None
         with pytest.raises(Exception, match=r".+"):
             loaded(gguf)
+    assert entries() == []
 
 
 def test_the_cache_is_where_the_platform_keeps_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
