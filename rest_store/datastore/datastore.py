@@ -82,13 +82,15 @@ class Datastore(Store):
 
         Args:
             path: a directory that `rest-build` wrote.
-            tokenizer: if given, the tokenizer in use (a `transformers` or `tokenizers` tokenizer, or a
-                `TokenizerIdentity`); the datastore must have been built with the same.
+            tokenizer: if given, the tokenizer in use: a tokenizer of `transformers` or `tokenizers`, a
+                `tokenizer.json`, a `.gguf` file, a directory, a name on the Hugging Face hub, or a
+                `TokenizerIdentity`. The datastore must have been built with the same.
             part: such as "2/4", for the second quarter of its shards alone: only their files need to be there.
 
         Raises:
             DatastoreError: the subclass that names what is wrong with the files (FORMAT.md, section 6).
             PartError: there is no such part, or there are more parts than shards.
+            TokenizerLoadError: there is no such `tokenizer`.
             TokenizerMismatchError: `tokenizer` differs from the datastore's.
             NativeKernelError: the kernel was not compiled.
         """

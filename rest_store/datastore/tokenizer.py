@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from rest_store.errors import ManifestError, TokenizerLoadError, TokenizerMismatchError, describe
+from rest_store.loading.tokenizer import load_tokenizer
 
 _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
 _NAMED_AT_MOST = 3  # added tokens named in a message; further ones are only counted
@@ -155,35 +156,25 @@ class TokenizerIdentity:
 
 
 def identity_of(tokenizer: object, name: str | None = None) -> TokenizerIdentity:
-    """Return the identity of a tokenizer object.
+    """Return the identity of a tokenizer.
 
     Args:
-        tokenizer: a `TokenizerIdentity`, an object with an attribute `identity` that is one, a fast tokenizer of
-            `transformers`, or a `tokenizers.Tokenizer`.
-        name: of the tokenizer; by default its `name_or_path`, or its class.
+        tokenizer: a `TokenizerIdentity`, an object with an attribute `identity` that is one, or whatever
+            `load_tokenizer` takes: a fast tokenizer of `transformers`, a `tokenizers.Tokenizer`, a path, or a name on
+            the Hugging Face hub.
+        name: of the tokenizer; by default its own.
 
     Returns:
         The identity. Computing it takes a fraction of a second.
 
     Raises:
-        TokenizerLoadError: another object, for instance a tokenizer of `transformers` in pure Python, or a tokenizer
-            that cannot be serialized.
+        TokenizerLoadError: as `load_tokenizer`.
     """
     for identity in (tokenizer, getattr(tokenizer, "identity", None)):
         if isinstance(identity, TokenizerIdentity):
             return identity
-    kind = type(tokenizer).__name__
-    if name is None:
-        name = str(getattr(tokenizer, "name_or_path", "") or kind)
-    serialize = getattr(getattr(tokenizer, "backend_tokenizer", tokenizer), "to_str", None)
-    if not callable(serialize):
-        raise TokenizerLoadError(describe(name, "tokenizer", f"a {kind}", "a fast tokenizer (with a tokenizer.json)"))
-    try:
-        text = str(serialize())
-    except Exception as error:  # of `tokenizers`, which has no class of its own: a part is written in Python
-        found = f"a {kind} without a tokenizer.json ({error})"
-        raise TokenizerLoadError(describe(name, "tokenizer", found, "one that can be serialized")) from error
-    return TokenizerIdentity.from_tokenizer_json(text, name)
+    loaded = load_tokenizer(tokenizer)
+    return TokenizerIdentity.from_tokenizer_json(loaded.json, name or loaded.name)
 
 
 def fingerprint_of(tokenizer: Mapping[str, Any], name: str = "tokenizer") -> str:

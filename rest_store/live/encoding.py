@@ -86,18 +86,16 @@ class Encoder:
         return encode_symbols(tokens, self._identity.vocabulary_size)
 
 
-def store_tokenizer(tokenizer: object, directory: Path) -> None:
-    """Write the serialization of `tokenizer` into `directory`, for encoding text; an identity alone has none.
+def store_tokenizer(tokenizer_json: str | None, directory: Path) -> None:
+    """Write the serialization of a tokenizer into `directory`, for encoding text; None: there is none.
 
     Raises:
         StorageError: it cannot be written.
     """
-    source = getattr(tokenizer, "backend_tokenizer", tokenizer)
-    serialize = getattr(source, "to_str", None) or getattr(source, "to_json", None)
+    path = directory / TOKENIZER_FILE_NAME
     try:
-        (directory / TOKENIZER_FILE_NAME).unlink(missing_ok=True)  # of a datastore that was being begun
-        if serialize is None or isinstance(tokenizer, TokenizerIdentity):
-            return
-        (directory / TOKENIZER_FILE_NAME).write_text(str(serialize()), encoding="utf-8")
+        path.unlink(missing_ok=True)  # of a datastore that was being begun
+        if tokenizer_json is not None:
+            path.write_text(tokenizer_json, encoding="utf-8")
     except OSError as error:
         raise StorageError(f"{directory}: the tokenizer cannot be written ({error.strerror})") from error

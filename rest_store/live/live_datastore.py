@@ -12,10 +12,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar
 
-from build_index.errors import build_packages
 from rest_store.datastore.render import counted
 from rest_store.datastore.store import Snapshot, Store
-from rest_store.datastore.tokenizer import TokenizerIdentity
+from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.datastore.validation import IntSequence, document_ids
 from rest_store.errors import (
     DatastoreClosedError,
@@ -23,6 +22,7 @@ from rest_store.errors import (
     StorageError,
     WriterError,
     describe,
+    optional_packages,
 )
 from rest_store.live.background import Background
 from rest_store.live.directory import require_live
@@ -32,8 +32,9 @@ from rest_store.live.live_info import LiveInfo
 from rest_store.live.retention import Retention
 from rest_store.live.segments import Segments
 from rest_store.live.writer import Writer
+from rest_store.loading.tokenizer import load_tokenizer
 
-with build_packages("live datastores", LiveDatastoreError, "live"):
+with optional_packages("live datastores", LiveDatastoreError, "live"):
     import pydivsufsort  # noqa: F401 - what sorts segments
 
 
@@ -83,8 +84,8 @@ class LiveDatastore(Store):
 
         Args:
             path: its directory; a new one is made if it is absent or empty, unless `read_only`.
-            tokenizer: the tokenizer in use (a `transformers` or `tokenizers` tokenizer, or a `TokenizerIdentity`); the
-                datastore must have the same. A new one needs it; with an identity alone it takes no texts.
+            tokenizer: the tokenizer in use, as in `Datastore.open`; the datastore must have the same. A new one needs
+                it; with a `TokenizerIdentity` alone it takes no texts.
             read_only: another process writes it, or may; what it adds is visible here some hundredths of a second
                 later, where a core is free.
             max_tokens: most tokens kept; the oldest documents beyond it are evicted, up to an eighth of it at once.
@@ -95,6 +96,7 @@ class LiveDatastore(Store):
         Raises:
             DatastoreNotFoundError: there is none, and no `tokenizer` to begin one with.
             LiveFormatError: the directory holds a frozen datastore, or something else.
+            TokenizerLoadError: there is no such `tokenizer`.
             TokenizerMismatchError: `tokenizer` differs from the datastore's.
             WriterError: another process writes it.
             StorageError: the directory or the documents cannot be read or written.
@@ -104,13 +106,15 @@ class LiveDatastore(Store):
         location = directory.absolute()  # also when the program changes its working directory
         limits = Retention.checked(max_tokens, max_age)
         require_live(directory, new=tokenizer is not None and not read_only)
+        loaded = None if isinstance(tokenizer, TokenizerIdentity | None) else load_tokenizer(tokenizer)
+        identity = None if tokenizer is None else identity_of(loaded or tokenizer)
         if read_only:
-            return cls(directory, Follower(location, tokenizer))
+            return cls(directory, Follower(location, identity))
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"{directory}: the directory cannot be written ({error.strerror})") from error
-        return cls(directory, Writer(location, tokenizer, limits))
+        return cls(directory, Writer(location, identity, limits, None if loaded is None else loaded.json))
 
     def close(self) -> None:
         """Close the datastore; every later call raises DatastoreClosedError. May be called again.

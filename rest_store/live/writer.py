@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Lock
 
 from rest_store.datastore.header import token_width
-from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
+from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import DatastoreClosedError, DatastoreNotFoundError, StorageError, describe
 from rest_store.live.compaction import segments_to_merge, stall
 from rest_store.live.documents import Document, Documents, SegmentRecord
@@ -31,8 +31,9 @@ class Writer:
 
     Args:
         directory: of the datastore; it exists.
-        tokenizer: which it must have, and which a new one is for, or its identity; None: any.
+        tokenizer: identity of that which it must have, and which a new one is for; None: any.
         limits: how much to keep from now on; None in it: as before.
+        tokenizer_json: serialization of the tokenizer, which a new one stores to encode texts.
         clock: seconds since 1970.
 
     Raises:
@@ -50,7 +51,12 @@ class Writer:
     interval = 0.5  # seconds between looks for what is too old
 
     def __init__(
-        self, directory: Path, tokenizer: object, limits: Retention, clock: Callable[[], float] = time.time
+        self,
+        directory: Path,
+        tokenizer: TokenizerIdentity | None,
+        limits: Retention,
+        tokenizer_json: str | None = None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._directory = directory
         self._clock = clock
@@ -63,7 +69,11 @@ class Writer:
         with ExitStack() as resources:
             resources.callback(take_writer_lock(directory))
             self._documents = resources.enter_context(closing(Documents(directory)))  # for the holder of `_lock`
-            self.tokenizer = self._begin(tokenizer)
+            if self._documents.is_new:
+                self._begin(tokenizer, tokenizer_json)
+            self.tokenizer = self._documents.tokenizer()
+            if tokenizer is not None:
+                self.tokenizer.require_same(tokenizer, directory)
             self._documents.set_limits(limits.max_tokens, limits.max_age)
             self.retention = Retention(*self._documents.limits())
             # For the holder of `_sorting`:
@@ -77,18 +87,12 @@ class Writer:
             self._remove_files(path.stem for path in directory.glob("segment-*.*"))
             self._resources = resources.pop_all()
 
-    def _begin(self, tokenizer: object) -> TokenizerIdentity:
-        """Return the identity of the stored tokenizer, after making the tables of a new datastore."""
-        identity = None if tokenizer is None else identity_of(tokenizer)
-        if self._documents.is_new:
-            if identity is None:
-                raise DatastoreNotFoundError(describe(self._directory, "live datastore", "empty", "one to open"))
-            store_tokenizer(tokenizer, self._directory)
-            self._documents.create(identity)
-        stored = self._documents.tokenizer()
-        if identity is not None:
-            stored.require_same(identity, self._directory)
-        return stored
+    def _begin(self, tokenizer: TokenizerIdentity | None, tokenizer_json: str | None) -> None:
+        """Make the tables of a new datastore, after the file of its tokenizer."""
+        if tokenizer is None:
+            raise DatastoreNotFoundError(describe(self._directory, "live datastore", "empty", "one to open"))
+        store_tokenizer(tokenizer_json, self._directory)
+        self._documents.create(tokenizer)
 
     def close(self) -> None:
         """Close the files and let others write, after a change in progress; later calls raise DatastoreClosedError."""

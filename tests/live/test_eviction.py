@@ -31,7 +31,7 @@ def clock() -> Clock:
 def begun(directory: Path, clock: Clock, max_age: float = 80.0) -> Writer:
     if not directory.exists():
         new_live(directory, max_age=max_age).close()
-    return Writer(directory, None, Retention(), clock)
+    return Writer(directory, None, Retention(), clock=clock)
 
 
 @pytest.fixture
