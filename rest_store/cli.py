@@ -169,21 +169,17 @@ def check(datastore: Path, full: bool, as_json: bool) -> None:
     from rest_store.live.directory import is_live
 
     on_terminal = sys.stderr.isatty() and not as_json
-    latest_line = ""
 
-    def progress(stage: str, done: int, total: int) -> None:
-        nonlocal latest_line
-        line = f"{stage}: {100 * done // max(1, total)} %"
-        if on_terminal and line != latest_line:
-            click.echo(f"\r{line:<50}", nl=False, err=True)
-            latest_line = line
+    def announce(stage: str) -> None:
+        if on_terminal:
+            click.echo(f"\r{stage:<50}", nl=False, err=True)
 
     if is_live(datastore):
         from rest_store.live.check import check_live
 
-        shards, tokens = check_live(datastore, full=full, progress=progress)
+        shards, tokens = check_live(datastore, full=full, announce=announce)
     else:
-        store = check_datastore(datastore, full=full, progress=progress)
+        store = check_datastore(datastore, full=full, announce=announce)
         shards, tokens = len(store.shards), store.manifest.token_count
     if on_terminal:
         click.echo("\r" + " " * 50 + "\r", nl=False, err=True)

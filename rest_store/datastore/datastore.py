@@ -16,7 +16,7 @@ from rest_store.datastore.render import counted
 from rest_store.datastore.shard import Shard
 from rest_store.datastore.store import Snapshot, Store
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
-from rest_store.errors import ManifestError, MixedBuildError, describe
+from rest_store.errors import MixedBuildError, describe
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Datastore(Store):
         self._shards = shards
         self._size = sum(file.raw.size for file in self.files)
         self._snapshot = Snapshot.of([shard.view for shard in shards], self.vocabulary_size)
-        self._built = _time_of(path / FILE_NAME)
+        self._built = datetime.fromtimestamp((path / FILE_NAME).stat().st_mtime, timezone.utc)
 
     @classmethod
     def open(cls, path: str | Path, *, tokenizer: object = None, part: Part | str | None = None) -> Datastore:
@@ -176,14 +176,6 @@ class Datastore(Store):
         tokens, shards = counted(info.token_count, "token"), counted(info.shard_count, "shard")
         part = "" if self.part is None else f", part {self.part}"
         return f"Datastore({str(self.path)!r}, {tokens}, {shards}{part})"
-
-
-def _time_of(manifest: Path) -> datetime:
-    """Return when `manifest` was written; raise ManifestError if that is no date, or the file has vanished."""
-    try:
-        return datetime.fromtimestamp(manifest.stat().st_mtime, timezone.utc)
-    except (OSError, ValueError, OverflowError) as error:
-        raise ManifestError(describe(manifest, "modification time", f"unreadable ({error})", "a date")) from None
 
 
 def _open_same(path: Path, manifest: Manifest, part: Part | None) -> Datastore:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -25,8 +24,6 @@ from rest_store.errors import (
 
 if TYPE_CHECKING:
     from rest_store._kernel import FileMapping
-
-_BLOCK = 1 << 18  # bytes of a payload that are hashed at once
 
 
 class _Header(Protocol):
@@ -89,14 +86,11 @@ class MappedFile(Generic[Header]):
     def require_end(self) -> None:
         """Raise an error if the end of the payload is not valid for this kind of file."""
 
-    def require_checksum(self, report: Callable[[int], None] = lambda start: None) -> None:
-        """Raise ChecksumError unless the payload is the one of the header; `report` gets the start of each block."""
-        sha256, payload, expected = hashlib.sha256(), self.payload, self.header.sha256
-        for start in range(0, payload.size, _BLOCK):
-            sha256.update(payload[start : start + _BLOCK].data)
-            report(start)
-        if sha256.digest() != expected:
-            raise ChecksumError(describe(self.path, "SHA-256 of the payload", sha256.hexdigest(), expected.hex()))
+    def require_checksum(self) -> None:
+        """Raise ChecksumError unless the payload is the one of the header."""
+        found, expected = hashlib.sha256(self.payload.data), self.header.sha256
+        if found.digest() != expected:
+            raise ChecksumError(describe(self.path, "SHA-256 of the payload", found.hexdigest(), expected.hex()))
 
     def require_readable(self) -> None:
         """Raise DatastoreUnavailableError if a page could not be read: zeros may have been read in its place."""
