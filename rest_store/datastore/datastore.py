@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rest_store.datastore.manifest import FILE_NAME, Manifest, ShardRecord
@@ -53,8 +52,8 @@ class Datastore(Store):
         manifest: of the whole datastore.
         part: whose shards these are; None: all.
 
-    A context manager; `close` ends it. Pickling keeps the path: the receiver opens the directory again, and fails if it
-    then holds another datastore. A copy is the datastore itself. After a fork, both processes may go on using it.
+    Pickling keeps the path: the receiver opens the directory again, and fails if it then holds another datastore. After
+    a fork, both processes may go on using it.
 
     If its files are truncated while it is open, or their disk fails, queries raise DatastoreUnavailableError from then
     on. For that, opening installs a handler of SIGBUS, also over one that another package has installed meanwhile.
@@ -120,14 +119,6 @@ class Datastore(Store):
         """
         self._snapshot, self._shards = Snapshot.closed(self.path), []
 
-    def __enter__(self) -> Datastore:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     @property
     def snapshot(self) -> Snapshot:
         """The shards that queries read."""
@@ -164,12 +155,6 @@ class Datastore(Store):
     def __reduce__(self) -> tuple[Any, ...]:
         self.require_readable()
         return _open_same, (self._location, self.manifest, self.part)
-
-    def __copy__(self) -> Datastore:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Datastore:
-        return self
 
     def __repr__(self) -> str:
         info = self.info()

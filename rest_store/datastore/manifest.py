@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import reprlib
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rest_store.datastore.header import FORMAT_VERSION
-from rest_store.datastore.regular_file import open_regular
+from rest_store.datastore.mapped_file import open_regular
 from rest_store.datastore.shard import Shard
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import (
@@ -179,9 +178,10 @@ def _content(directory: Path) -> bytes:
     where = directory / FILE_NAME
     try:
         with open_regular(where) as file:
-            if (size := os.fstat(file.fileno()).st_size) > MAX_SIZE:
-                raise ManifestError(describe(where, "size", f"{size} bytes", f"at most {MAX_SIZE}"))
-            return file.read(size)
+            content = file.read(MAX_SIZE + 1)
+        if len(content) > MAX_SIZE:
+            raise ManifestError(describe(where, "size", f"more than {MAX_SIZE} bytes", f"at most {MAX_SIZE}"))
+        return content
     except (FileNotFoundError, NotADirectoryError):
         if (directory / DOCUMENTS_FILE_NAME).is_file():
             expected = "a frozen one; open it with LiveDatastore, or freeze it with rest-store live export"

@@ -178,9 +178,6 @@ class TokenTree:
     def __hash__(self) -> int:
         return hash(self._content())
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return TokenTree.from_packed, self._content()
-
     def _content(self) -> tuple[bytes, tuple[int, ...], bytes | None, bytes | None]:
         return self.packed, tuple(self.match), self._scores, self._origins
 

@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ClassVar
 
 from rest_store.datastore.render import counted
@@ -46,9 +45,9 @@ class LiveDatastore(Store):
     few thousand tokens are in memory, the others in files, which are shards in the format of FORMAT.md and are made
     again from the documents if they are damaged.
 
-    A context manager; `close` ends it, and so do the end of the interpreter and, up to a second later, that of the
-    last reference. Pickling keeps the path: the receiver opens the directory for reading. After a fork, only the parent
-    may go on using it.
+    `close` ends it, and so do the end of the interpreter and, up to a second later, that of the last reference.
+    Pickling keeps the path: the receiver opens the directory for reading. After a fork, only the parent may go on using
+    it.
 
     Thread-safe; the native kernel releases the GIL.
     """
@@ -135,14 +134,6 @@ class LiveDatastore(Store):
     def before_close(self, call: Callable[[LiveDatastore], object]) -> None:
         """Have `close` call `call` with this datastore first, for what is queued to be added; once for each `call`."""
         self._before_close[call] = None
-
-    def __enter__(self) -> LiveDatastore:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def snapshot(self) -> Snapshot:
@@ -263,12 +254,6 @@ class LiveDatastore(Store):
     def __reduce__(self) -> tuple[Any, ...]:
         self._open_segments()
         return _open_for_reading, (self._location, self.tokenizer)
-
-    def __copy__(self) -> LiveDatastore:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> LiveDatastore:
-        return self
 
     def __repr__(self) -> str:
         present = self._segments

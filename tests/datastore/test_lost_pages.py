@@ -118,7 +118,7 @@ def test_threads_that_query_while_files_are_truncated_get_right_answers_or_the_e
     query_in_threads(Datastore.open(directory), DatastoreUnavailableError, lambda: truncate(directory))
 
 
-@pytest.mark.parametrize("stage", ["symbols", "keys", "order", "set"])
+@pytest.mark.parametrize("stage", ["symbols", "keys", "order"])
 def test_a_check_of_files_that_are_truncated_meanwhile(
     directory: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:

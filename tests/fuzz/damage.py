@@ -93,7 +93,7 @@ def replace(chance: random.Random, path: Path, spare: Path) -> None:
 
 def seal(directory: Path) -> None:
     """Correct all checksums and counts, unless other damage is in the way."""
-    if all(path.stat().st_size < LARGE for path in directory.iterdir() if path.is_file()):
+    if all(path.is_file() and path.stat().st_size < LARGE for path in directory.iterdir()):
         with suppress(struct.error, OSError, ValueError, KeyError):
             seal_datastore(directory)
 
@@ -134,6 +134,8 @@ def write_nonsense(chance: random.Random, path: Path, spare: Path) -> None:
         TokensHeader(vocabulary_size, positions, count, bytes(32)),
         SuffixesHeader(bits, entries, *[bytes(32)] * 2),
     )
+    if any((path.parent / name).with_suffix(suffix).is_dir() for suffix in SHARD_FILES):
+        return
     for suffix, header, content in zip(SHARD_FILES, headers, (symbols, payload), strict=True):
         (path.parent / name).with_suffix(suffix).unlink(missing_ok=True)
         (path.parent / name).with_suffix(suffix).write_bytes(header.pack() + content + bytes(8))
