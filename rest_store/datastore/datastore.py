@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
@@ -61,12 +62,15 @@ class Datastore(Store):
     Thread-safe; queries release the GIL.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, shards: list[Shard], part: Part | None = None) -> None:
+    def __init__(
+        self, path: Path, manifest: Manifest, records: Sequence[ShardRecord], shards: list[Shard], part: Part | None
+    ) -> None:
         self.path = path
         self.manifest = manifest
         self.part = part
         self.tokenizer = manifest.tokenizer
         self._location = path.absolute()
+        self._records = records
         self._shards = shards
         self._size = sum(file.raw.size for file in self.files)
         self._snapshot = Snapshot.of([shard.view for shard in shards], self.vocabulary_size)
@@ -99,13 +103,13 @@ class Datastore(Store):
         manifest = Manifest.read(directory)
         if tokenizer is not None:
             manifest.tokenizer.require_same(identity_of(tokenizer), directory)
-        shards = []
-        for record in manifest.shards if part is None else part.of(manifest.shards, directory):
+        records, shards = manifest.shards if part is None else part.of(manifest.shards, directory), []
+        for record in records:
             shard = Shard.open(directory, record.name)
             record.require_same(ShardRecord.of(record.name, shard), directory)
             shard.require_vocabulary(manifest.tokenizer.vocabulary_size)
             shards.append(shard)
-        store = cls(directory, manifest, shards, part)
+        store = cls(directory, manifest, records, shards, part)
         available = available_bytes()
         if available is not None and store._size > available:
             for shard in shards:
@@ -130,7 +134,7 @@ class Datastore(Store):
         return self._shards
 
     @property
-    def files(self) -> list[MappedFile[Any]]:
+    def files(self) -> list[MappedFile]:
         """The mapped files that queries read; empty after `close`."""
         return [file for shard in self.shards for file in (shard.tokens, shard.suffixes)]
 
@@ -147,10 +151,6 @@ class Datastore(Store):
             manifest=self.manifest,
             part=self.part,
         )
-
-    @property
-    def _records(self) -> tuple[ShardRecord, ...]:
-        return self.manifest.shards if self.part is None else self.part.of(self.manifest.shards, self.path)
 
     def __reduce__(self) -> tuple[Any, ...]:
         self.require_readable()

@@ -7,12 +7,12 @@ import hashlib
 import os
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.datastore.header import HEADER_SIZE, TAIL_SIZE
+from rest_store.datastore.header import HEADER_SIZE, TAIL_SIZE, SuffixesHeader, TokensHeader
 from rest_store.datastore.kernel import native_kernel
 from rest_store.errors import (
     ChecksumError,
@@ -27,18 +27,10 @@ if TYPE_CHECKING:
     from rest_store._kernel import FileMapping
 
 
-class _Header(Protocol):
-    @property
-    def sha256(self) -> bytes: ...
-    @property
-    def file_size(self) -> int: ...
+File = TypeVar("File", bound="MappedFile")
 
 
-Header = TypeVar("Header", bound=_Header)
-File = TypeVar("File", bound="MappedFile[Any]")
-
-
-class MappedFile(Generic[Header]):
+class MappedFile:
     """A memory-mapped binary file of a datastore. Keeps no descriptor open. Thread-safe: nothing changes after opening.
 
     Attributes:
@@ -53,9 +45,10 @@ class MappedFile(Generic[Header]):
     signals and faults go on to that.
     """
 
-    header_type: ClassVar[Any]
+    header_type: ClassVar[type[TokensHeader | SuffixesHeader]]
+    header: Any
 
-    def __init__(self, path: Path, header: Header, mapping: FileMapping) -> None:
+    def __init__(self, path: Path, header: TokensHeader | SuffixesHeader, mapping: FileMapping) -> None:
         self.path = path
         self.header = header
         self.mapping = mapping
