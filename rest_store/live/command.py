@@ -36,8 +36,8 @@ def duration(text: str) -> float:
 def live() -> None:
     """Inspect live datastores, add to them, delete from them, and freeze them.
 
-    A live datastore grows while it is queried. One process writes it: while a service or a script does, `add`, `delete`
-    and `compact` are refused, and `info` and `export` work.
+    A live datastore grows while it is queried. One process writes it: while a service or a script does, `add` and
+    `delete` are refused, and `info` and `export` work.
     """
 
 
@@ -165,23 +165,6 @@ def delete(directory: Path, ids: tuple[str, ...], as_json: bool) -> None:
         return
     absent = f", {named - count:,} absent" * (count < named)
     click.echo(f"{directory}: {count:,} of {counted(named, 'document')} deleted{absent}")
-
-
-@live.command(epilog="Example: rest-store live compact memory")
-@click.argument("directory", metavar="DIR", type=PATH)
-@json_option
-def compact(directory: Path, as_json: bool) -> None:
-    """Write all documents of the live datastore DIR to as few segments as possible: it opens and answers faster."""
-    with _open(directory) as store:
-        before = store.info().shard_count
-        store.compact()
-        after = store.info()
-    if as_json:
-        facts = {"segments_before": before, "segments": after.shard_count, "size": after.size}
-        click.echo(json.dumps({"path": str(directory), **facts}))
-        return
-    segments = counted(before, "segment")
-    click.echo(f"{directory}: {segments} before, {after.shard_count} now, {size_text(after.size)} in files")
 
 
 @live.command(epilog="Example: rest-store live export memory --out memory.ds")

@@ -167,7 +167,7 @@ class LiveDatastore(Store):
     def add(self, documents: Sequence[IntSequence | str], ids: Sequence[str] | None = None) -> list[str]:
         """Add documents; return when they are durable, and visible to the queries of this process.
 
-        Where additions come faster than their segments can be merged, each is held back by up to 30 ms.
+        Where additions come faster than their segments can be merged, each is held back by 20 ms.
 
         Args:
             documents: token sequences (1-D integers, at least one), or texts, which are tokenized without special
@@ -197,9 +197,9 @@ class LiveDatastore(Store):
     def delete(self, ids: Sequence[str]) -> int:
         """Delete documents: when this returns, no answer of this process holds them, and no file. Evicted ones, too.
 
-        Sorts the segments that held them anew, which takes up to some seconds; additions and queries go on meanwhile.
-        Additions then wait until the file of documents is rewritten, about a second for 100 million tokens: SQLite may
-        have left copies in unused bytes. So delete many at once.
+        Sorts the segments that held them anew, and rewrites the file of documents, in whose unused bytes SQLite may
+        have left copies: some seconds for 100 million tokens, in which additions wait and queries go on. So delete many
+        at once.
 
         Args:
             ids: of the documents, as in `add`; those that are not there are passed over.

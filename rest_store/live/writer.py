@@ -12,13 +12,13 @@ from threading import Lock
 from rest_store.datastore.header import token_width
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import DatastoreClosedError, DatastoreNotFoundError, StorageError, describe
-from rest_store.live.compaction import segments_to_merge, stall
+from rest_store.live.compaction import BACKLOG, STALL, segments_to_merge
+from rest_store.live.directory import take_writer_lock
 from rest_store.live.documents import Document, Documents, SegmentRecord
 from rest_store.live.encoding import NewDocument, store_tokenizer
 from rest_store.live.retention import Retention
 from rest_store.live.segment import Segment, remove_files, sorted_segment, write_segment
 from rest_store.live.segments import Segments
-from rest_store.live.writer_lock import take_writer_lock
 
 
 class Writer:
@@ -104,27 +104,19 @@ class Writer:
     def add(self, documents: Sequence[NewDocument]) -> None:
         """Add documents, without those whose id is there already; return when they are durable and visible."""
         for batch in self.retention.batches(documents, self._width):
-            if seconds := stall(self.segments.in_files, self.retention):
-                time.sleep(seconds)
+            if len(segments_to_merge(self.segments.in_files, self.retention)) >= BACKLOG:
+                time.sleep(STALL)
             with self._change():
                 self._add(batch)
 
     def delete(self, ids: Sequence[str]) -> int:
         """Delete documents and return how many there were; then no answer holds them, and no file."""
-        ids = list(dict.fromkeys(ids))
-        left: dict[Segment, Segment | None] = {}  # what is left of segments that held some
-        with self._sorting:
-            self._require_open()
-            try:
-                self._sort_without(self.segments.in_files, ids, self._beside, left)  # most of it, beside additions
-                with self._change():
-                    numbers = self._sort_without(self.segments.all, ids, self._documents, left)
-                    if numbers:
-                        present = [left.get(segment, segment) for segment in self.segments.all]
-                        self._store([segment for segment in present if segment is not None], deleted=numbers)
-                    self._documents.clean()
-            finally:
-                self._remove_unused(segment for segment in left.values() if segment is not None)
+        with self._sorting, self._change():
+            numbers = sorted(self._documents.numbers(list(dict.fromkeys(ids))).values())
+            if numbers:
+                left = [self._without(segment, numbers) for segment in self.segments.all]
+                self._store([segment for segment in left if segment is not None], deleted=numbers)
+            self._documents.clean()
         return len(numbers)
 
     def work(self) -> bool:
@@ -168,7 +160,7 @@ class Writer:
                     if present is not None:
                         self._store(present)
             finally:
-                self._remove_unused([new])
+                self._remove_files([new.record.name] if new.record else ())
             return True
 
     # --- For the holder of `_lock` ------------------------------------------------------------------------------------
@@ -222,20 +214,16 @@ class Writer:
         segments.append(self._flushed(segment) if is_full else segment)
         self._store(segments, added=documents, ids=list(new))
 
-    def _sort_without(
-        self, segments: Sequence[Segment], ids: Sequence[str], documents: Documents, left: dict[Segment, Segment | None]
-    ) -> list[int]:
-        """Add to `left` what is left of those segments that hold some of `ids`; return the numbers of these."""
-        numbers = sorted(documents.numbers(ids).values())
-        deleted = set(numbers)
-        for segment in segments:
-            first, last = segment.first, segment.last
-            if segment in left or bisect_left(numbers, first) == bisect_right(numbers, last):
-                continue
-            rest = [document for document in documents.read(first, last) if document.number not in deleted]
-            new = sorted_segment(rest, self._vocabulary_size) if rest else None
-            left[segment] = self._flushed(new) if new is not None and segment.record is not None else new
-        return numbers
+    def _without(self, segment: Segment, deleted: Sequence[int]) -> Segment | None:
+        """Return what is left of a segment without the documents of these numbers, ascending; None: nothing."""
+        if bisect_left(deleted, segment.first) == bisect_right(deleted, segment.last):
+            return segment
+        gone = set(deleted)
+        rest = [some for some in self._documents.read(segment.first, segment.last) if some.number not in gone]
+        if not rest:
+            return None
+        new = sorted_segment(rest, self._vocabulary_size)
+        return new if segment.record is None else self._flushed(new)
 
     def _store(
         self,
@@ -294,10 +282,6 @@ class Writer:
             total -= segment.token_count
             count += 1
         return count
-
-    def _remove_unused(self, segments: Iterable[Segment]) -> None:
-        """Remove the files of those of `segments` that were not stored."""
-        self._remove_files(segment.record.name for segment in segments if segment.record is not None)
 
     def _remove_files(self, names: Iterable[str]) -> None:
         """Remove files of segments that are not stored; those that cannot be removed stay until the next opening."""

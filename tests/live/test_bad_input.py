@@ -167,12 +167,12 @@ def test_a_file_and_nothing(tmp_path: Path) -> None:
 
 
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rest_store.live import writer_lock
+    from rest_store.live import directory
 
     def no_locks(*_: object) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(writer_lock.fcntl, "flock", no_locks)
+    monkeypatch.setattr(directory.fcntl, "flock", no_locks)
     with pytest.raises(StorageError, match=r"has no locks .No locks available."):
         new_live(tmp_path / "live")
 

@@ -187,8 +187,8 @@ def open_files(directory: Path) -> list[str]:
         "UPDATE documents SET added = 'yesterday'",
         "UPDATE segments SET name = '../../other' WHERE first = 1",
         "UPDATE segments SET first = last + 1",
-        "UPDATE properties SET value = 'many' WHERE name = 'max_tokens'",
-        "UPDATE properties SET value = '{' WHERE name = 'tokenizer'",
+        "UPDATE properties SET max_tokens = 'many'",
+        "UPDATE properties SET tokenizer = '{'",
         "DROP TABLE documents",
     ],
 )

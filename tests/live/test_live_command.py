@@ -66,6 +66,11 @@ def live(tmp_path: Path, tokenizer: Path) -> Path:
     return tmp_path / "live"
 
 
+def compact(live: Path) -> None:
+    with rest_store.LiveDatastore.open(live) as store:
+        store.compact()
+
+
 def facts_of(live: Path) -> dict[str, Any]:
     facts: dict[str, Any] = json.loads(done("live", "info", live, "--json"))
     return facts
@@ -174,7 +179,7 @@ def test_what_is_no_time_is_bad_usage(text: str, tmp_path: Path) -> None:
 
 
 def test_a_frozen_one_has_the_same_documents(live: Path, tmp_path: Path, tokenizer: Path) -> None:
-    done("live", "compact", live)
+    compact(live)
     done("live", "add", live, write_jsonl(tmp_path / "more.jsonl", ["something else"]))
     out = tmp_path / "frozen.ds"
     assert done("live", "export", live, "--out", out).startswith(f"{out}: ")
@@ -213,7 +218,7 @@ def test_what_cannot_be_frozen(live: Path, tmp_path: Path) -> None:
 def test_while_another_process_writes_only_reading_works(live: Path, tmp_path: Path) -> None:
     corpus = write_jsonl(tmp_path / "more.jsonl", ["more"])
     with rest_store.LiveDatastore.open(live) as writer:
-        for words in (["add", live, corpus], ["delete", live, "x"], ["compact", live]):
+        for words in (["add", live, corpus], ["delete", live, "x"]):
             assert "the writer's lock is taken, expected free" in failed("live", *words)
         refused(WriterError, lambda: rest_store.LiveDatastore.open(live), "the writer's lock is taken")
         writer.add(["something new"])
@@ -233,7 +238,7 @@ def test_queries_read_live_datastores(live: Path) -> None:
 def test_a_frozen_datastore_is_no_live_one(tmp_path: Path, tokenizer: Path) -> None:
     corpus, frozen = write_jsonl(tmp_path / "texts.jsonl", TEXTS), tmp_path / "frozen"
     build_quick(corpus, tokenizer, frozen)
-    for words in (["info"], ["add", corpus], ["add", corpus, "--tokenizer", tokenizer], ["delete", "x"], ["compact"]):
+    for words in (["info"], ["add", corpus], ["add", corpus, "--tokenizer", tokenizer], ["delete", "x"]):
         assert f"{frozen}: datastore is a frozen one" in failed("live", words[0], frozen, *words[1:])
     refused(LiveFormatError, lambda: rest_store.LiveDatastore.open(frozen), "a frozen one")
 
@@ -251,8 +256,7 @@ def test_a_live_datastore_is_neither_a_frozen_one_nor_a_corpus(live: Path, tmp_p
 
 
 def test_nothing_is_there(tmp_path: Path) -> None:
-    for command in ("info", "compact"):
-        assert "live datastore is absent" in failed("live", command, tmp_path / "none")
+    assert "live datastore is absent" in failed("live", "info", tmp_path / "none")
     assert "give a tokenizer for a new one" in failed("live", "add", tmp_path / "none", tmp_path)
     assert not (tmp_path / "none").exists()
 
@@ -266,7 +270,7 @@ def segment_file(live: Path) -> Path:
 
 
 def test_a_live_datastore_is_checked(live: Path) -> None:
-    done("live", "compact", live)
+    compact(live)
     tokens = facts_of(live)["token_count"]
     assert done("check", live, "--full") == f"{live}: valid: 1 shard, {tokens:,} tokens, every suffix compared\n"
     assert json.loads(done("check", live, "--json"))["shards"] == 1
@@ -276,7 +280,7 @@ def test_a_live_datastore_is_checked(live: Path) -> None:
 
 
 def test_a_damaged_segment_is_said(live: Path) -> None:
-    done("live", "compact", live)
+    compact(live)
 
     def damage(data: bytearray) -> None:
         data[-20] ^= 1
@@ -290,14 +294,14 @@ def test_a_damaged_segment_is_said(live: Path) -> None:
 
 
 def test_a_segment_of_other_documents_is_said(live: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done("live", "compact", live)
+    compact(live)
     read = live_check.Documents.read
     monkeypatch.setattr(live_check.Documents, "read", lambda *arguments: list(read(*arguments))[1:])
     refused(ChecksumError, lambda: check_live(live), "SHA-256 of the content")
 
 
 def test_a_segment_that_is_replaced_meanwhile_is_left_out(live: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done("live", "compact", live)
+    compact(live)
     opened = live_check.open_segment
 
     def replaced_before(path: Path, *arguments: Any) -> Any:
