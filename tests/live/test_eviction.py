@@ -12,7 +12,7 @@ from rest_store.live.encoding import NewDocument
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.live.retention import Retention
 from rest_store.live.writer import Writer
-from tests.shared.live import SECRET, SECRET_BYTES, new_live, small_segments
+from tests.shared.live import new_live, small_segments
 
 
 class Clock:
@@ -121,14 +121,3 @@ def test_smaller_limits_evict_no_more_than_they_say(tmp_path: Path) -> None:
         assert 80 - 10 - 1 <= len(held) <= 80
     with LiveDatastore.open(tmp_path / "live") as live:
         assert live.info().max_tokens == 240
-
-
-def test_evicted_documents_leave_the_file(tmp_path: Path) -> None:
-    with new_live(tmp_path / "live", max_tokens=400) as live:
-        live.add([SECRET])
-        for _ in range(40):
-            live.add([[1, 2] * 20])
-        stored = list(live._backend._documents.read())
-        assert SECRET_BYTES not in b"".join(document.symbols for document in stored)
-        assert len(stored) == live.info().document_count
-        assert live.info().failure is None
