@@ -22,7 +22,7 @@ from rest_store.extras import EXTRAS, missing_text
 from rest_store.options import PATH, PLACE, SETTINGS, json_option, max_nodes_option
 from rest_store.service.address import is_service
 from rest_store.service.options import Access, access_options, timeout_option
-from rest_store.terminal import loading
+from rest_store.terminal import draft_as_json, draw_draft, loading
 
 
 class _Group(click.Group):
@@ -233,8 +233,6 @@ def query(
     PLACE is a directory, frozen or live, or the address of a service, HOST:PORT or unix:/path. A service has no
     tokenizer: pass --tokenizer with --text.
     """
-    from rest_store.datastore.render import draft_as_json, draw_draft
-
     if (text is None) == (tokens is None):
         raise click.UsageError("pass the context as either --text or --tokens")
     if is_service(datastore):

@@ -105,6 +105,7 @@ def test_the_oldest_are_evicted_and_no_more_than_an_eighth_too_many(
             assert live.info().token_count == 3 * len(held) <= 240
         live.compact()
         assert live.info().failure is None
+        assert len(list(live._backend._documents.read())) == live.info().document_count
         shards, size = live.info().shard_count, live.info().size
         assert shards <= 30
     assert size < 20_000
