@@ -25,11 +25,10 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
 from build_index.corpus import Corpus
 from build_index.documents import CorpusCounts, CorpusFile, Document, batches
-from build_index.duplicates import DIGEST_BYTES, content_digest, digest_keys
+from build_index.duplicates import DIGEST_BYTES, content_digest
 from build_index.encoder import Tokens
 from build_index.errors import output_errors
 from build_index.memory import resident_bytes
@@ -44,7 +43,6 @@ _LARGE_SHARE = 32  # a file of this share of all corpora is cut
 _BATCH_CHARACTERS = 1 << 18  # tokenized at once
 _BATCH_DOCUMENTS = 1 << 12
 _NUMBERS = struct.Struct("=QQQ")  # documents, token ids, bytes of each; 0 documents: the counts follow
-_NO_TOKENS = -1
 
 
 @dataclass(frozen=True)
@@ -81,31 +79,22 @@ class Setup:
         tokenizer: the tokenizer.
         is_accelerated: whether `fastokens` encodes, which has to be said again in a new process.
         directory: of the files of slices.
-        keeps_duplicates: whether a document that occurred earlier in its slice is tokenized.
     """
 
     corpora: Sequence[Corpus]
     tokenizer: TargetTokenizer
     is_accelerated: bool
     directory: Path
-    keeps_duplicates: bool
 
 
-@dataclass
+@dataclass(frozen=True)
 class SliceReport:
-    """How the work on a slice went.
+    """How the work on a slice went: the time spent, the id of the process and the peak of its resident memory."""
 
-    Attributes:
-        read_seconds: time spent reading.
-        tokenize_seconds: time spent tokenizing.
-        process: id of the process.
-        peak_memory: peak of its resident memory in bytes.
-    """
-
-    read_seconds: float = 0.0
-    tokenize_seconds: float = 0.0
-    process: int = 0
-    peak_memory: int = 0
+    read_seconds: float
+    tokenize_seconds: float
+    process: int
+    peak_memory: int
 
 
 def cut(corpora: Sequence[Corpus]) -> Iterator[Slice]:
@@ -163,30 +152,21 @@ def tokenize(setup: Setup, part: Slice) -> SliceReport:
         RestStoreError: a file cannot be read, or the disk is full.
         EncoderError: `fastokens` was wrong.
     """
-    report = SliceReport(process=os.getpid())
     started = time.perf_counter()
+    tokenize_seconds = 0.0
     counts = CorpusCounts()
-    path = setup.directory / part.name
-    with whole_file(path) as unfinished, unfinished.open("xb") as file:
-        seen: set[int] = set()
+    with whole_file(setup.directory / part.name) as unfinished, unfinished.open("xb") as file:
         documents = _documents(setup, part, counts)
         for batch in batches(documents, _BATCH_CHARACTERS, _BATCH_DOCUMENTS):
             digests = b"".join(map(content_digest, batch))
-            is_needed = np.ones(len(batch), dtype=bool)
-            if not setup.keeps_duplicates:
-                for place, key in enumerate(digest_keys(digests).tolist()):
-                    is_needed[place] = key not in seen
-                    seen.add(key)
             before = time.perf_counter()
-            needed = [document for document, wanted in zip(batch, is_needed, strict=True) if wanted]
-            tokens = setup.tokenizer.encode_documents(needed)
-            report.tokenize_seconds += time.perf_counter() - before
-            _write_batch(file, digests, is_needed, tokens)
+            tokens = setup.tokenizer.encode_documents(batch)
+            tokenize_seconds += time.perf_counter() - before
+            _write_batch(file, digests, tokens)
         data = json.dumps(vars(counts) if part.files else None).encode()
         file.write(_NUMBERS.pack(0, len(data), 1) + data)
-    report.read_seconds = time.perf_counter() - started - report.tokenize_seconds
-    report.peak_memory = resident_bytes("VmHWM")
-    return report
+    read_seconds = time.perf_counter() - started - tokenize_seconds
+    return SliceReport(read_seconds, tokenize_seconds, os.getpid(), resident_bytes("VmHWM"))
 
 
 def _documents(setup: Setup, part: Slice, counts: CorpusCounts) -> Iterator[Document]:
@@ -195,10 +175,9 @@ def _documents(setup: Setup, part: Slice, counts: CorpusCounts) -> Iterator[Docu
         yield from setup.corpora[part.corpus].documents(file, counts)
 
 
-def _write_batch(file: BinaryIO, digests: bytes, is_tokenized: npt.NDArray[np.bool_], tokens: Sequence[Tokens]) -> None:
-    lengths = np.full(len(is_tokenized), _NO_TOKENS, dtype=np.int64)
-    lengths[is_tokenized] = [len(ids) for ids in tokens]
-    ids = np.concatenate(tokens) if tokens else np.empty(0, dtype=np.uint16)
+def _write_batch(file: BinaryIO, digests: bytes, tokens: Sequence[Tokens]) -> None:
+    lengths = np.array([len(ids) for ids in tokens], dtype=np.int64)
+    ids = np.concatenate(tokens)
     file.write(_NUMBERS.pack(len(lengths), len(ids), ids.itemsize))
     for data in (digests, lengths.tobytes(), ids.tobytes()):
         file.write(data)
@@ -206,23 +185,15 @@ def _write_batch(file: BinaryIO, digests: bytes, is_tokenized: npt.NDArray[np.bo
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """Documents of a slice, tokenized except duplicates within the slice.
+    """Documents of a slice.
 
     Attributes:
-        digests: their digests, 32 bytes each.
-        lengths: int64[n], in tokens; -1: a document was not tokenized.
-        ids: token ids of all documents.
+        digests: of their content, 32 bytes each.
+        tokens: of each document.
     """
 
     digests: bytes
-    lengths: npt.NDArray[np.int64]
-    ids: Tokens
-
-    def tokens(self, places: npt.NDArray[np.intp]) -> list[Tokens]:
-        """Return the tokens of the documents at `places`, which must have been tokenized."""
-        ends = np.cumsum(np.maximum(self.lengths, 0))
-        assert (self.lengths[places] != _NO_TOKENS).all(), "a document without tokens"
-        return [self.ids[ends[place] - self.lengths[place] : ends[place]] for place in places]
+    tokens: Sequence[Tokens]
 
 
 def read_slice(path: Path) -> Iterator[TokenBatch | CorpusCounts]:
@@ -238,4 +209,4 @@ def read_slice(path: Path) -> Iterator[TokenBatch | CorpusCounts]:
             digests = file.read(documents * DIGEST_BYTES)
             lengths = np.frombuffer(file.read(documents * 8), dtype=np.int64)
             ids = np.frombuffer(file.read(count * width), dtype=np.dtype(f"u{width}"))
-            yield TokenBatch(digests, lengths, ids)
+            yield TokenBatch(digests, np.split(ids, np.cumsum(lengths)[:-1]))

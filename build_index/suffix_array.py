@@ -27,8 +27,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import math
-from collections import deque
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -44,7 +42,6 @@ MAX_TEXT_BYTES = 2**31 - 1  # the 32-bit sorter counts bytes in a signed int
 BLOCK = 2**14  # symbols or ranks at once, a multiple of _STRIDE; larger blocks take fresh pages from malloc
 _STRIDE = 128  # text bytes for each anchor of the locator: what seven bits can count
 _START = 0x80  # locator bit: a codeword starts here
-_DEEPEST_RUN = 2**15  # symbols that share a first byte: 256 runs of 256, less what steps of 16 and lone symbols waste
 MOST_FITTED = 2**18  # distinct symbols up to which the code is fitted to their counts
 
 
@@ -210,76 +207,45 @@ class SymbolCode:
 def _cuts(weights: npt.NDArray[np.int64], *, deepest: bool) -> list[int]:
     """Divide a sequence of symbols into at most 256 runs, so that its text becomes short.
 
-    A run of one takes one byte a symbol, of up to 256 two, of up to 32,768 (not if `deepest`) three. (Three is a bound:
-    heavy symbols of such a run get two.) A price on each run, a Lagrange multiplier, makes the best division a shortest
-    path; bisection finds the lowest price that leaves 256 runs or fewer. Runs start only beside one of the 2,048
-    heaviest symbols or in steps of 16 from it: 0.2 % more text in a tenth of the time.
+    A symbol heavier than a limit is a run of its own, which takes one byte. The others are gathered in runs of up to
+    256, which take two, or longer ones that weigh no more than the limit, which take three, or two for their heaviest.
+    The limit is the lowest, by bisection, that leaves 256 runs. With SmolLM2's tokenizer, the text of 90 million
+    symbols is within 0.3 % of that of the best division, a shortest path.
 
     Args:
         weights: int64 of shape `(m,)`, how often each symbol occurs, in numeric order; all positive.
-        deepest: whether only one more byte may follow; then `m <= 32,768`.
+        deepest: whether only one more byte may follow; then `m <= 65,536`.
 
     Returns:
         The bounds of the runs, from 0 to `m`.
     """
     if len(weights) <= 256:
         return list(range(len(weights) + 1))
-    heaviest = np.argsort(-weights, kind="stable")[:2048]
-    steps = np.arange(len(weights) + 1)
-    is_bound = np.zeros(len(weights) + 1, dtype=bool)
-    is_bound[heaviest] = is_bound[heaviest + 1] = True
-    is_bound |= (steps - np.maximum.accumulate(np.where(is_bound, steps, 0))) % 16 == 0
-    is_bound[-1] = True
-    bounds = np.flatnonzero(is_bound)
-    before = np.concatenate([[0], np.cumsum(weights)])[bounds]
-
-    kinds = [(1, 1), (256, 2)] if deepest else [(1, 1), (256, 2), (_DEEPEST_RUN, 3)]
-    price = float(weights[heaviest[128]]) / 2  # cutting one symbol out of a run saves its weight and costs two runs
-    low, high = 0.0, math.inf
-    while True:
-        path = _shortest_path(bounds.tolist(), before.tolist(), kinds, price)
-        if len(path) - 1 <= 256:
-            fewest, high = path, price
+    before = np.concatenate([[0], np.cumsum(weights)])
+    longest = 256 if deepest else 2**16
+    low, high = 0, int(before[-1])
+    while high - low > max(1, low // 64):
+        limit = (low + high) // 2
+        if len(_runs(weights, before, limit, longest)) - 1 <= 256:
+            high = limit
         else:
-            low = price
-        if high < math.inf and (len(fewest) - 1 >= 248 or high < 1.03 * low):
-            return fewest
-        price = 4 * low if high == math.inf else high / 4 if low == 0 else (low + high) / 2
+            low = limit
+    return _runs(weights, before, high, longest)
 
 
-def _shortest_path(bounds: list[int], before: list[int], kinds: list[tuple[int, int]], price: float) -> list[int]:
-    """Divide a sequence into runs at the least cost: the text bytes of its symbols, and `price` for each run.
+def _runs(weights: npt.NDArray[np.int64], before: npt.NDArray[np.int64], limit: int, longest: int) -> list[int]:
+    """Return the bounds of the runs of at most `longest` symbols at a limit (`_cuts`), or the first 257 of them.
 
-    Args:
-        bounds: where runs may start and end, ascending from 0.
-        before: the weight of the symbols before each bound.
-        kinds: `(most symbols of a run, bytes a symbol)`; the last reaches from any bound to the next.
-        price: cost of a run, in bytes.
-
-    Returns:
-        The bounds of the runs, from the first of `bounds` to the last.
+    `before`, int64 of shape `(m + 1,)`, is the weight of the symbols before each place.
     """
-    cost = 0.0  # of the best division up to a bound
-    last = [0] * len(bounds)  # where its last run starts, a place in `bounds`
-    # For each kind, the starts from which a run may still reach on, with ascending cost less bytes * weight before.
-    starts = [deque([(0.0, 0)]) for _ in kinds]
-    for i in range(1, len(bounds)):
-        best = math.inf
-        for (longest, code_bytes), window in zip(kinds, starts, strict=True):
-            while window and bounds[window[0][1]] < bounds[i] - longest:
-                window.popleft()
-            if window and window[0][0] + code_bytes * before[i] < best:
-                best, last[i] = window[0][0] + code_bytes * before[i], window[0][1]
-        cost = best + price
-        for (_, code_bytes), window in zip(kinds, starts, strict=True):
-            key = cost - code_bytes * before[i]
-            while window and window[-1][0] > key:
-                window.pop()
-            window.append((key, i))
-    path = [len(bounds) - 1]
-    while path[-1]:
-        path.append(last[path[-1]])
-    return [bounds[i] for i in reversed(path)]
+    alone = np.append(np.flatnonzero(weights > limit), len(weights))
+    bounds = [0]
+    while bounds[-1] < len(weights) and len(bounds) <= 257:
+        start = bounds[-1]
+        heavy = int(alone[np.searchsorted(alone, start)])
+        light = int(np.searchsorted(before, before[start] + limit, side="right")) - 1
+        bounds.append(start + 1 if heavy == start else min(heavy, max(start + 256, light), start + longest))
+    return bounds
 
 
 def _codeword_starts(symbols: Symbols, code: SymbolCode) -> Iterator[tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]]:
