@@ -5,18 +5,9 @@ itself and four for its place. So ids get codewords of one to three bytes, short
 the ids (`SymbolCode`). After sorting, the place of a codeword's first byte is turned back into a position through a map
 in the memory of the text (`_write_locator`), and other places are dropped.
 
-Measured on Python source with the tokenizers of SmolLM2 and Mistral (Tekken), AMD EPYC, one thread, peak of resident
-memory without the symbols (commit 94f8868):
-
-    packing                         97.9M symbols, V = 49,152      90.5M symbols, V = 131,072
-                                    seconds    bytes a symbol      seconds    bytes a symbol
-    pydivsufsort's own (2, 4 bytes)   17.8          20.0             24.3          40.0
-    2 or 3 big-endian bytes           15.7          10.0             17.1          15.0
-    ranks of ids that occur, 2 bytes  15.7          10.0             14.9          10.0
-    fitted code, as here              12.8           7.5             13.4           8.2
-
-The fitted code takes 1.47 and 1.60 bytes a symbol. It is faster from two million symbols on; below, it costs 0.05 s. A
-second thread changes little, since only one stage of libdivsufsort is parallel.
+Measured on Python source with the tokenizers of SmolLM2 and Mistral (Tekken), one thread, against the big-endian bytes
+of the tokens file: 12.8 seconds for 15.7 (97.9M symbols of 1.47 bytes instead of two), and 13.4 for 17.1 (90.5M of 1.60
+instead of three). A second thread changes little, since only one stage of libdivsufsort is parallel.
 
 Limits: the sorter counts bytes in 32 bits, so the text may have 2^31 - 1. At worst, with all ids equally frequent, a
 symbol takes two bytes for `V <= 65,535` and three above: 2^30 - 1 and 715,827,882 positions are always possible, and
@@ -36,22 +27,20 @@ import numpy.typing as npt
 from rest_store.datastore.header import MAX_POSITIONS, token_width
 from rest_store.errors import BuildError, describe
 
-Symbols = npt.NDArray[np.unsignedinteger]
+Symbols = npt.NDArray[np.uint8]
 
 MAX_TEXT_BYTES = 2**31 - 1  # the 32-bit sorter counts bytes in a signed int
 BLOCK = 2**14  # symbols or ranks at once, a multiple of _STRIDE; larger blocks take fresh pages from malloc
 _STRIDE = 128  # text bytes for each anchor of the locator: what seven bits can count
 _START = 0x80  # locator bit: a codeword starts here
-MOST_FITTED = 2**18  # distinct symbols up to which the code is fitted to their counts
 
 
 def suffix_array(symbols: Symbols, *, vocabulary_size: int) -> npt.NDArray[np.int32]:
     """Sort the suffixes of a shard (FORMAT.md, section 3).
 
     Args:
-        symbols: tokens and separators in order. Unsigned integers of shape `(P,)` in any byte order, or big-endian
-            bytes, uint8 of shape `(P, w)`: the payload of a tokens file. May be a read-only mapping; it is read in
-            blocks, three times. `0 <= P <= 2^30`.
+        symbols: tokens and separators in order, big-endian bytes, uint8 of shape `(P, w)`: the payload of a tokens
+            file. May be a read-only mapping; it is read in blocks, three times. `0 <= P <= 2^30`.
         vocabulary_size: `V`, 1..16,777,215. Every symbol is below `V`, or the separator `2^(8w) - 1`.
 
     Returns:
@@ -66,10 +55,8 @@ def suffix_array(symbols: Symbols, *, vocabulary_size: int) -> npt.NDArray[np.in
     Thread-safe; releases the GIL while it sorts. Deterministic, whatever the number of threads (OMP_NUM_THREADS).
     """
     width = _token_width(vocabulary_size)
-    is_payload = symbols.dtype == np.uint8 and symbols.ndim == 2 and symbols.shape[1] == width
-    if not is_payload and not (symbols.ndim == 1 and symbols.dtype.kind == "u" and symbols.dtype.itemsize <= 4):
-        problem = f"{symbols.dtype} of shape {symbols.shape}"
-        expected = f"unsigned of up to 32 bits and shape (P,), or uint8 of shape (P, {width})"
+    if symbols.dtype != np.uint8 or symbols.ndim != 2 or symbols.shape[1] != width:
+        problem, expected = f"{symbols.dtype} of shape {symbols.shape}", f"uint8 of shape (P, {width})"
         raise BuildError(describe("suffix array", "the type of symbols", problem, expected))
     if len(symbols) > MAX_POSITIONS:
         raise BuildError(describe("suffix array", "the number of symbols", len(symbols), f"at most {MAX_POSITIONS}"))
@@ -149,12 +136,9 @@ def _blocks(symbols: Symbols, vocabulary_size: int, size: int) -> Iterator[npt.N
     separator = 2 ** (8 * _token_width(vocabulary_size)) - 1
     for start in range(0, len(symbols), size):
         block = symbols[start : start + size]
-        if block.ndim == 1:
-            ids = block.astype(np.intp)
-        else:
-            ids = np.zeros(len(block), dtype=np.intp)
-            for column in block.T:
-                ids = ids << 8 | column
+        ids = np.zeros(len(block), dtype=np.intp)
+        for column in block.T:
+            ids = ids << 8 | column
         beyond = np.flatnonzero(ids >= vocabulary_size)
         if len(beyond):
             invalid = beyond[ids[beyond] != separator]
@@ -183,10 +167,9 @@ class SymbolCode:
         present = np.flatnonzero(counts)
         self.lengths = np.zeros(len(counts), dtype=np.uint8)
         self.columns = np.zeros((3, len(counts)), dtype=np.uint8)
-        if len(present) <= MOST_FITTED:
-            self._divide(present, counts[present], depth=0)
+        self._divide(present, counts[present], depth=0)
         flat = 2 if len(present) <= 2**16 else 3
-        if len(present) > MOST_FITTED or self._total(counts) > flat * int(counts.sum()):
+        if self._total(counts) > flat * int(counts.sum()):
             self.lengths[present] = flat
             for depth in range(flat):
                 self.columns[depth, present] = np.arange(len(present)) >> 8 * (flat - 1 - depth) & 0xFF
