@@ -210,7 +210,7 @@ def _memory(
     """Divide the memory; `shard_positions` are those of the build that is resumed."""
     budget = available_budget() // 2 if options.memory is None else options.memory
     most = options.workers or len(os.sched_getaffinity(0))
-    workers = 0 if options.ray is not None else useful_processes(most, corpora, tokenizer.is_accelerated)
+    workers = 0 if options.ray is not None else useful_processes(most, corpora)
     size = shard_positions or options.shard_tokens
     return plan_memory(budget, resident_bytes(), tokenizer.identity.vocabulary_size, size, most, workers)
 

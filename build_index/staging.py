@@ -43,7 +43,6 @@ _OUR_FILES = re.compile(
     "|".join(map(re.escape, (MANIFEST_NAME, TOKENIZER_FILE_NAME))) + r"|shard-\d+\.(tokens|suffixes)"
 )
 _LIVE_FILES = (DOCUMENTS_FILE_NAME, "writer.lock")
-_BUILDING_NAME = re.compile(r"\..*\.building", re.DOTALL)
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -146,7 +145,7 @@ class Staging:
         """
         with output_errors(self.out):
             require_replaceable(self.out)
-            for part in self.datastore.glob(_part_name("*")):  # of a process that was killed
+            for part in self.datastore.glob(".*.part"):  # of a process that was killed
                 part.unlink()
             done = self.path / "done.json"
             if self._plan.exists():
@@ -197,11 +196,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 def part_of(path: Path) -> Path:
     """Return where to write a file of the staging directory until it is complete."""
-    return path.with_name(_part_name(f"{path.name}.{uuid.uuid4().hex}"))
-
-
-def _part_name(name: str) -> str:
-    return f".{name}.part"
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
 
 
 def put(part: Path, path: Path) -> None:
@@ -221,10 +216,8 @@ def resume_hint(out: Path) -> str:
     """Return what to say after a failure: how to go on with the unfinished build, if there is one."""
     if not (building_place(_resolved(out)) / PLAN_NAME).is_file():
         return ""
-    count = kept_shards(out)
-    return (
-        f" ({counted(count, 'finished shard')} kept: continue with --resume)" if count else " (continue with --resume)"
-    )
+    kept = f"{counted(count, 'finished shard')} kept: " if (count := kept_shards(out)) else ""
+    return f" ({kept}continue with --resume)"
 
 
 def final_place(out: Path) -> Path:
@@ -275,7 +268,8 @@ def is_live(directory: Path) -> bool:
 
 def is_staging(directory: Path) -> bool:
     """Whether a directory is that of an unfinished build."""
-    return _BUILDING_NAME.fullmatch(directory.name) is not None and (directory / "slices").is_dir()
+    name = directory.name
+    return name.startswith(".") and name.endswith(".building") and (directory / "slices").is_dir()
 
 
 def building_place(place: Path) -> Path:

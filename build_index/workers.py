@@ -22,10 +22,7 @@ from rest_store.errors import WorkerError
 ONE_THREAD = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "true"}
 """Variables of a process that is one worker of several; packages read them when they first encode."""
 
-# Bytes of corpora for each worker process, of which two at least are started: it takes a second to start, in which the
-# build reads and tokenizes about as much, by `fastokens` or by `tokenizers`.
-_ACCELERATED_SHARE = 32 << 20
-_SHARE = 4 << 20
+_SHARE = 32 << 20  # bytes of corpora for each worker: it takes a second to start, in which the build reads as much
 
 
 class Workers:
@@ -102,16 +99,13 @@ class Processes(Workers):
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def useful_processes(most: int, corpora: Sequence[Corpus], is_accelerated: bool) -> int:
-    """Return how many worker processes are worth their start; 0: none.
+def useful_processes(most: int, corpora: Sequence[Corpus]) -> int:
+    """Return how many worker processes, at most `most`, are worth their start; 0: none.
 
-    Args:
-        most: how many the user wants.
-        corpora: what there is to read; what is read in part does not count.
-        is_accelerated: whether `fastokens` encodes.
+    Without them, this process reads and tokenizes, by as many threads. What is read in part does not count.
     """
     known = sum(corpus.size_hint or 0 for corpus in corpora if corpus.spec.max_documents is None)
-    return min(most, known // (_ACCELERATED_SHARE if is_accelerated else _SHARE)) if most > 1 else 0
+    return min(most, known // _SHARE) if most > 1 else 0
 
 
 def worker_error(part: Slice) -> WorkerError:

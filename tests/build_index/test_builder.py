@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import threading
 from dataclasses import replace
 from itertools import pairwise
@@ -221,24 +220,6 @@ def test_digests_on_disk_change_no_byte(corpus, tokenizer, out, tmp_path, monkey
     monkeypatch.setattr(builder, "plan_memory", little)
     assert build_quick(doubled, tokenizer, out).duplicates == len(TEXTS)
     assert contents(out) == expected
-
-
-def test_the_number_of_threads_is_set_for_tokenizers_only_while_building(corpus, tokenizer, out, monkeypatch):
-    monkeypatch.setenv("RAYON_NUM_THREADS", "9")
-    monkeypatch.delenv("TOKENIZERS_PARALLELISM", raising=False)
-    load = builder.load_tokenizer
-    variables = []
-
-    def loading(*arguments, **others):
-        variables.append((os.environ["RAYON_NUM_THREADS"], os.environ["TOKENIZERS_PARALLELISM"]))
-        return load(*arguments, **others)
-
-    monkeypatch.setattr(builder, "load_tokenizer", loading)
-    build_quick(corpus, tokenizer, out, workers=1)
-    build_quick(corpus, tokenizer, out, workers=3)
-    assert variables == [("1", "true"), ("3", "true")]
-    assert os.environ["RAYON_NUM_THREADS"] == "9"
-    assert "TOKENIZERS_PARALLELISM" not in os.environ
 
 
 # --- Over an old datastore -------------------------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +16,7 @@ from build_index.memory import (
     shard_bytes,
 )
 from build_index.size import parse_size, size_text
-from build_index.suffix_array import max_positions, peak_bytes
+from build_index.suffix_array import max_positions
 from rest_store.datastore.memory import available_bytes
 from rest_store.errors import BuildError, MemoryBudgetError
 from tests.shared.corpora import write_files
@@ -61,11 +59,6 @@ def test_no_shard_is_larger_than_what_can_be_sorted(vocabulary_size, most):
         plan_memory(1 << 50, 0, vocabulary_size, most + 1)
     with pytest.raises(BuildError, match=f"the number of tokens is 1, expected 2..{most}"):
         plan_memory(1 << 50, 0, vocabulary_size, 1)
-
-
-def test_a_shard_counts_its_mapped_tokens():
-    assert shard_bytes(1 << 24, 49_152) >= peak_bytes(1 << 24, 49_152) + 2 * (1 << 24)
-    assert shard_bytes(1 << 24, 70_000) >= peak_bytes(1 << 24, 70_000) + 3 * (1 << 24)
 
 
 def test_too_small_a_budget_says_what_suffices():
@@ -147,17 +140,6 @@ def test_a_control_group_of_version_1_limits_what_is_available(tmp_path):
     }
     write_files(tmp_path, files)
     assert available_bytes(tmp_path) == 501_000
-
-
-def test_a_control_group_may_have_any_name(tmp_path):
-    write_files(tmp_path, {"proc/meminfo": MEMINFO})
-    group = tmp_path / "sys/fs/cgroup" / os.fsdecode(b"\xff")
-    group.mkdir(parents=True)
-    (group / "memory.max").write_text("500000\n")
-    (group / "memory.current").write_text("400000\n")
-    (tmp_path / "proc/self").mkdir()
-    (tmp_path / "proc/self/cgroup").write_bytes(b"0::/\xff\n")
-    assert available_bytes(tmp_path) == 100_000
 
 
 @pytest.mark.parametrize("meminfo", [None, "MemTotal: 5 kB\n", "MemAvailable: many\n"])

@@ -9,9 +9,7 @@ import pytest
 
 from build_index import shard_sorter
 from build_index.builder import BuildOptions, build
-from build_index.corpus import Corpus, empty_corpora
 from build_index.corpus_spec import CorpusSpec
-from build_index.documents import CorpusCounts
 from rest_store.errors import (
     BuildError,
     CorpusError,
@@ -60,17 +58,6 @@ def test_an_empty_result_says_what_is_there(tokenizer, out, tmp_path):
         with pytest.raises(EmptyCorpusError) as error:
             build(BuildOptions((spec,), str(tokenizer), out, memory=1 << 40))
         assert str(error.value).endswith(f"the number of documents with tokens is {found}, expected at least 1")
-
-
-def test_not_every_kind_left_out_is_kept_or_named():
-    corpus, counts = Corpus(CorpusSpec("."), "tree"), CorpusCounts()
-    for number in range(2_000):
-        counts.leave_out(f".{number:04}")
-    counts.leave_out(".0000")
-    assert len(counts.left_out) == 1_000
-    corpus.counts = counts
-    named = ", ".join([".0000 (2)", *(f".{number:04} (1)" for number in range(1, 8))])
-    assert f"is 0 (present are {named}, ...), expected" in str(empty_corpora([corpus]))
 
 
 def test_input_that_cannot_be_read_leaves_nothing(corpus, tokenizer, out, tmp_path):

@@ -31,7 +31,6 @@ TEXTS = documents(120, seed=5)
 def many_slices(monkeypatch):
     """Small corpora, too, are divided among workers, in many slices and batches."""
     monkeypatch.setattr(workers, "_SHARE", 1)
-    monkeypatch.setattr(workers, "_ACCELERATED_SHARE", 1)
     monkeypatch.setattr(slices, "SLICE_BYTES", 3000)
     monkeypatch.setattr(slices, "SLICE_CHARACTERS", 2000)
     monkeypatch.setattr(slices, "_BATCH_DOCUMENTS", 3)
@@ -160,7 +159,7 @@ def test_small_corpora_start_no_workers(corpora, tokenizer, out, monkeypatch):
 _SIGNAL_AT_SLICE = """
 import os, signal
 from build_index import slices, stages, workers
-workers._SHARE = workers._ACCELERATED_SHARE = 1
+workers._SHARE = 1
 slices.SLICE_BYTES = 1000
 count, finished = 0, stages.Stages._finished
 def signalling(self, *arguments):
