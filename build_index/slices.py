@@ -6,29 +6,26 @@
         ...
 
 A slice is some files, or documents of a file that is too large for one slice. Its file depends on nothing but the
-slice, and appears when it is complete. It holds batches, each of 24 bytes of numbers, the 32-byte digests of its
-documents, their lengths in tokens as 8-byte numbers, and the token ids of all of them; at the end, counts as JSON. The
-bytes are those of the machine: the files live no longer than the build.
+slice, and appears when it is complete. It holds batches of three arrays as `numpy.save` writes them: the digests of its
+documents, their lengths in tokens, and the token ids of all of them; after an empty array, counts as JSON.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import struct
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
 from build_index.corpus import Corpus
 from build_index.documents import CorpusCounts, CorpusFile, Document, batches
-from build_index.duplicates import DIGEST_BYTES, content_digest
+from build_index.duplicates import content_digest
 from build_index.encoder import Tokens
 from build_index.errors import output_errors
 from build_index.memory import resident_bytes
@@ -42,7 +39,6 @@ SLICE_CHARACTERS = 1 << 20  # of the documents of a slice of a large file
 _LARGE_SHARE = 32  # a file of this share of all corpora is cut
 _BATCH_CHARACTERS = 1 << 18  # tokenized at once
 _BATCH_DOCUMENTS = 1 << 12
-_NUMBERS = struct.Struct("=QQQ")  # documents, token ids, bytes of each; 0 documents: the counts follow
 
 
 @dataclass(frozen=True)
@@ -162,9 +158,11 @@ def tokenize(setup: Setup, part: Slice) -> SliceReport:
             before = time.perf_counter()
             tokens = setup.tokenizer.encode_documents(batch)
             tokenize_seconds += time.perf_counter() - before
-            _write_batch(file, digests, tokens)
-        data = json.dumps(vars(counts) if part.files else None).encode()
-        file.write(_NUMBERS.pack(0, len(data), 1) + data)
+            lengths = np.array([len(ids) for ids in tokens])
+            for array in (np.frombuffer(digests, np.uint8), lengths, np.concatenate(tokens)):
+                np.save(file, array)
+        np.save(file, np.empty(0))
+        file.write(json.dumps(vars(counts) if part.files else None).encode())
     read_seconds = time.perf_counter() - started - tokenize_seconds
     return SliceReport(read_seconds, tokenize_seconds, os.getpid(), resident_bytes("VmHWM"))
 
@@ -173,14 +171,6 @@ def _documents(setup: Setup, part: Slice, counts: CorpusCounts) -> Iterator[Docu
     yield from part.documents
     for file in part.files:
         yield from setup.corpora[part.corpus].documents(file, counts)
-
-
-def _write_batch(file: BinaryIO, digests: bytes, tokens: Sequence[Tokens]) -> None:
-    lengths = np.array([len(ids) for ids in tokens], dtype=np.int64)
-    ids = np.concatenate(tokens)
-    file.write(_NUMBERS.pack(len(lengths), len(ids), ids.itemsize))
-    for data in (digests, lengths.tobytes(), ids.tobytes()):
-        file.write(data)
 
 
 @dataclass(frozen=True)
@@ -199,14 +189,9 @@ class TokenBatch:
 def read_slice(path: Path) -> Iterator[TokenBatch | CorpusCounts]:
     """Yield the batches of a slice's file in order, and then the counts, if it is one of files."""
     with output_errors(path), path.open("rb") as file:
-        while True:
-            documents, count, width = _NUMBERS.unpack(file.read(_NUMBERS.size))
-            if not documents:
-                if (fields := json.loads(file.read(count))) is not None:
-                    skipped, left_out = Counter(fields.pop("skipped")), Counter(fields.pop("left_out"))
-                    yield CorpusCounts(**fields, skipped=skipped, left_out=left_out)
-                return
-            digests = file.read(documents * DIGEST_BYTES)
-            lengths = np.frombuffer(file.read(documents * 8), dtype=np.int64)
-            ids = np.frombuffer(file.read(count * width), dtype=np.dtype(f"u{width}"))
-            yield TokenBatch(digests, np.split(ids, np.cumsum(lengths)[:-1]))
+        while len(digests := np.load(file)):
+            lengths, ids = np.load(file), np.load(file)
+            yield TokenBatch(digests.tobytes(), np.split(ids, np.cumsum(lengths)[:-1]))
+        if (fields := json.load(file)) is not None:
+            skipped, left_out = Counter(fields.pop("skipped")), Counter(fields.pop("left_out"))
+            yield CorpusCounts(**fields, skipped=skipped, left_out=left_out)

@@ -76,7 +76,7 @@ def interrupt(monkeypatch, owner, name, call, *, after=False, error=KilledError)
 
 
 PLACES = [
-    (slices, "_write_batch", 16, False),
+    (slices, "content_digest", 55, False),
     (shard_tokens.ShardTokens, "_write", 30, False),
     (shard_tokens.ShardTokens, "_complete", 3, False),
     (shard_tokens.ShardTokens, "_complete", 3, True),
@@ -112,7 +112,7 @@ def test_what_is_there_is_not_made_again(corpus, tokenizer, out, expected, monke
     def refuse(*arguments, **others):
         raise AssertionError("work is done again")
 
-    monkeypatch.setattr(slices, "_write_batch", refuse)
+    monkeypatch.setattr(slices, "content_digest", refuse)
     monkeypatch.setattr(TokensWriter, "append", refuse)
     monkeypatch.setattr(shard_sorter, "write_suffixes", refuse)
     build_quick(corpus, tokenizer, out, shard_tokens=500, resume=True)
@@ -229,7 +229,7 @@ def test_a_corpus_that_has_to_be_repaired_leaves_nothing_to_resume(corpus, token
 @pytest.mark.parametrize(
     ("owner", "name", "kept"),
     [
-        (slices, "_write_batch", 0),
+        (slices, "content_digest", 0),
         (TokensWriter, "append", 0),
         (TokensWriter, "close", 3),
         (shard_sorter, "write_suffixes", 4),
