@@ -14,8 +14,7 @@ import os
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +32,7 @@ from build_index.slices import Setup
 from build_index.stages import Stages
 from build_index.staging import Staging, final_place, kept_shards
 from build_index.tokenization import TargetTokenizer, load_tokenizer
-from build_index.workers import Processes, Workers, useful_processes
+from build_index.workers import Processes, Workers, limit_threads, useful_processes
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest, ShardRecord
 from rest_store.datastore.shard import Shard
@@ -69,11 +68,12 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
     with build_packages("build", BuildError):
         import pydivsufsort  # noqa: F401 - before the memory is divided
     limit_arenas()
+    if options.workers is not None:
+        limit_threads(options.workers)
     corpora = [open_corpus(spec) for spec in options.corpora]
     with ExitStack() as stack:
         if options.ray is not None:
             stack.enter_context(connected(options.ray))
-        stack.enter_context(_tokenizer_threads(options.workers))
         tokenizer = _load_tokenizer(options, progress)
         for corpus in corpora:
             _import_reader(corpus)
@@ -108,23 +108,6 @@ def _load_tokenizer(options: BuildOptions, progress: ProgressListener | None) ->
     tokenizer = load_tokenizer(options.tokenizer, chat_template=options.chat_template)
     report(1)
     return tokenizer
-
-
-@contextmanager
-def _tokenizer_threads(workers: int | None) -> Iterator[None]:
-    """Limit the threads of `tokenizers`, which reads these variables when it first tokenizes in a process."""
-    if workers is None:
-        yield
-        return
-    variables = {"RAYON_NUM_THREADS": str(workers), "TOKENIZERS_PARALLELISM": "true"}  # also for one: `ONE_THREAD`
-    before = {name: os.environ[name] for name in variables if name in os.environ}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name in variables:
-            os.environ.pop(name, None)
-        os.environ.update(before)
 
 
 def _import_reader(corpus: Corpus) -> None:

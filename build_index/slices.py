@@ -12,6 +12,7 @@ documents, their lengths in tokens, and the token ids of all of them; after an e
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import time
@@ -159,8 +160,10 @@ def tokenize(setup: Setup, part: Slice) -> SliceReport:
             tokens = setup.tokenizer.encode_documents(batch)
             tokenize_seconds += time.perf_counter() - before
             lengths = np.array([len(ids) for ids in tokens])
+            arrays = io.BytesIO()  # into a file, numpy says of a full disk only that less is written
             for array in (np.frombuffer(digests, np.uint8), lengths, np.concatenate(tokens)):
-                np.save(file, array)
+                np.save(arrays, array)
+            file.write(arrays.getbuffer())
         np.save(file, np.empty(0))
         file.write(json.dumps(vars(counts) if part.files else None).encode())
     read_seconds = time.perf_counter() - started - tokenize_seconds

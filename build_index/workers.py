@@ -17,11 +17,6 @@ from build_index.shard_sorter import sort_shard
 from build_index.slices import Setup, Slice, SliceReport, tokenize
 from rest_store.errors import WorkerError
 
-# A pool of one thread encodes by half as fast again as the main thread, which is what `TOKENIZERS_PARALLELISM=false`
-# asks for: the allocator gives the pool's thread an arena that Python's objects are not in.
-ONE_THREAD = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "true"}
-"""Variables of a process that is one worker of several; packages read them when they first encode."""
-
 _SHARE = 32 << 20  # bytes of corpora for each worker: it takes a second to start, in which the build reads as much
 
 
@@ -116,6 +111,15 @@ def worker_error(part: Slice) -> WorkerError:
     )
 
 
+def limit_threads(number: int) -> None:
+    """Let this process tokenize by so many threads, if it has not tokenized yet: the packages read this only once.
+
+    One is a pool of one thread, too. It encodes by half as fast again as the main thread, which
+    `TOKENIZERS_PARALLELISM=false` asks for: the allocator gives it an arena that Python's objects are not in.
+    """
+    os.environ.update(RAYON_NUM_THREADS=str(number), TOKENIZERS_PARALLELISM="true")
+
+
 # --- In the processes -------------------------------------------------------------------------------------------------
 
 _setup: Setup | None = None
@@ -132,7 +136,7 @@ def _begin(setup: Setup) -> None:
 
 def prepare(setup: Setup) -> None:
     """Prepare a process that is one worker of several."""
-    os.environ.update(ONE_THREAD)
+    limit_threads(1)
     limit_arenas()
     if setup.is_accelerated:
         setup.tokenizer.accelerate()
