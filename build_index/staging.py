@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import json
 import os
 import re
@@ -30,6 +29,7 @@ from typing import Any
 
 from build_index.errors import output_errors
 from build_index.path import local_path
+from rest_store.datastore.file_lock import take_lock
 from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME, TOKENIZER_FILE_NAME
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import MAX_SIZE as MAX_MANIFEST_SIZE
@@ -61,7 +61,7 @@ class Staging:
 
     Raises:
         OutputError: `out` must not be replaced (a file, a directory with other content, a mount point), the directory
-            cannot be made, or another process is building there.
+            cannot be made or locked, or another process is building there.
 
     A context manager: leaving it releases the lock. Not thread-safe. All methods raise OutputError if the directory
     cannot be read or written.
@@ -74,7 +74,11 @@ class Staging:
         self.slices = self.path / "slices"
         self._plan = self.path / PLAN_NAME
         with output_errors(self.path):
-            self._lock = self._locked()
+            self.path.mkdir(parents=True, exist_ok=True)
+            release = take_lock(self.path / _LOCK_NAME)
+        if release is None:
+            raise OutputError(f"{self.path}: another process is building this datastore")
+        self._release = release
 
     def __enter__(self) -> Staging:
         return self
@@ -88,19 +92,7 @@ class Staging:
             with suppress(OSError):
                 (self.path / _LOCK_NAME).unlink()
                 self.path.rmdir()
-        os.close(self._lock)
-
-    def _locked(self) -> int:
-        self.path.mkdir(parents=True, exist_ok=True)
-        lock = os.open(self.path / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            raise OutputError(f"{self.path}: another process is building this datastore") from None
-        except OSError:
-            pass  # a file system without locks
-        return lock
+        self._release()
 
     def require_nothing_unfinished(self) -> None:
         """Raise ResumeError if an unfinished build has shards that `start` would remove: they may have taken hours."""
