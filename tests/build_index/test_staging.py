@@ -165,13 +165,10 @@ def test_the_second_of_two_builds_is_refused_on_nfs(arguments, out, tmp_path):
 
 
 @pytest.mark.parametrize("before", ["nothing", "an empty directory", "a datastore"])
-@pytest.mark.parametrize("exchange", [True, False])
-def test_a_datastore_is_put_in_place(tmp_path, monkeypatch, before, exchange):
+def test_a_datastore_is_put_in_place(tmp_path, before):
     out = tmp_path / "ds"
     if before != "nothing":
         fill(out, OLD if before == "a datastore" else {})
-    if not exchange:
-        monkeypatch.setattr(module, "_exchanged", lambda first, second: False)
     with Staging(out) as staging:
         staging.start()
         fill(staging.datastore, NEW)
@@ -212,14 +209,6 @@ def test_starting_removes_what_an_earlier_build_left(tmp_path):
         staging.start()
         assert texts(staging.path) == {"lock": ""}
     assert kept_shards(tmp_path / "ds") == 0
-
-
-def test_nothing_to_resume(tmp_path):
-    with Staging(tmp_path / "ds") as staging:
-        message = r"ds: unfinished build is absent, expected one that was interrupted; build without --resume"
-        with pytest.raises(ResumeError, match=message):
-            staging.unfinished_plan()
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_full_disk_is_an_output_error(tmp_path):
