@@ -131,6 +131,7 @@ class Staging:
             done = self.path / "done.json"
             if self._plan.exists():
                 self._plan.rename(done)  # the old datastore, which comes here, cannot be resumed
+                _sync(self.path)
             try:
                 if not (self.out / MANIFEST_NAME).exists():
                     self.datastore.rename(self.out)  # over an empty directory, if there is one
