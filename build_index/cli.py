@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import signal
 import sys
 import warnings
 from collections.abc import Iterator
@@ -16,7 +15,6 @@ import click
 
 import rest_store
 from build_index.documents import well_formed
-from build_index.interrupt import Interrupted, interrupts
 from build_index.options import BuildOptions, BuildSummary
 from build_index.reading_options import Reading, reading_options
 from build_index.size import parse_size, size_text
@@ -33,7 +31,7 @@ Example:
   rest-build --corpus src/ --include '*.py' --corpus chats.jsonl \\
              --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct --out datastore/
 """
-_SIGNAL_STATUS = 128  # and the number of the signal, as shells report it
+_INTERRUPTED_STATUS = 130  # as shells report SIGINT
 
 
 def memory_size(text: str) -> int:
@@ -102,7 +100,7 @@ def memory_size(text: str) -> int:
     help="Let the Ray cluster at ADDRESS (HOST:PORT of its head node) do the work, or else that of this machine. "
     "All nodes must see corpora and DIR.",
 )
-@click.option("--resume", is_flag=True, help="Resume an interrupted build.")
+@click.option("--resume", is_flag=True, help="Fail unless there is an interrupted build of this to go on with.")
 @reading_options
 @click.option("--keep-duplicates", is_flag=True, help="Store exact duplicates, too.")
 @json_option
@@ -127,7 +125,7 @@ def build(
     """Run the command; see `_HELP`."""
     with _one_line_errors(context, out):
         from build_index.builder import build as build_datastore
-        from build_index.progress import TerminalBars
+        from build_index.progress import ProgressLine
 
         options = BuildOptions(
             corpora=reading.specs(corpora),
@@ -141,8 +139,8 @@ def build(
             keep_duplicates=keep_duplicates,
             chat_template=reading.chat_template,
         )
-        has_bars = not quiet and TerminalBars.fits(sys.stderr)
-        summary = build_datastore(options, TerminalBars(sys.stderr) if has_bars else None)
+        has_line = not quiet and ProgressLine.fits(sys.stderr)
+        summary = build_datastore(options, ProgressLine(sys.stderr) if has_line else None)
     if as_json:
         _print(json.dumps(asdict(summary), sort_keys=True))
     elif not quiet:
@@ -192,14 +190,13 @@ def _print(text: str) -> None:
 
 @contextmanager
 def _one_line_errors(context: click.Context, out: Path) -> Iterator[None]:
-    """Report an error in one line and exit with status 1, or that of a signal."""
-    with interrupts(), warnings.catch_warnings():
+    """Report an error in one line and exit with status 1, or 130 after Ctrl-C."""
+    with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: click.echo(f"Warning: {message}", err=True)
         try:
             yield
-        except Interrupted as error:
-            message = "terminated" if error.signal == signal.SIGTERM else "interrupted"
-            status = _SIGNAL_STATUS + error.signal
+        except KeyboardInterrupt:
+            message, status = "interrupted", _INTERRUPTED_STATUS
         except ResumeError as error:  # which says what to do
             click.echo(f"Error: {one_line(str(error))}", err=True)
             context.exit(1)
@@ -215,12 +212,11 @@ def _one_line_errors(context: click.Context, out: Path) -> Iterator[None]:
 
 def _resume_hint(out: Path) -> str:
     try:
-        from build_index.staging import kept_shards
+        from build_index.staging import resume_hint
 
-        count = kept_shards(out)
+        return resume_hint(out)
     except Exception:  # also of a module whose import was interrupted
         return ""
-    return f" ({counted(count, 'finished shard')} kept: continue with --resume)" if count else ""
 
 
 def summary_text(summary: BuildSummary) -> str:

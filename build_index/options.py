@@ -26,7 +26,7 @@ class BuildOptions:
             core. 1: this process alone. Small corpora are read by this process, and tokenized by as many threads, if
             nothing has been tokenized in it before. The result does not depend on it.
         ray: address of a Ray cluster whose CPUs are the workers, or "auto"; None: this machine alone.
-        resume: resume an interrupted build.
+        resume: only go on with an interrupted build; else, this is done if it has the same inputs and options.
         keep_duplicates: store exact duplicates, too.
         chat_template: Jinja text, or a file with it, instead of the tokenizer's own.
 

@@ -9,9 +9,7 @@ import pytest
 
 from build_index import shard_sorter
 from build_index.builder import BuildOptions, build
-from build_index.corpus import Corpus, empty_corpora
 from build_index.corpus_spec import CorpusSpec
-from build_index.documents import CorpusCounts
 from rest_store.errors import (
     BuildError,
     CorpusError,
@@ -62,17 +60,6 @@ def test_an_empty_result_says_what_is_there(tokenizer, out, tmp_path):
         assert str(error.value).endswith(f"the number of documents with tokens is {found}, expected at least 1")
 
 
-def test_not_every_kind_left_out_is_kept_or_named():
-    corpus, counts = Corpus(CorpusSpec("."), "tree"), CorpusCounts()
-    for number in range(2_000):
-        counts.leave_out(f".{number:04}")
-    counts.leave_out(".0000")
-    assert len(counts.left_out) == 1_000
-    corpus.counts = counts
-    named = ", ".join([".0000 (2)", *(f".{number:04} (1)" for number in range(1, 8))])
-    assert f"is 0 (present are {named}, ...), expected" in str(empty_corpora([corpus]))
-
-
 def test_input_that_cannot_be_read_leaves_nothing(corpus, tokenizer, out, tmp_path):
     with pytest.raises(CorpusNotFoundError, match=r"nowhere: corpus is absent"):
         build_quick(tmp_path / "nowhere", tokenizer, out)
@@ -115,14 +102,6 @@ def test_a_package_that_is_not_installed_is_named(corpus, tokenizer, out, monkey
         BuildError, match=r"the package 'pydivsufsort' cannot be imported .* pip install 'rest-store\[build\]'"
     ):
         build_quick(corpus, tokenizer, out)
-
-
-def test_too_little_memory_is_refused_before_the_tokenizer_is_loaded(corpus, tmp_path, out):
-    with pytest.raises(
-        MemoryBudgetError, match=r"the memory budget is 100.0 MiB, expected at least \d+\.\d [MG]iB for"
-    ):
-        build_quick(corpus, tmp_path / "absent.json", out, memory=100 << 20)
-    assert leftovers(out) == []
 
 
 def test_the_output_and_other_datastores_inside_a_corpus_are_no_part_of_it(tokenizer, tmp_path):
