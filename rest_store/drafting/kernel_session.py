@@ -30,6 +30,14 @@ class OpenStore:
     store: Store
     snapshot: Snapshot
 
+    def fault(self) -> str:
+        """Return why the datastore cannot be read any more; empty if it can."""
+        try:
+            self.store.require_readable()
+        except (DatastoreClosedError, DatastoreUnavailableError) as error:
+            return str(error)
+        return ""
+
 
 def kernel_session(
     calibration: Calibration, sources: Sequence[object], *, learn: bool, max_suffix: int

@@ -14,20 +14,10 @@ from rest_store.datastore.render import counted
 from rest_store.datastore.tokenizer import identity_of
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence, limit
-from rest_store.drafting.arguments import (
-    Costs,
-    is_chain,
-    lowest_score,
-    node_limit,
-    times_of,
-    tokens_of,
-    top_k_of,
-)
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.kernel_session import append
-from rest_store.drafting.limits import DraftLimits
-from rest_store.drafting.session_member import Drop
-from rest_store.drafting.session_sources import SessionSources
+from rest_store.drafting.limits import Costs, DraftLimits, tokens_of, top_k_of
+from rest_store.drafting.session_sources import Drop, SessionSources, draft_step
 from rest_store.drafting.sources import require_source_timeout, require_sources
 from rest_store.errors import CalibrationError, CopyError, EmptyContextError, describe
 
@@ -145,7 +135,7 @@ class DraftSession:
             sources,
             self.calibration,
             tokens_of("prompt", prompt),
-            None if prompt_top_k is None else top_k_of("prompt_top_k", prompt_top_k),
+            top_k_of("prompt_top_k", prompt_top_k),
             learn=learn,
             max_suffix=max_suffix,
             tokenizer=None if tokenizer is None else identity_of(tokenizer),
@@ -187,22 +177,8 @@ class DraftSession:
         through, and the session is as if nothing had been drafted since the last `accept`.
         """
         self.sources.require_open("draft")
-        nodes, chain = node_limit(max_nodes), is_chain(shape)
-        times = times_of(costs, nodes)
-        if times.size:
-            nodes = min(nodes, times.size - 1)
-        limits = DraftLimits(nodes, times, chain, lowest_score(min_score))
-        sources = self.sources
-        try:
-            sources.send(limits)
-            here = sources.draft_here(limits) if sources.drafts_here else None
-            if not sources.receive(limits) and here is None:
-                here = sources.draft_here(limits)
-            tree = sources.merge(here, limits)
-        except BaseException:
-            sources.forget()
-            raise
-        self.statistics.add_step(len(tree), sources.drops)
+        [tree] = draft_step([self.sources], [DraftLimits.of(max_nodes, costs, shape, min_score)])
+        self.statistics.add_step(len(tree), self.sources.drops)
         return tree
 
     def accept(
@@ -225,8 +201,7 @@ class DraftSession:
         new = tokens_of("tokens", tokens)
         if new.size == 0:
             raise EmptyContextError(describe("accept", "tokens", "empty", "at least one token"))
-        rows = None if top_k is None else top_k_of("top_k", top_k)
-        node_rows = None if node_top_k is None else top_k_of("node_top_k", node_top_k)
+        rows, node_rows = top_k_of("top_k", top_k), top_k_of("node_top_k", node_top_k)
         accepted = append(self.sources.native, new, rows, self.sources.rows_here(node_rows))
         self.statistics.accepted += self.sources.accept(new, rows, node_rows, accepted)
         self.statistics.tokens += new.size
