@@ -176,7 +176,8 @@ class SessionSources:
 
     def receive(self) -> bool:
         """Wait for the members' trees; return whether one has come."""
-        for opened in self._waiting:
+        waiting, self._waiting = self._waiting, []
+        for opened in waiting:
             try:
                 tree = opened.member.receive(None if self._ends is None else max(0.0, self._ends - monotonic()))
             except Exception as error:
