@@ -7,7 +7,6 @@ import json
 import tracemalloc
 import zlib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -206,16 +205,6 @@ def test_a_failed_save_leaves_nothing_behind(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     refused(CalibrationError, lambda: Calibration(gbdt()).save(tmp_path / "folder"), "writable")
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
-
-
-@pytest.mark.parametrize("provenance", [{"made": object()}, {("a", "b"): 1}, [1], "made up"])
-def test_a_provenance_that_json_cannot_hold_is_refused(tmp_path: Path, provenance: Any) -> None:
-    refused(CalibrationError, lambda: Calibration(gbdt(), provenance=provenance), "provenance")
-    refused(CalibrationError, lambda: Calibration.fit(*places(7, 50), trees=1, provenance=provenance), "provenance")
-    calibration = Calibration(gbdt())
-    calibration.provenance = provenance
-    refused(CalibrationError, lambda: calibration.save(tmp_path / "one"), "provenance")
-    assert list(tmp_path.iterdir()) == []
 
 
 def with_trees(content: bytes, packed: bytes) -> bytes:

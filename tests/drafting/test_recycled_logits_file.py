@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rest_store.drafting.recycled_logits_file import write_rows
+from rest_store.drafting import sources
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import RecycledLogits
 from rest_store.errors import RecycledLogitsError, TokenizerMismatchError
@@ -129,6 +129,10 @@ def row(
     ]
 
 
+def write_rows(path: Path, rows: list[int]) -> None:
+    sources._FILE.write(path, {"tokenizer": TOKENIZER.to_manifest()}, np.array(rows, "<i4").tobytes())
+
+
 @pytest.mark.parametrize(
     "malformed",
     [
@@ -148,10 +152,10 @@ def row(
     ],
 )
 def test_malformed_rows_are_refused(tmp_path: Path, malformed: list[int]) -> None:
-    write_rows(tmp_path / "logits", np.array(row() + malformed, np.int32).tobytes(), TOKENIZER)
+    write_rows(tmp_path / "logits", row() + malformed)
     with pytest.raises(RecycledLogitsError, match="rows is malformed, expected tokens of the vocabulary with weights"):
         RecycledLogits.load(tmp_path / "logits", TOKENIZER)
-    write_rows(tmp_path / "logits", np.array(row() + row([4, 5, -1, -1], times=255), np.int32).tobytes(), TOKENIZER)
+    write_rows(tmp_path / "logits", row() + row([4, 5, -1, -1], times=255))
     assert len(RecycledLogits.load(tmp_path / "logits", TOKENIZER)) == 2
 
 

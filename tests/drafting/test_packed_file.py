@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.packed_file import write_whole
 from rest_store.drafting.sources import RecycledLogits
-from rest_store.drafting.whole_file import write_whole
 from rest_store.errors import CalibrationError, RecycledLogitsError
 from tests.shared.strategies import identity
 
