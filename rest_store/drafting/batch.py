@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import numpy.typing as npt
 
+from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
-from rest_store.drafting.kernel_session import append_all
 from rest_store.drafting.limits import DraftLimits, TopK, tokens_of, top_k_of
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.session_sources import draft_step
-from rest_store.errors import BatchError, EmptyContextError, describe
+from rest_store.errors import BatchError, ContextTypeError, EmptyContextError, describe
 
 
 def draft_all(
@@ -85,7 +85,10 @@ def accept_all(
     of_text, of_nodes = _rows("top_k", top_k, len(sessions)), _rows("node_top_k", node_top_k, len(sessions))
     natives = [session.sources.native for session in sessions]
     of_kernel = [session.sources.rows_here(rows) for session, rows in zip(sessions, of_nodes, strict=True)]
-    counts = append_all(natives, arrays, of_text, of_kernel)
+    try:
+        counts = native_kernel().accept_all(natives, arrays, of_text, of_kernel)
+    except ValueError as error:
+        raise ContextTypeError(f"accept_all: {error}") from None
     for session, array, rows, node_rows, count in zip(sessions, arrays, of_text, of_nodes, counts, strict=True):
         session.statistics.accepted += session.sources.accept(array, rows, node_rows, count)
         session.statistics.tokens += array.size

@@ -171,33 +171,6 @@ def _median(values: Floats, weights: Floats) -> float:
     return float(values[order[np.searchsorted(below, below[-1] / 2)]])
 
 
-class Reliability:
-    """The ratio of accepted tokens to those that scores promise: 1 unless fewer are accepted.
-
-    The sum of the scores of verified draft tokens is what they promise. Scores that promise too much cost a bounded
-    time, because verifying them lowers the ratio: in the long run about `_SLACK * _PRIOR * (1 - _KEPT_PROMISES)` tokens
-    a step.
-    """
-
-    def __init__(self) -> None:
-        self._promised = self._accepted = 0.0
-
-    @property
-    def factor(self) -> float:
-        """What scores are to be multiplied by, above 0 and at most 1."""
-        return min(1.0, _SLACK * (self._accepted + _PRIOR) / (self._promised + _PRIOR))
-
-    def forget(self) -> None:
-        """Give earlier steps less weight; called once a step."""
-        self._promised *= _KEPT_PROMISES
-        self._accepted *= _KEPT_PROMISES
-
-    def add(self, promised: float, accepted: float) -> None:
-        """Count the draft tokens of a step, on average over its rows: the sum of their scores, and those accepted."""
-        self._promised += promised
-        self._accepted += accepted
-
-
 class DraftPolicy:
     """Decides for each step whether to ask for drafts, and how many draft tokens to verify.
 
@@ -205,6 +178,10 @@ class DraftPolicy:
     takes the best tokens of all rows. Asking takes time, too. While it takes longer than it saves, as with a slow
     service or in texts that nothing matches, asking pauses. Pauses grow until drafting costs about a hundredth of the
     time, or to 128 steps; steps that save time shorten the next one.
+
+    The sum of the scores of verified draft tokens is what they promise. Where fewer are accepted, scores count for
+    less. So scores that promise too much cost a bounded time: in the long run about
+    `_SLACK * _PRIOR * (1 - _KEPT_PROMISES)` tokens a step.
 
     A step: `wants_drafts`; `costs` or `chosen`; after it `observe`, and if drafts were asked for `settle` and `judge`.
 
@@ -219,7 +196,7 @@ class DraftPolicy:
 
     def begin(self) -> None:
         """Start another generation: what steps cost is kept, all else is forgotten."""
-        self._reliability = Reliability()
+        self._promised = self._accepted = 0.0  # tokens for each row
         self._saved = 0.0  # smoothed, in plain steps
         self._pause, self._next_pause = 0, float(_SHORTEST_PAUSE)
 
@@ -230,11 +207,17 @@ class DraftPolicy:
 
     def wants_drafts(self) -> bool:
         """Whether to ask for drafts in this step; called once for each."""
-        self._reliability.forget()
+        self._promised *= _KEPT_PROMISES
+        self._accepted *= _KEPT_PROMISES
         if self._pause:
             self._pause -= 1
             return False
         return not self._costs.wants_plain()
+
+    @property
+    def reliability(self) -> float:
+        """What scores are multiplied by: 1 unless fewer tokens are accepted than they promise, and above 0."""
+        return min(1.0, _SLACK * (self._accepted + _PRIOR) / (self._promised + _PRIOR))
 
     def costs(self, rows: int, most: int) -> Floats:
         """Return what a step costs for a session to cut its tree by, float64[most + 1].
@@ -244,7 +227,7 @@ class DraftPolicy:
         """
         seconds = self._costs.table(rows, most)
         added = seconds - seconds[0]  # below 0 where a wider step runs a faster kernel
-        costs: Floats = seconds[0] + np.where(added > 0, added / self._reliability.factor, added)
+        costs: Floats = seconds[0] + np.where(added > 0, added / self.reliability, added)
         return costs
 
     @property
@@ -260,7 +243,7 @@ class DraftPolicy:
             rows: of the batch, with those that have none.
         """
         ordered = np.sort(np.fromiter(chain.from_iterable(scores), dtype=np.float64))[::-1]
-        factor = self._reliability.factor
+        factor = self.reliability
         speeds = (rows + factor * np.append(0.0, ordered.cumsum())) / self._costs.table(rows, ordered.size)
         best = int(speeds.argmax())
         least = ordered[best - 1] if best else math.inf
@@ -283,7 +266,7 @@ class DraftPolicy:
         if not self._costs.observed:
             return
         plain, time = self._costs.time(rows, 0), self._costs.time(rows, drafted)
-        saved = 1 + self._reliability.factor * promised / rows - (time + seconds) / plain
+        saved = 1 + self.reliability * promised / rows - (time + seconds) / plain
         self._saved += _SMOOTHING * (saved - self._saved)
         if saved > 0:
             self._next_pause = max(_RELIEF * self._next_pause, _SHORTEST_PAUSE)
@@ -299,4 +282,5 @@ class DraftPolicy:
             promised: the sum of their scores.
             accepted: how many of these the model also produced.
         """
-        self._reliability.add(promised / rows, accepted / rows)
+        self._promised += promised / rows
+        self._accepted += accepted / rows

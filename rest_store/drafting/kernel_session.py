@@ -128,16 +128,3 @@ def append(native: NativeSession, tokens: npt.NDArray[np.int32], top_k: TopK | N
         return int(native.accept(tokens, top_k, node_top_k))
     except ValueError as error:
         raise ContextTypeError(f"draft session: {error}") from None
-
-
-def append_all(
-    natives: Sequence[NativeSession],
-    tokens: Sequence[npt.NDArray[np.int32]],
-    top_k: Sequence[TopK | None],
-    node_top_k: Sequence[TopK | None],
-) -> list[int]:
-    """Do what `append` does for each of different sessions; raise ContextTypeError before anything is appended."""
-    try:
-        return list(native_kernel().accept_all(natives, tokens, top_k, node_top_k))
-    except ValueError as error:
-        raise ContextTypeError(f"accept_all: {error}") from None

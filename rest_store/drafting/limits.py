@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -14,8 +13,6 @@ from rest_store.errors import ContextTypeError, LimitError, TokenRangeError, des
 
 NO_COSTS = np.zeros(0)  # for a draft that is not cut to the size with the most tokens per second
 _LAST_TOKEN = 2**31 - 1
-
-Costs: TypeAlias = npt.ArrayLike | Callable[[int], float]
 
 # Rows of most likely tokens, [n, k]; -1, or any other number that is no token, ends a row.
 TopK: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
@@ -37,7 +34,7 @@ class DraftLimits(NamedTuple):
     min_score: float = 0.0
 
     @classmethod
-    def of(cls, max_nodes: object, costs: Costs | None, shape: object, min_score: object) -> DraftLimits:
+    def of(cls, max_nodes: object, costs: npt.ArrayLike | None, shape: object, min_score: object) -> DraftLimits:
         """Return the limits that the arguments of `DraftSession.draft` mean; raise LimitError as it does."""
         nodes = limit("max_nodes", max_nodes, MAX_NODES, least=0, where="draft session")
         if shape not in ("tree", "chain"):
@@ -51,15 +48,14 @@ class DraftLimits(NamedTuple):
         return cls(times.size - 1, times, shape == "chain", score)
 
 
-def _times_of(costs: Costs, nodes: int) -> npt.NDArray[np.float64]:
+def _times_of(costs: npt.ArrayLike, nodes: int) -> npt.NDArray[np.float64]:
     """Return the times of steps with 0, 1, .. n draft tokens, float64[n + 1], n <= `nodes`.
 
     Raises:
-        LimitError: `costs` are not 1-D positive numbers or a function of one.
+        LimitError: `costs` are not 1-D positive numbers.
     """
     try:
-        values = [costs(1 + count) for count in range(nodes + 1)] if callable(costs) else costs
-        array = np.asarray(values, np.float64, order="C")
+        array = np.asarray(costs, np.float64, order="C")
     except (TypeError, ValueError, OverflowError):  # an int that no float can hold
         array = np.empty((0, 0))
     if array.ndim != 1 or array.size == 0 or not bool(np.all((array > 0) & np.isfinite(array))):

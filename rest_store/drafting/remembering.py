@@ -100,24 +100,19 @@ _lock = threading.RLock()  # a generation may be collected, and remembered, in t
 
 
 def require_target(target: object) -> None:
-    """Raise RememberError unless `target` is None, or has a method `add` that takes documents and ids."""
-    if target is not None and (fault := _fault(target)) is not None:
+    """Raise RememberError unless `target` is None, or an object with a method `add` that may write."""
+    if target is None:
+        return
+    fault = ""
+    if isinstance(target, type):
+        fault = f"the class {target.__name__}"
+    elif not callable(add := getattr(target, "add", None)) or inspect.isbuiltin(add):  # as that of a set
+        fault = f"a {type(target).__name__}"
+    elif getattr(target, "read_only", False) is True:
+        fault = f"a {type(target).__name__} opened for reading"
+    if fault:
         expected = "a LiveDatastore for writing, a DatastoreClient, or another object with add(documents, ids=None)"
         raise RememberError(describe("generate", "remember", fault, expected))
-
-
-def _fault(target: object) -> str | None:
-    """Return what is wrong with a target; None if outputs can be added to it."""
-    if isinstance(target, type):
-        return f"the class {target.__name__}"
-    add = getattr(target, "add", None)
-    if not callable(add):
-        return f"a {type(target).__name__}"
-    if getattr(target, "read_only", False) is True:
-        return f"a {type(target).__name__} opened for reading"
-    if inspect.isbuiltin(add):  # as that of a set
-        return f"a {type(target).__name__}"
-    return None
 
 
 def remember(target: RememberTarget, documents: list[OutputDocument], counts: RememberCounts) -> None:

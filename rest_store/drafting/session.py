@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import numpy.typing as npt
 
@@ -16,12 +16,12 @@ from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence, limit
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.kernel_session import append
-from rest_store.drafting.limits import Costs, DraftLimits, tokens_of, top_k_of
+from rest_store.drafting.limits import DraftLimits, tokens_of, top_k_of
 from rest_store.drafting.session_sources import Drop, SessionSources, draft_step
 from rest_store.drafting.sources import require_source_timeout, require_sources
-from rest_store.errors import CalibrationError, CopyError, EmptyContextError, describe
+from rest_store.errors import CalibrationError, EmptyContextError, describe
 
-_MAX_ERRORS, _MAX_ERROR_LENGTH = 4, 300  # texts kept of each source, and characters of one
+_MAX_ERROR_LENGTH = 300  # characters
 
 
 class Absence(NamedTuple):
@@ -42,7 +42,6 @@ class SessionStatistics:
         tokens: tokens given to `accept`.
         dropped: steps that went on without a source, or without one of its parts, by its place among the sources and
             the reason: "error", "late" or "tokenizer".
-        errors: what went wrong, as text: the first few different errors of each source.
         absent: the sources that the latest step went on without, by place.
     """
 
@@ -51,7 +50,6 @@ class SessionStatistics:
     accepted: int = 0
     tokens: int = 0
     dropped: dict[tuple[int, str], int] = field(default_factory=dict)
-    errors: list[str] = field(default_factory=list)
     absent: dict[int, Absence] = field(default_factory=dict)
 
     def add_step(self, drafted: int, drops: Iterable[Drop]) -> None:
@@ -65,12 +63,9 @@ class SessionStatistics:
         self.drafted += drafted
         before, self.absent = self.absent, {}
         for place, why, error in {drop.place: drop for drop in drops}.values():  # parts of a source count once
-            source = f"source {place}: "
-            text = source + error[:_MAX_ERROR_LENGTH]
             self.dropped[place, why] = self.dropped.get((place, why), 0) + 1
-            self.absent[place] = Absence(before[place].steps + 1 if place in before else 1, text)
-            if text not in self.errors and sum(known.startswith(source) for known in self.errors) < _MAX_ERRORS:
-                self.errors.append(text)
+            steps = before[place].steps + 1 if place in before else 1
+            self.absent[place] = Absence(steps, f"source {place}: {error[:_MAX_ERROR_LENGTH]}")
 
 
 class DraftSession:
@@ -147,7 +142,7 @@ class DraftSession:
         return int(self.sources.native.length())
 
     def draft(
-        self, max_nodes: int = 16, costs: Costs | None = None, *, shape: str = "tree", min_score: float = 0.0
+        self, max_nodes: int = 16, costs: npt.ArrayLike | None = None, *, shape: str = "tree", min_score: float = 0.0
     ) -> TokenTree:
         """Return the draft that is worth verifying next.
 
@@ -159,9 +154,8 @@ class DraftSession:
 
         Args:
             max_nodes: most draft tokens, 0..1024; of a chain never more than 48.
-            costs: float[n + 1], the time of a step that verifies 0, 1, .. n draft tokens, in any unit; or a function
-                from the width of a step, which is 1 + that number, to its time. The draft then has the number of nodes
-                that makes (1 + sum of scores) / time greatest, which may be 0.
+            costs: float[n + 1], the time of a step that verifies 0, 1, .. n draft tokens, in any unit. The draft then
+                has the number of nodes that makes (1 + sum of scores) / time greatest, which may be 0.
             shape: "tree", or "chain": one path, for engines that verify no trees.
             min_score: nodes with a lower score are left out, 0..1; then drafting takes less time, too.
 
@@ -169,8 +163,8 @@ class DraftSession:
             The draft, with `scores` and `origins`; its counts are zero. The parents of a chain are -1, 0, 1 ..
 
         Raises:
-            LimitError: `max_nodes` or `min_score` out of range, `costs` that are not 1-D positive numbers or a function
-                of one, or an unknown `shape`.
+            LimitError: `max_nodes` or `min_score` out of range, `costs` that are not 1-D positive numbers, or an
+                unknown `shape`.
             SessionClosedError: after `close`.
 
         What a service's client raises is counted in `statistics`. An interrupt, such as KeyboardInterrupt, passes
@@ -217,9 +211,6 @@ class DraftSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def __reduce__(self) -> NoReturn:
-        raise CopyError(describe("draft session", "a copy", "impossible", "a new session of its sources and its text"))
 
     def __repr__(self) -> str:
         done = self.statistics

@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from threading import TIMEOUT_MAX
-from typing import TYPE_CHECKING, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.datastore.validation import real
 from rest_store.drafting.members import MemberSource
 from rest_store.drafting.packed_file import PackedFile
-from rest_store.errors import CopyError, LimitError, ManifestError, RecycledLogitsError, SourceError, describe
+from rest_store.errors import LimitError, ManifestError, RecycledLogitsError, SourceError, describe
 
 if TYPE_CHECKING:
     from rest_store._kernel import NativeRecycledLogits
@@ -104,9 +104,6 @@ class RecycledLogits:
     def memory(self) -> int:
         """Bytes of the rows."""
         return int(self.native.memory())
-
-    def __reduce__(self) -> NoReturn:
-        raise CopyError(describe("recycled logits", "a copy", "impossible", "new ones, which learn anew"))
 
     def __repr__(self) -> str:
         return f"RecycledLogits({counted(len(self), 'row')})"

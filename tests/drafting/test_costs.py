@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from rest_store.drafting.costs import DraftPolicy, Reliability, StepCosts
+from rest_store.drafting.costs import DraftPolicy, StepCosts
 
 Cost = Callable[[int, int], float]  # milliseconds of a step by rows and draft tokens
 
@@ -100,22 +100,22 @@ def test_plain_steps_are_measured_first_and_then_now_and_then() -> None:
 
 
 def test_scores_are_believed_until_something_speaks_against_them() -> None:
-    reliability = Reliability()
-    reliability.add(0.0, 3.0)  # more than promised
-    reliability.add(0.5, 0.0)  # chance
-    assert reliability.factor == 1.0
+    policy = DraftPolicy()
+    policy.judge(2, 0.0, 6.0)  # more than promised
+    policy.judge(2, 1.0, 0.0)  # chance
+    assert policy.reliability == 1.0
 
 
 def test_failed_promises_count_and_are_forgotten_in_time() -> None:
-    reliability = Reliability()
-    reliability.add(998.0, 248.0)
-    assert reliability.factor == pytest.approx(0.3125)
+    policy = DraftPolicy()
+    policy.judge(2, 2 * 998.0, 2 * 248.0)
+    assert policy.reliability == pytest.approx(0.3125)
     for _ in range(256):
-        reliability.forget()
-    assert reliability.factor == pytest.approx(1.25 * 126 / 501)
+        policy.wants_drafts()
+    assert policy.reliability == pytest.approx(1.25 * 126 / 501)
     for _ in range(10_000):
-        reliability.forget()
-    assert reliability.factor == 1.0
+        policy.wants_drafts()
+    assert policy.reliability == 1.0
 
 
 # --- Choice of draft tokens -------------------------------------------------------------------------------------------

@@ -68,7 +68,7 @@ def test_trees_of_several_members_and_of_here_are_merged(data: st.DataObject) ->
         with DraftSession([PromptLookup(), Elsewhere([second]), first], text) as session:
             tree = session.draft(8)
             alone = [DraftSession([PromptLookup(), store], text).draft(8) for store in (second, first)]
-            expected = merge_trees(alone, DraftLimits(8)).tree
+            expected = merge_trees(alone, DraftLimits(8))[0]
             assert tree.tokens.tolist() == expected.tokens.tolist()
             assert tree.scores is not None
             assert expected.scores is not None
@@ -154,7 +154,6 @@ def test_a_member_that_fails_is_left_out_of_the_step_and_counted(store: Datastor
         assert {4, 5} <= set(tree.tokens.tolist())
         assert session.statistics.dropped == {(1, why): 1}
         assert session.statistics.absent == {}
-        assert len(session.statistics.errors) == 1
     assert all(0 < timeout <= 30 for (timeout,) in away.calls("receive"))
 
 
