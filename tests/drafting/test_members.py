@@ -16,7 +16,7 @@ from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.limits import DraftLimits
 from rest_store.drafting.merge import merge_trees
-from rest_store.drafting.session import DraftSession, SessionStatistics
+from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import (
     ContextTypeError,
@@ -241,16 +241,6 @@ def test_batches_ask_all_members_before_they_wait_for_any(store: Datastore) -> N
     accept_all(sessions, [[5]] * 4, node_top_k=[[[1]] * (1 + len(tree)) for tree in trees])
     assert [session.statistics.accepted for session in sessions] == [1, 0, 1, 1]
     assert [source.calls("accept")[0][2] for source in sources] == [[[1]] * 4, None, [[1]] * 4]
-
-
-def test_an_interrupt_passes_through_a_batch_and_all_sessions_are_as_before(store: Datastore) -> None:
-    sources = [ScriptedSource(TREE), ScriptedSource(KeyboardInterrupt())]
-    sessions = [DraftSession([source], TEXT) for source in sources] + [DraftSession([store], [1, 2])]
-    with pytest.raises(KeyboardInterrupt):
-        draft_all(sessions, 8)
-    assert all(session.statistics == SessionStatistics() for session in sessions)
-    accept_all(sessions, [[5]] * 3)
-    assert [session.statistics.accepted for session in sessions] == [0, 0, 0]
 
 
 def test_recycled_logits_here_learn_what_the_session_is_told(store: Datastore) -> None:

@@ -121,21 +121,6 @@ def test_a_smaller_merged_tree_is_the_best_of_a_greater_one_in_any_order(trees: 
     )
 
 
-@given(tree=paths())
-def test_one_tree_alone_and_twice_is_itself(tree: Paths) -> None:
-    once = merge_trees([tree_of(tree)], DraftLimits(1024))[0]
-    assert set(paths_of(once)) == set(tree)
-    again, (nodes,) = merge_trees([once], DraftLimits(1024))
-    assert again == once
-    assert nodes.tolist() == list(range(len(once)))
-    assert merge_trees([once, once], DraftLimits(1024))[0] == once
-
-
-def test_of_no_trees_the_merged_one_is_empty() -> None:
-    tree, nodes = merge_trees([], DraftLimits(8))
-    assert (len(tree), nodes) == (0, [])
-
-
 @pytest.mark.parametrize(
     "tree",
     [

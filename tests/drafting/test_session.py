@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 import threading
 from collections.abc import Sequence
@@ -24,7 +23,6 @@ from rest_store.errors import (
     ContextTypeError,
     EmptyContextError,
     LimitError,
-    NativeKernelError,
     SessionClosedError,
     TokenRangeError,
 )
@@ -212,14 +210,6 @@ def test_recycled_logits_come_back(calibration: Calibration) -> None:
         assert 4 in session.draft().tokens.tolist()
 
 
-@pytest.mark.parametrize("dtype", [np.int64, np.uint64, np.int32, np.uint8])
-def test_rows_of_any_integers_mean_the_same(calibration: Calibration, dtype: type[np.integer[Any]]) -> None:
-    recycled = RecycledLogits()
-    with DraftSession([recycled], [1], calibration=calibration) as session:
-        session.accept([2, 3], top_k=np.array([[5, 8], [6, 9]], dtype))
-        assert session.draft().tokens.tolist() == [6, 9]
-
-
 @pytest.mark.parametrize("outside", [-1, -(2**32) + 7, 2**31, 2**63 - 1])
 def test_a_number_beyond_tokens_ends_a_row(calibration: Calibration, outside: int) -> None:
     with DraftSession([RecycledLogits()], [1], calibration=calibration) as session:
@@ -238,15 +228,6 @@ def test_node_top_k_belongs_to_the_last_tree(store: Datastore) -> None:
         assert len(session) == 4
     with DraftSession([recycled], [9]) as session:
         assert {77, 78} <= set(session.draft().tokens.tolist())
-
-
-def test_recycled_logits_are_bounded() -> None:
-    recycled = RecycledLogits()
-    rng = np.random.default_rng(1)
-    prompt = rng.integers(0, 2**20, 80_000)
-    with DraftSession([recycled], prompt, prompt_top_k=rng.integers(0, 2**20, (80_000, 8))) as session:
-        assert 100_000 < len(recycled) <= 131_072
-        session.draft()
 
 
 def test_a_source_of_another_tokenizer_is_left_out_and_counted(tmp_path: Path, calibration: Calibration) -> None:
@@ -322,6 +303,10 @@ def test_bad_input_is_refused_by_name(store: Datastore, calibration: Calibration
     numbers = ([], [[1.0]], [0.0], [1.0, -1.0], [float("nan")], [10**400], 3.0)
     for costs in (*numbers, "fast"):
         refused(LimitError, lambda costs=costs: session.draft(4, costs), "costs")  # type: ignore[misc]
+    for shape in ("Chain", None, ["chain"]):
+        refused(LimitError, lambda shape=shape: session.draft(4, shape=shape), "shape")  # type: ignore[misc]
+    for score in (-0.1, 1.5, float("nan"), "0.5", None):
+        refused(LimitError, lambda score=score: session.draft(4, min_score=score), "min_score", "0..1")  # type: ignore[misc]
     refused(EmptyContextError, lambda: session.accept([]), "tokens")
     refused(TokenRangeError, lambda: session.accept([-5]), "-5")
     refused(ContextTypeError, lambda: session.accept([3], top_k=[[1]] * 4), "top_k")
@@ -335,11 +320,3 @@ def test_bad_input_is_refused_by_name(store: Datastore, calibration: Calibration
     session.close()
     refused(SessionClosedError, lambda: session.draft(), "closed")
     refused(SessionClosedError, lambda: session.accept([1]), "closed")
-
-
-def test_without_the_compiled_kernel_sessions_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    import rest_store
-
-    monkeypatch.setitem(sys.modules, "rest_store._kernel", None)
-    monkeypatch.delattr(rest_store, "_kernel", raising=False)
-    refused(NativeKernelError, lambda: DraftSession([], [1]), "compiler")

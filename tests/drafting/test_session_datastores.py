@@ -87,21 +87,6 @@ def test_what_is_cached_of_many_shards_has_a_bound(tmp_path: Path) -> None:
     assert resident_bytes() - before < 100 << 20
 
 
-def test_sessions_of_one_maker_learn_together(tmp_path: Path) -> None:
-    store = open_datastore(tmp_path, Corpus(300, [[[1, 2, 3, 4, 5]]]))
-    generate = pytest.importorskip("rest_store.generation.generate", reason="the extra [hf] is not installed")
-    options = pytest.importorskip("rest_store.generation.options").Options()
-    make = generate.session_factory_of([store], options)
-    first = make([1, 2])
-    for _ in range(20):
-        first.draft()
-        first.accept([250, 1, 2])
-    second = make([1, 2])
-    assert second.calibration is first.calibration
-    assert min(second.calibration.weights) < 0
-    assert generate.session_factory_of([store], options)([1, 2]).calibration.weights == [0] * 5
-
-
 @pytest.fixture
 def frozen(tmp_path: Path) -> Datastore:
     (tmp_path / "frozen").mkdir()

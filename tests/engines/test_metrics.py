@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry
-from prometheus_client.multiprocess import MultiProcessCollector
 
 from rest_store.drafting.remembering import RememberCounts
 from rest_store.engines import metrics
@@ -115,24 +110,3 @@ def test_metrics_are_exported(registry: CollectorRegistry) -> None:
     assert value("errors_total", where="source") == 4
     assert value("steps_total") == 4
     assert value("sessions") == 7
-
-
-# An engine's process, which ends without the finalizers of a server.
-_ENGINE = """
-import logging, os
-from rest_store.engines.metrics import EngineMetrics
-
-counted = EngineMetrics(["code.ds"], logging.getLogger(), labels={"engine": "0"})
-counted.count("steps", 5)
-counted.publish(2)
-os._exit(0)
-"""
-
-
-def test_a_server_sees_the_metrics_of_the_engines_process(tmp_path: Path) -> None:
-    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", _ENGINE], check=True, env=environment)
-    registry = CollectorRegistry()
-    MultiProcessCollector(registry, str(tmp_path))
-    assert registry.get_sample_value("rest_store_engine_steps_total", {"engine": "0"}) == 5
-    assert registry.get_sample_value("rest_store_engine_sessions", {"engine": "0"}) == 2
