@@ -40,7 +40,7 @@ class OpenStore:
 
 
 def kernel_session(
-    calibration: Calibration, sources: Sequence[object], *, learn: bool, max_suffix: int
+    calibration: Calibration, sources: Sequence[object], *, learn: bool, max_suffix: int = 16
 ) -> tuple[NativeSession, dict[int, OpenStore]]:
     """Open the kernel's side of a session.
 

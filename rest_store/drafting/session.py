@@ -9,11 +9,10 @@ from typing import NamedTuple
 
 import numpy.typing as npt
 
-from rest_store.datastore.kernel import MAX_SUFFIX
 from rest_store.datastore.render import counted
 from rest_store.datastore.tokenizer import identity_of
 from rest_store.datastore.tree import TokenTree
-from rest_store.datastore.validation import IntSequence, limit
+from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.kernel_session import append
 from rest_store.drafting.limits import DraftLimits, tokens_of, top_k_of
@@ -75,13 +74,9 @@ class DraftSession:
         sources: at most 8: a `PromptLookup`, a `RecycledLogits`, and up to 6 of `Datastore`, `LiveDatastore` and
             `DatastoreClient`.
         prompt: 1-D integers, the text so far, oldest token first; may be empty.
-        prompt_top_k: int[n, k], the target model's k most likely tokens after each of the last n tokens of the prompt,
-            -1: unknown; for `RecycledLogits`. Here and in `accept`, a token outside the vocabulary ends a row.
         calibration: turns evidence into acceptance probabilities; sessions that share one learn together. None: a copy
             of the default calibration.
         learn: whether accepted tokens adjust the calibration.
-        max_suffix: longest suffix of the context that sources with counts are asked for, in tokens, 1..64; inside a
-            tree, the path is added to it.
         tokenizer: the target model's tokenizer or its `TokenizerIdentity`; sources with another one are left out. None:
             that of the first datastore in this process.
         source_timeout: seconds that a step waits for services, from 0 on; None: as long as their clients do.
@@ -90,7 +85,7 @@ class DraftSession:
         SourceError: an object is not a source, is given twice, or there are too many.
         DatastoreClosedError, DatastoreUnavailableError: a datastore is closed, or a page of it could not be read.
         CalibrationError: `calibration` is something else.
-        LimitError: `max_suffix` or `source_timeout` out of range.
+        LimitError: `source_timeout` out of range.
         ContextTypeError, TokenRangeError: `prompt` is not 1-D integers of 0 .. 2^31 - 1.
         NativeKernelError: the kernel was not compiled.
 
@@ -109,16 +104,13 @@ class DraftSession:
         sources: Sequence[object],
         prompt: IntSequence = (),
         *,
-        prompt_top_k: npt.ArrayLike | None = None,
         calibration: Calibration | None = None,
         learn: bool = True,
-        max_suffix: int = 16,
         tokenizer: object = None,
         source_timeout: float | None = None,
     ) -> None:
         require_sources("draft session", sources)
         require_source_timeout("draft session", source_timeout)
-        max_suffix = limit("max_suffix", max_suffix, MAX_SUFFIX, where="draft session")
         if calibration is not None and not isinstance(calibration, Calibration):
             expected = "a Calibration; Calibration.load(path) reads one"
             raise CalibrationError(
@@ -130,9 +122,7 @@ class DraftSession:
             sources,
             self.calibration,
             tokens_of("prompt", prompt),
-            top_k_of("prompt_top_k", prompt_top_k),
             learn=learn,
-            max_suffix=max_suffix,
             tokenizer=None if tokenizer is None else identity_of(tokenizer),
             timeout=source_timeout,
         )
@@ -183,7 +173,8 @@ class DraftSession:
         Args:
             tokens: 1-D integers, at least one.
             top_k: int[n, k], the model's k most likely tokens after each of `tokens` and, in the rows before, of the
-                tokens before them; -1: unknown, as after the bonus token, which the model has not read yet.
+                tokens before them; -1: unknown, as after the bonus token, which the model has not read yet. A token
+                outside the vocabulary ends a row.
             node_top_k: int[1 + N, k], the same after the context (row 0) and after each node of the tree drafted since
                 the last `accept`, in its order, accepted or not. Without such a tree, N is 0.
 

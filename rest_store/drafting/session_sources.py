@@ -15,7 +15,7 @@ from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.kernel_session import follow_changes, kernel_session, take_prompt
+from rest_store.drafting.kernel_session import follow_changes, kernel_session
 from rest_store.drafting.limits import DraftLimits, TopK
 from rest_store.drafting.members import Member, MemberSettings, MemberSource, Origins
 from rest_store.drafting.merge import merge_trees
@@ -79,10 +79,9 @@ class SessionSources:
     """The sources of one session, for `DraftSession` and for batches of sessions.
 
     Args:
-        sources, calibration, learn, max_suffix, timeout: as in `DraftSession`.
+        sources, calibration, learn, timeout: as in `DraftSession`.
         tokenizer: of the session; None: that of the first datastore in this process.
         prompt: int32[n], the text so far.
-        prompt_top_k: rows of the last tokens of the prompt.
 
     Attributes:
         native: the kernel's side of the session.
@@ -90,7 +89,6 @@ class SessionSources:
         members: the sessions elsewhere.
 
     Raises:
-        ContextTypeError: `prompt_top_k` has more rows than there are tokens.
         DatastoreClosedError, DatastoreUnavailableError, NativeKernelError: as `kernel_session`.
 
     Not thread-safe.
@@ -101,14 +99,12 @@ class SessionSources:
         sources: Sequence[object],
         calibration: Calibration,
         prompt: npt.NDArray[np.int32],
-        prompt_top_k: TopK | None,
         *,
         learn: bool,
-        max_suffix: int,
         tokenizer: TokenizerIdentity | None,
         timeout: float | None,
     ) -> None:
-        self.native, self.datastores = kernel_session(calibration, sources, learn=learn, max_suffix=max_suffix)
+        self.native, self.datastores = kernel_session(calibration, sources, learn=learn)
         self.members: list[OpenMember] = []
         self._left_out: list[Drop] = []  # for good
         self._drops: list[Drop] = []  # from this step
@@ -128,7 +124,7 @@ class SessionSources:
                 self._leave_out_datastore(Drop.of(opened.place, error))
         if tokenizer is not None:
             self.native.limit_tokens(tokenizer.vocabulary_size)
-        take_prompt(self.native, prompt, prompt_top_k)
+        self.native.prompt(prompt, None)
         places = {type(source): 1 << place for place, source in enumerate(sources)}
         recycled = next((source.key for source in sources if isinstance(source, RecycledLogits)), None)
         for place, source in enumerate(sources):
@@ -136,9 +132,7 @@ class SessionSources:
                 continue
             assert isinstance(source, MemberSource)  # as `require_sources` has checked
             origins = Origins(1 << place, places.get(PromptLookup, 0), places.get(RecycledLogits, 0))
-            settings = MemberSettings(
-                learn, max_suffix, tokenizer, prompt_top_k, PromptLookup in places, recycled, origins
-            )
+            settings = MemberSettings(learn, 16, tokenizer, None, PromptLookup in places, recycled, origins)
             try:
                 self.members += [OpenMember(place, member) for member in source.members(settings, self._text)]
             except Exception as error:

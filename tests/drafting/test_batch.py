@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -46,11 +45,7 @@ def test_a_batch_drafts_and_learns_what_its_sessions_do_alone(data: st.DataObjec
 
         def opened(calibration: Calibration) -> list[DraftSession]:
             shared = [PromptLookup(), RecycledLogits(), store]
-            rows = [[[text[-1], corpus.vocabulary_size // 2]] for text in texts]
-            return [
-                DraftSession(shared[i % 2 :], text, calibration=calibration, prompt_top_k=rows[i])
-                for i, text in enumerate(texts)
-            ]
+            return [DraftSession(shared[i % 2 :], text, calibration=calibration) for i, text in enumerate(texts)]
 
         batch, others = opened(together), opened(alone)
         for step in range(3):
@@ -74,20 +69,6 @@ def test_a_batch_drafts_and_learns_what_its_sessions_do_alone(data: st.DataObjec
 def _likely(tokens: list[int], vocabulary: int, kind: int) -> list[list[int]] | None:
     """Rows for `accept` of these tokens, or nodes, and what is before them; None for every third kind."""
     return [[token % vocabulary, kind % vocabulary] for token in [0, *tokens]] if kind % 3 else None
-
-
-def test_batches_of_several_threads_go_on_side_by_side(store: Datastore) -> None:
-    texts = [[start % 9 + 1, (start + 1) % 9 + 1] for start in range(64)]
-
-    def opened() -> list[DraftSession]:
-        return [DraftSession([PromptLookup(), store], text) for text in texts]
-
-    expected = draft_all(opened(), 16)
-    with ThreadPoolExecutor(4) as threads:
-        for trees in threads.map(
-            lambda sessions: [draft_all(sessions, 16) for _ in range(20)], [opened() for _ in range(4)]
-        ):
-            assert trees == [expected] * 20
 
 
 def test_a_batch_that_cannot_be_asked_is_refused_before_anything_happens(store: Datastore) -> None:

@@ -85,15 +85,11 @@ def test_origins_are_those_of_the_session(store: Datastore) -> None:
 
 def test_a_member_gets_the_settings_the_text_and_what_is_accepted() -> None:
     away, recycled = ScriptedSource(TREE), RecycledLogits()
-    session = DraftSession(
-        [away, recycled], TEXT, prompt_top_k=[[5, 1]], learn=False, max_suffix=9, tokenizer=identity(300)
-    )
+    session = DraftSession([away, recycled], TEXT, learn=False, tokenizer=identity(300))
     settings = away.settings
     assert settings is not None
-    assert (settings.learn, settings.max_suffix, settings.tokenizer) == (False, 9, identity(300))
+    assert (settings.learn, settings.tokenizer) == (False, identity(300))
     assert (settings.prompt_lookup, settings.recycled_logits) == (False, recycled.key)
-    assert settings.prompt_top_k is not None
-    assert settings.prompt_top_k.tolist() == [[5, 1]]
     assert len(session.draft(3, min_score=0.1)) == 3
     refused(ContextTypeError, lambda: session.accept([5], node_top_k=[[1]] * 3), "node_top_k", "[3, 1]", "[4, k]")
     session.accept([5, 6, 9], [[1], [2], [-1]], node_top_k=[[1], [2], [3], [4]])

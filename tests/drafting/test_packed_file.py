@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.packed_file import PackedFile, write_whole
+from rest_store.drafting.packed_file import PackedFile
 from rest_store.drafting.sources import RecycledLogits
 from rest_store.errors import CalibrationError, RecycledLogitsError
 from tests.shared.strategies import identity, refused
@@ -62,13 +62,6 @@ def test_a_small_file_does_not_decompress_to_much_memory() -> None:
         assert tracemalloc.get_traced_memory()[1] < size
     finally:
         tracemalloc.stop()
-
-
-def test_what_cannot_be_replaced_leaves_nothing_behind(tmp_path: Path) -> None:
-    (tmp_path / "directory").mkdir()
-    with pytest.raises(IsADirectoryError):
-        write_whole(tmp_path / "directory", b"new")
-    assert list(tmp_path.iterdir()) == [tmp_path / "directory"]
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def learnt(count: int) -> tuple[RecycledLogits, np.ndarray, np.ndarray]:
     top_k = random.integers(0, VOCABULARY, (count, 8)).astype(np.int32)
     top_k[::3, 5:] = -1
     logits = RecycledLogits()
-    DraftSession([logits], text, prompt_top_k=top_k).close()
+    DraftSession([logits]).accept(text, top_k)
     return logits, text, top_k
 
 
@@ -59,7 +59,7 @@ def test_empty_and_full_tables(tmp_path: Path) -> None:
 def test_rows_end_at_ids_that_are_no_tokens(tmp_path: Path) -> None:
     logits = RecycledLogits()
     top_k = np.array([[7, VOCABULARY, 8], [VOCABULARY, 9, -1], [5, 6, -1], [4, 3, -1]], np.int32)
-    DraftSession([logits], [1, 2, VOCABULARY, 3], prompt_top_k=top_k).close()
+    DraftSession([logits]).accept([1, 2, VOCABULARY, 3], top_k)
     logits.save(tmp_path / "logits", TOKENIZER)
     rows = np.frombuffer(RecycledLogits.load(tmp_path / "logits", TOKENIZER).native.rows(VOCABULARY), np.int32)
     assert sorted(rows.reshape(-1, 21)[:, :6].tolist()) == [[1, -1, -1, -1, 7, -1], [3, -1, -1, -1, 4, 3]]

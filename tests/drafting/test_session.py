@@ -196,7 +196,8 @@ def test_costs_cut_the_tree_to_the_best_rate(store: Datastore, calibration: Cali
 
 def test_recycled_logits_come_back(calibration: Calibration) -> None:
     recycled = RecycledLogits()
-    with DraftSession([recycled], [1, 2], calibration=calibration, prompt_top_k=[[2, 9], [-1, -1]]) as session:
+    with DraftSession([recycled], calibration=calibration) as session:
+        session.accept([1, 2], [[2, 9], [-1, -1]])
         assert len(session.draft()) == 0  # nothing is known of what follows 2
         session.accept([3, 1], top_k=[[1, 8], [-1, -1]])
         tree = session.draft(16)
@@ -288,7 +289,6 @@ def test_bad_input_is_refused_by_name(store: Datastore, calibration: Calibration
     def opened(*sources: object, prompt: Any = (1, 2), **options: Any) -> DraftSession:
         return DraftSession(sources, prompt, calibration=calibration, **options)
 
-    refused(LimitError, lambda: opened(store, max_suffix=0), "max_suffix")
     other: Any = "mine.calibration"
     refused(CalibrationError, lambda: DraftSession([store], calibration=other), "a str", "Calibration.load(path)")
     refused(ContextTypeError, lambda: opened(store, prompt=[[1], [2]]), "prompt")
@@ -296,7 +296,6 @@ def test_bad_input_is_refused_by_name(store: Datastore, calibration: Calibration
     refused(ContextTypeError, lambda: opened(store, prompt=[[1], [2, 3]]), "prompt")
     refused(TokenRangeError, lambda: opened(store, prompt=[1, -1]), "-1")
     refused(TokenRangeError, lambda: opened(store, prompt=[2**31]), str(2**31))
-    refused(ContextTypeError, lambda: opened(store, prompt_top_k=[[1, 2]] * 3), "prompt_top_k")
     session = opened(store)
     for limit in (-1, 1025, 1.5, None):
         refused(LimitError, lambda limit=limit: session.draft(limit), "max_nodes")  # type: ignore[misc]

@@ -116,10 +116,9 @@ def test_any_steps_give_the_trees_in_process(steady: Service, directory: Path, d
     budgets = st.sampled_from([1, 3, 16, 64])
     costs = st.sampled_from([[], [1.0, 1.1, 1.2], list(1 + 0.02 * np.arange(65))])
     stores = [Datastore.open(directory) for _ in names]
-    top_k = np.array([[3, 4]], np.int32)
     with (
-        DraftSession([*stores, PromptLookup(), RecycledLogits()], text, prompt_top_k=top_k) as here,
-        stepping(steady.target, text=text, datastore=names, prompt_top_k=top_k, recycled_logits=b"") as there,
+        DraftSession([*stores, PromptLookup(), RecycledLogits()], text) as here,
+        stepping(steady.target, text=text, datastore=names, recycled_logits=b"") as there,
     ):
         for token in data.draw(st.lists(st.integers(0, 9), max_size=6)):
             nodes, cost = data.draw(budgets), data.draw(costs)

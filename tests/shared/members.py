@@ -106,9 +106,7 @@ class LocalMember:
         self.session = DraftSession(
             sources,
             text(),
-            prompt_top_k=settings.prompt_top_k,
             learn=settings.learn,
-            max_suffix=settings.max_suffix,
             tokenizer=settings.tokenizer,
         )
         self._accepted: list[tuple[Any, ...]] = []
