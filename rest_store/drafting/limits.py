@@ -82,7 +82,9 @@ def top_k_of(what: str, values: npt.ArrayLike | None) -> TopK | None:
     array = _integers(what, values)
     if array.ndim != 2:
         raise ContextTypeError(describe("draft session", what, f"of shape {array.shape}", "[n, k] integers"))
-    return np.ascontiguousarray(array, np.int32 if array.dtype == np.int32 else np.int64)
+    if array.dtype == np.int32:
+        return np.ascontiguousarray(array, np.int32)
+    return np.ascontiguousarray(array, np.int64)
 
 
 def _integers(what: str, values: Any) -> npt.NDArray[Any]:
