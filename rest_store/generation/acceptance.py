@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from rest_store.generation.drafts import Draft
-from rest_store.generation.progress import Piece, Statistics
+from rest_store.generation.output import Piece
 from rest_store.generation.rows import Row
 from rest_store.generation.sampling import Choice, Stops
 from rest_store.generation.top_k import TopTokens
-from rest_store.generation.typical import TypicalRule, TypicalStep
+from rest_store.generation.typical import TypicalRule, typical_path
 
 
 class Acceptance:
@@ -39,65 +39,60 @@ class Acceptance:
         self._rows, self._choice, self._stops, self._typical = rows, choice, stops, typical
         self._keeps_logits, self._keeps_scores = keeps_logits, keeps_scores
 
-    def accept(
-        self, logits: torch.Tensor, top_tokens: TopTokens, drafts: Sequence[Draft], statistics: Statistics
-    ) -> tuple[Piece, list[list[int]]]:
-        """Write what one forward pass brought.
+    def accept(self, logits: torch.Tensor, top_tokens: TopTokens, drafts: Sequence[Draft]) -> Piece:
+        """Write what one forward pass brought, and return it.
 
         Args:
             logits: [rows, width, vocabulary], of each row's last token and its tree.
             top_tokens: the most likely tokens of these logits.
             drafts: of each row.
-            statistics: counts the tokens.
-
-        Returns:
-            The new tokens, and for each row the places in the step that they follow, the first being 0.
         """
-        best = top_tokens.best.tolist() if top_tokens.best is not None else [None] * len(drafts)
-        piece, paths = Piece([], []), []
+        best: list[list[int] | None] = [None] * len(drafts) if top_tokens.best is None else top_tokens.best.tolist()
+        piece = Piece([], [], drafts, [])
         for number, (row, draft) in enumerate(zip(self._rows, drafts, strict=True)):
-            tokens, path = ([], []) if row.ended else self._walk(number, draft, logits[number], best[number])
-            origins = [draft.origins[place - 1] for place in path[1:]]
+            tokens, nodes = ([], []) if row.ended else self._walk(number, draft, logits[number], best[number])
+            origins = [draft.origins[node] for node in nodes]
             origins += [0] * (len(tokens) - len(origins))
             row.origins += origins
             piece.tokens.append(tokens)
             piece.origins.append(origins)
-            paths.append(path[: len(tokens)])
-            statistics.tokens += len(tokens)
-            statistics.drafts.accepted += len(path[1:])
-        return piece, paths
+            piece.accepted.append(nodes)
+        return piece
 
     def _walk(
         self, number: int, draft: Draft, logits: torch.Tensor, best: list[int] | None
     ) -> tuple[list[int], list[int]]:
-        """Write to one row; return its new tokens and the places in the step that they follow, the first being 0."""
+        """Write to one row; return its new tokens, and the nodes of the tree that were accepted."""
         row = self._rows[number]
-        children: dict[tuple[int, int], int] = {}  # by place of the parent and token; of equal siblings the first
+        children: dict[tuple[int, int], int] = {}  # by parent (-1: the context) and token; of equal siblings the first
         for node, edge in enumerate(zip(draft.tree.parents.tolist(), draft.tree.tokens.tolist(), strict=True)):
-            children.setdefault((edge[0] + 1, edge[1]), node + 1)
-        typical = None
-        if self._typical is not None:
+            children.setdefault(edge, node)
+        ahead: list[int] = []
+        if self._typical is not None and children:
             ids, is_end = row.ids(), self._stops.is_end
-            typical = TypicalStep(self._typical, children, self._choice, number, ids, logits, is_end)
-        tokens, path = [], [0]
+            ahead = typical_path(self._typical, children, self._choice, number, ids, logits, is_end)
+        tokens: list[int] = []
+        nodes: list[int] = []
+        place = 0  # in the step
         while True:
-            place = path[-1]
+            of_place = logits[place : place + 1]
+            scores = None
             if best is not None:
-                token, scores = best[place], None
-            elif typical is not None:
-                token, scores = typical.choose(place)
+                token = best[place]
             else:
-                token, scores = self._choice.choose(number, row.ids(), logits[place : place + 1])
+                scores = self._choice.scores(number, row.ids(), of_place)
+                token = ahead.pop(0) if ahead else self._choice.pick(number, scores)
             if self._keeps_logits or self._keeps_scores:
-                row.keep(logits[place : place + 1], scores, logits=self._keeps_logits, scores=self._keeps_scores)
+                row.keep(of_place, scores, logits=self._keeps_logits, scores=self._keeps_scores)
             row.tokens.append(token)
             tokens.append(token)
-            child = children.get((place, token))
-            if child is not None:
-                path.append(child)
             row.ended = self._ends(row)
-            if child is None or row.ended:
-                return tokens, path
+            following = children.get((place - 1, token))
+            if following is not None:
+                nodes.append(following)
+                place = 1 + following
+            if following is None or row.ended:
+                return tokens, nodes
 
     def _ends(self, row: Row) -> bool:
         """Whether the last token of `row` meets a stopping criterion."""

@@ -9,7 +9,7 @@ forwards the arguments of this signature that it does not take itself. It takes 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,7 +35,6 @@ def generate(
     max_nodes: int | None = None,
     source_timeout: float | None = 0.5,
     adaptive: bool = True,
-    widths: Sequence[int] = (),
     remember: Any = None,
     calibration: Any = None,
     acceptance: str = ACCEPTANCES[0],
@@ -59,9 +58,6 @@ def generate(
         source_timeout: seconds that a step waits for external sources; None: as long as they take. Sessions that a
             callable `drafter` makes set their own.
         adaptive: measure what steps cost, and draft only while that pays.
-        widths: widths of steps in tokens, such as `options.WIDTHS`: each step is padded to the next of these, all
-            shapes are fixed, and on a CUDA device each width is a captured graph, kept for later generations. Empty:
-            steps are as wide as their trees.
         remember: what each output is added to beside generation: a `LiveDatastore` opened for writing, a
             `DatastoreClient` of one, or another object with `add(documents, ids=None)`. To draft from it as well, name
             it in `drafter` too. None: nothing.
@@ -86,7 +82,7 @@ def generate(
         CacheNotSupportedError: a quantized, offloaded or recurrent cache, or a static one of yours.
         DrafterError: `drafter` is neither a list of sources nor a callable that takes a prompt and returns a session.
         SourceError: one of `drafter` is not a source, is given twice, or there are too many.
-        LimitError: `max_nodes`, `source_timeout`, `widths` or `acceptance` is out of range.
+        LimitError: `max_nodes`, `source_timeout` or `acceptance` is out of range.
         NativeKernelError: the kernel was not compiled, and `drafter` is a list of sources.
         SessionError: a `DraftSession` that `drafter` makes refuses its sources.
         RememberError: nothing can be added to `remember`.
@@ -102,7 +98,6 @@ def generate(
         max_nodes=max_nodes,
         source_timeout=source_timeout,
         adaptive=adaptive,
-        widths=widths,
         remember=remember,
         calibration=calibration,
         acceptance=acceptance,

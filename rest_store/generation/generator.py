@@ -21,8 +21,8 @@ from rest_store.generation.generate import session_factory_of
 from rest_store.generation.generator_output import GeneratorOutput, accepted_by_source, source_names
 from rest_store.generation.loop import Generation
 from rest_store.generation.options import Options
-from rest_store.generation.progress import Piece
-from rest_store.generation.support import ASSISTANCE, vocabulary_size, warn_ignored
+from rest_store.generation.output import Piece
+from rest_store.generation.support import vocabulary_size
 
 Prompt = Any  # text, token ids, or what a tokenizer returns
 
@@ -34,8 +34,8 @@ class Generator:
         model: a decoder-only model of transformers.
         tokenizer: its tokenizer; needed for prompts and stop strings that are text.
         sources: the `drafter` of `rest_store.generate`.
-        options: of `rest_store.generate`: `max_nodes`, `source_timeout`, `adaptive`, `widths`, `remember`,
-            `calibration`, `acceptance`.
+        options: of `rest_store.generate`: `max_nodes`, `source_timeout`, `adaptive`, `remember`, `calibration`,
+            `acceptance`.
 
     Raises:
         DrafterError, SourceError, NativeKernelError: `sources` cannot draft; see `rest_store.generate`.
@@ -103,7 +103,7 @@ class Generator:
     def _plain(self, prompt: Prompt, options: dict[str, Any]) -> torch.Tensor:
         """Return what `model.generate` of transformers writes without drafting; `options` as in `generate`."""
         ours = {field.name for field in fields(Options)}
-        plain = {name: value for name, value in options.items() if name not in ours and name not in ASSISTANCE}
+        plain = {name: value for name, value in options.items() if name not in ours}
         output = self.model.generate(**self._inputs(prompt), **self._with_stop_strings(plain))
         sequences: torch.Tensor = getattr(output, "sequences", output)
         return sequences
@@ -121,7 +121,6 @@ class Generator:
         if options.pop("streamer", None) is not None:
             expected = "none: iterate over the pieces, or pass it to Generator.generate"
             raise ModeNotSupportedError(describe("Generator", "streamer", "given to begin or stream", expected))
-        warn_ignored([name for name in ("assistant_model",) if options.pop(name, None) is not None])
         changed = {field.name: options.pop(field.name) for field in fields(Options) if field.name in options}
         draft_options = replace(self._options, **changed)
         self._targets.note(draft_options.remember)

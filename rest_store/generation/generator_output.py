@@ -9,8 +9,7 @@ import torch
 
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.generation.comparison import Comparison
-from rest_store.generation.output import GenerateOutput
-from rest_store.generation.progress import Statistics, only_text
+from rest_store.generation.output import GenerateOutput, Statistics, only_text
 
 MODEL = "model"  # what stands for tokens that no source drafted
 _KINDS: dict[type, str] = {PromptLookup: "prompt lookup", RecycledLogits: "recycled logits"}

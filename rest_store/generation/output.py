@@ -1,16 +1,115 @@
-"""What a generation returns: the tensors of transformers, and statistics."""
+"""What a generation writes, pass by pass and as a whole, and the time it takes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from rest_store.generation.progress import Statistics
+from rest_store.datastore.render import counted
+from rest_store.drafting.remembering import RememberCounts
+from rest_store.errors import DrafterError, ModeNotSupportedError, describe
+from rest_store.generation.draft_sessions import DraftCounts
+from rest_store.generation.drafts import Draft
 from rest_store.generation.rows import Row
+
+
+@dataclass
+class Piece:
+    """What one forward pass wrote.
+
+    Attributes:
+        tokens: for each row the tokens written, possibly none: those of the accepted path, then the bonus token.
+        origins: for each token a bitmask of the sources that drafted it; 0: the model alone.
+        drafts: for each row what was verified; empty where nothing was.
+        accepted: for each row the nodes of its draft tree that were accepted, from the context on.
+        texts: for each row the text that the tokens add; what is not a whole character yet comes with a later piece.
+            None without a tokenizer.
+        seconds: of the whole step.
+        drafting_seconds: of that, in `draft` of sessions.
+        forward_seconds: of that, in the forward pass, until its logits can be read.
+    """
+
+    tokens: list[list[int]]
+    origins: list[list[int]]
+    drafts: Sequence[Draft]
+    accepted: list[list[int]]
+    texts: list[str] | None = None
+    seconds: float = 0.0
+    drafting_seconds: float = 0.0
+    forward_seconds: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """The text that was added to the only row, "" while a character is incomplete.
+
+        Raises:
+            DrafterError: the generator has no tokenizer.
+            ModeNotSupportedError: there are several rows: `texts` has the text of each.
+        """
+        return only_text("Piece", self.texts)
+
+    @property
+    def paths(self) -> list[list[int]]:
+        """For each row the places in the step of the tokens that the new ones follow, 0 being its first token."""
+        return [
+            [0, *(1 + node for node in nodes)][: len(tokens)]
+            for tokens, nodes in zip(self.tokens, self.accepted, strict=True)
+        ]
+
+
+@dataclass
+class Statistics:
+    """What a generation took.
+
+    Attributes:
+        tokens: generated, over all rows.
+        forward_passes: of the target model, over the prompt too.
+        drafts: what the sessions did.
+        remembered: what became of the outputs, if they are remembered; goes on changing after the end.
+        origins: for each row and generated token a bitmask of the sources that drafted it; 0: the model alone.
+        seconds: of whole steps, the prompt's too, without what the reader of a stream took in between.
+        drafting_seconds: of that, in `draft` of sessions.
+        forward_seconds: of that, in forward passes, until their logits can be read.
+    """
+
+    tokens: int = 0
+    forward_passes: int = 0
+    drafts: DraftCounts = field(default_factory=DraftCounts)
+    remembered: RememberCounts = field(default_factory=RememberCounts)
+    origins: list[list[int]] = field(default_factory=list)
+    seconds: float = 0.0
+    drafting_seconds: float = 0.0
+    forward_seconds: float = 0.0
+
+    def add(self, piece: Piece) -> None:
+        """Count a forward pass."""
+        self.tokens += sum(map(len, piece.tokens))
+        self.forward_passes += 1
+        self.drafts.nodes += sum(len(draft.tree) for draft in piece.drafts)
+        self.drafts.accepted += sum(map(len, piece.accepted))
+        self.seconds += piece.seconds
+        self.drafting_seconds += piece.drafting_seconds
+        self.forward_seconds += piece.forward_seconds
+
+    @property
+    def mean_tokens(self) -> float:
+        """M: generated tokens for each forward pass (REST, section 4.1), of all rows together."""
+        return self.tokens / self.forward_passes if self.forward_passes else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated tokens a second, of all rows together."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    def summary(self) -> str:
+        """Return tokens, forward passes, M and speed in words."""
+        passes = counted(self.forward_passes, "forward pass", "forward passes")
+        pace = f"M {self.mean_tokens:.2f}, {self.tokens_per_second:.1f} tokens a second"
+        return f"{counted(self.tokens, 'token')} in {passes}, {pace}"
 
 
 @dataclass
@@ -62,3 +161,12 @@ def _by_token(rows: Sequence[list[torch.Tensor]]) -> tuple[torch.Tensor, ...]:
     zeros = torch.zeros_like(rows[0][0])
     steps = range(max(len(row) for row in rows))
     return tuple(torch.cat([row[step] if step < len(row) else zeros for row in rows]) for step in steps)
+
+
+def only_text(where: str, texts: Sequence[str] | None) -> str:
+    """Return the only one of `texts`; raise DrafterError for None, ModeNotSupportedError for several."""
+    if texts is None:
+        raise DrafterError(describe(where, "text", "unknown", "Generator(model, tokenizer, ...), to decode the tokens"))
+    if len(texts) != 1:
+        raise ModeNotSupportedError(describe(where, "text", f"that of {len(texts)} rows", "one row; see texts"))
+    return texts[0]

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, StaticCache
 
-from rest_store.errors import CacheNotSupportedError, ModelNotSupportedError, describe
-from rest_store.generation.cache import Pattern, is_dynamic, patterns_in, require_cache
+from rest_store.errors import ModelNotSupportedError, describe
+from rest_store.generation.cache import Pattern, require_cache
 from rest_store.generation.support import position_count, require_inputs
 from rest_store.generation.verify import patterns_of
 
@@ -61,23 +61,22 @@ def require_prompt(model: Any, config: Any, model_kwargs: dict[str, Any]) -> Non
     Args:
         model: a model of `transformers`.
         config: the prepared `GenerationConfig`.
-        model_kwargs: what `generate` prepared for the forward pass; gets a cache if it has none.
+        model_kwargs: what `generate` prepared for the forward pass; gets a dynamic cache if it has none, or in place of
+            a static one of `cache_implementation`.
 
     Raises:
         ModeNotSupportedError: as in `require_inputs`.
         ModelNotSupportedError: as in `patterns_of`.
-        CacheNotSupportedError: as in `require_cache`; or a static cache of the caller.
+        CacheNotSupportedError: as in `require_cache`.
     """
     require_inputs(model_kwargs)
     of_text = model.config.get_text_config(decoder=True)
     patterns_of(of_text, int(getattr(of_text, "num_hidden_layers", 1)))
-    if model_kwargs.get("past_key_values") is None:
-        model_kwargs["past_key_values"] = DynamicCache(config=of_text)
-    cache = model_kwargs["past_key_values"]
+    cache = model_kwargs.get("past_key_values")
+    is_made_static = config.cache_implementation is not None and isinstance(cache, StaticCache) and not cache.offloading
+    if cache is None or is_made_static:
+        model_kwargs["past_key_values"] = cache = DynamicCache(config=of_text)
     require_cache(cache)
-    if config.cache_implementation is None and not is_dynamic(cache):
-        expected = "dynamic; cache_implementation='static' makes a static one"
-        raise CacheNotSupportedError(describe("generate", "past_key_values", "a static cache", expected))
 
 
 def prefill(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> Prompt:
@@ -107,7 +106,7 @@ def prefill(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -
         logits=output.logits[:, -1:],
         cache=cache,
         length=int(cache.get_seq_length()),
-        patterns=patterns_in(cache, patterns_of(model.config.get_text_config(decoder=True), len(cache.layers))),
+        patterns=patterns_of(model.config.get_text_config(decoder=True), len(cache.layers)),
         seen=mask.bool() if mask is not None and not bool((mask == 1).all()) else None,
         positions=model_kwargs["position_ids"][..., -1:] + 1,
         extras={name: value for name, value in model_kwargs.items() if name not in _NOT_FORWARDED},

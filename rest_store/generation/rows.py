@@ -8,15 +8,12 @@ from typing import Any
 
 import torch
 
-_ROOM = 4096  # tokens that a row has memory for, besides twice its prompt; more is allocated as it grows
-
 
 class Row:
     """A sequence being written.
 
     Args:
         ids: int64[length], the prompt.
-        most: most tokens of the row; may be infinite.
 
     Attributes:
         tokens: all of it, the prompt and padding on its left included.
@@ -27,17 +24,14 @@ class Row:
         ended: whether a stopping criterion was met.
     """
 
-    def __init__(self, ids: torch.Tensor, most: float) -> None:
+    def __init__(self, ids: torch.Tensor) -> None:
         self.tokens: list[int] = ids.tolist()
         self.origins: list[int] = []
         self.scores: list[torch.Tensor] = []
         self.logits: list[torch.Tensor] = []
         self.limit: float = math.inf
         self.ended = False
-        self._written = ids.shape[0]
-        capacity = int(min(most, 2 * self._written + _ROOM))
-        self._ids = ids.new_empty((1, max(capacity, self._written, 1)))
-        self._ids[0, : self._written] = ids
+        self._ids = ids[None]
 
     def keep(self, raw: torch.Tensor, processed: torch.Tensor | None, *, logits: bool, scores: bool) -> None:
         """Keep the logits or scores of the next token, or both.
@@ -56,13 +50,9 @@ class Row:
 
     def ids(self) -> torch.Tensor:
         """Return the row as a tensor, int64[1, length]."""
-        length = len(self.tokens)
-        while length > self._ids.shape[1]:
-            self._ids = torch.cat([self._ids, torch.empty_like(self._ids)], dim=1)
-        if self._written < length:
-            self._ids[0, self._written : length] = torch.tensor(self.tokens[self._written :])
-            self._written = length
-        return self._ids[:, :length]
+        if new := self.tokens[self._ids.shape[1] :]:
+            self._ids = torch.cat([self._ids, self._ids.new_tensor([new])], dim=1)
+        return self._ids
 
 
 def unpadded(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> list[list[int]]:

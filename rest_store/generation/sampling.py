@@ -63,27 +63,18 @@ class Choice:
             seeds = torch.randint(2**63 - 1, (rows,)).tolist() if sample else []
             self._generators[: len(seeds)] = [torch.Generator(device).manual_seed(seed) for seed in seeds]
 
-    def choose(self, row: int, ids: torch.Tensor, logits: torch.Tensor) -> tuple[int, torch.Tensor]:
-        """Return the next token of `row` and its processed scores.
+    def scores(self, row: int, ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """Return the processed scores of the next token of `row`, float32[1, vocabulary].
+
+        They are where `ids` are, as in `generate`: the model, or its last layers, may be on another device.
 
         Args:
             row: which row.
             ids: int64[1, length], the row so far, padding on the left included.
             logits: [1, vocabulary], any floating-point type.
 
-        Returns:
-            The token, and float32[1, vocabulary].
-
         Raises:
             ModeNotSupportedError: a processor returns scores of another shape.
-        """
-        scores = self.scores(row, ids, logits)
-        return self.pick(row, scores), scores
-
-    def scores(self, row: int, ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """Return the processed scores of the next token of `row`, float32[1, vocabulary]; arguments as in `choose`.
-
-        They are where `ids` are, as in `generate`: the model, or its last layers, may be on another device.
         """
         scores = logits.to(copy=True, dtype=torch.float32, device=ids.device)
         for processor in self._processors[row]:

@@ -21,12 +21,25 @@ from rest_store.generation import prompt_loop
 from rest_store.generation.comparison import Comparer, Comparison
 from rest_store.generation.conversation import Conversation, rendered
 from rest_store.generation.detokenizer import Detokenizer
+from rest_store.generation.output import Piece, Statistics
 from rest_store.generation.page import page
-from rest_store.generation.progress import Statistics
-from rest_store.generation.render import coloured, legend, origin_name
-from rest_store.generation.trace import Trace
 
 _REMEMBER_SECONDS = 10.0  # that the command waits for an output to be added
+_COLOURS = ("green", "cyan", "magenta", "blue", "bright_green", "bright_cyan", "bright_magenta", "bright_blue")
+_SEVERAL = "yellow"
+
+
+def coloured(text: str, origin: int) -> str:
+    """Return `text` for a terminal, in the colour of the sources that drafted it.
+
+    Args:
+        text: of a token.
+        origin: bit i set: source i drafted the token; 0: the model alone, in no colour.
+    """
+    if not origin:
+        return text
+    bit = origin.bit_length() - 1
+    return click.style(text, fg=_COLOURS[bit % len(_COLOURS)] if origin == 1 << bit else _SEVERAL)
 
 
 @dataclass
@@ -36,8 +49,7 @@ class Writer:
     Attributes:
         generator: writes.
         options: of `model.generate`.
-        names: of the sources, for colours.
-        labels: of the sources, for messages.
+        labels: of the sources.
         seed: of each text.
         compare: whether to decode plainly, too.
         as_json: whether to show one object for each text instead of the text.
@@ -45,7 +57,6 @@ class Writer:
 
     generator: Any
     options: dict[str, Any]
-    names: Sequence[str]
     labels: Sequence[str]
     seed: int | None
     compare: bool
@@ -54,18 +65,20 @@ class Writer:
     def __post_init__(self) -> None:
         self.on_terminal = sys.stdout.isatty() and not self.as_json
         if self.on_terminal:
-            click.echo(legend(self.names))
+            names = [coloured(label, 1 << bit) for bit, label in enumerate(self.labels)]
+            several = coloured("several of them", 3)
+            click.echo(f"drafted by: the model alone, {', '.join(names)}, {several}")
 
     def write(self, prompt: str, *, chat: bool, page_path: Path | None, title: str) -> None:
         """Continue one prompt, or answer it in a new chat; show it, and write a page to `page_path`."""
         tokenizer = self.generator.tokenizer
         text, inputs = Conversation(tokenizer).ask(prompt) if chat else rendered(tokenizer, prompt)
         self._echo(prompt, chat=chat)
-        trace = Trace()
-        _, statistics, comparison = self._write(inputs, trace=trace)
+        pieces: list[Piece] = []
+        _, statistics, comparison = self._write(inputs, pieces=pieces)
         if page_path is not None:
             shown = page(
-                trace,
+                pieces,
                 statistics,
                 tokenizer,
                 title=title,
@@ -102,7 +115,11 @@ class Writer:
             click.secho(f"> {prompt}\n" if chat else prompt, dim=True, nl=False)
 
     def _write(
-        self, inputs: dict[str, Any], interrupted: Callable[[], bool] = lambda: False, *, trace: Trace | None = None
+        self,
+        inputs: dict[str, Any],
+        interrupted: Callable[[], bool] = lambda: False,
+        *,
+        pieces: list[Piece] | None = None,
     ) -> tuple[str, Statistics, Comparison | None]:
         """Write one text and what it took; return the text, and its statistics and comparison."""
         model = self.generator.model
@@ -112,8 +129,7 @@ class Writer:
         began = time.perf_counter()
         generation = self.generator.begin(inputs, **self.options)
         preparing = time.perf_counter() - began  # plain generation is timed with it, too
-        generation.trace = trace
-        text = self._show(generation, interrupted)
+        text = self._show(generation, interrupted, pieces)
         self.generator.flush(_REMEMBER_SECONDS)
         statistics, comparison = generation.statistics, None
         if comparer is not None and not interrupted():
@@ -128,21 +144,22 @@ class Writer:
             click.echo("; ".join([summary, *remarks]))
         return text, statistics, comparison
 
-    def _show(self, generation: Any, interrupted: Callable[[], bool]) -> str:
+    def _show(self, generation: Any, interrupted: Callable[[], bool], pieces: list[Piece] | None) -> str:
         """Generate to the end, or until it is interrupted; show each token in the colour of its origin."""
-        detokenizer, parts, name = Detokenizer(self.generator.tokenizer), [], "model"
+        detokenizer, parts, origin = Detokenizer(self.generator.tokenizer), [], 0
         for piece in generation:
+            if pieces is not None:
+                pieces.append(piece)
             for token, origin in zip(piece.tokens[0], piece.origins[0], strict=True):
-                name = origin_name(origin, self.names)
                 parts.append(detokenizer.push(token))
                 if not self.as_json:
-                    click.echo(coloured(parts[-1], name), nl=False)
+                    click.echo(coloured(parts[-1], origin), nl=False)
             if interrupted():
                 generation.close()
                 break
         parts.append(detokenizer.flush())
         if not self.as_json:
-            click.echo(coloured(parts[-1], name))
+            click.echo(coloured(parts[-1], origin))
         return "".join(parts)
 
     def _facts(self, text: str, statistics: Statistics, comparison: Comparison | None) -> dict[str, Any]:

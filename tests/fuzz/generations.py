@@ -94,7 +94,6 @@ def plain_text(plan: Plan, model: Any) -> Text | BaseException:
     def call() -> Any:
         nonlocal begin
         asked = {**plan.prepare(model), **plainly(plan.options, model)}
-        asked.pop("prompt_lookup_num_tokens", None)  # ours ignores it, with a warning
         begin = asked["input_ids"].shape[1] if "input_ids" in asked else 0
         if plan.options["do_sample"] and plan.rows > 1:
             asked["custom_generate"] = rest_store.generate

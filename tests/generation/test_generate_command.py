@@ -16,7 +16,7 @@ from transformers import GenerationMixin
 import rest_store
 from rest_store.cli import main
 from rest_store.errors import ModelLoadError
-from rest_store.generation import comparison, progress, writer
+from rest_store.generation import comparison, loop, writer
 from rest_store.generation.model import load_model
 from tests.shared.html import read
 from tests.shared.strategies import refused
@@ -103,7 +103,7 @@ def test_a_comparison_times_preparing_on_both_sides(model_directory: Path, monke
         return generate(*arguments, **options)
 
     monkeypatch.setattr(GenerationMixin, "generate", slowly)
-    for module in (writer, comparison, progress):
+    for module in (writer, comparison, loop):
         monkeypatch.setattr(module, "time", clock)
     done = write(model_directory, "--prompt", "for i in", "--compare", "--json")
     assert done.exit_code == 0, done.output

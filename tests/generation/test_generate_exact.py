@@ -255,17 +255,3 @@ class Follower:
 
     def close(self) -> None:
         pass
-
-
-@pytest.mark.parametrize("rows", [1, 4])
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("architecture", [*CORE, pytest.param("gpt2", marks=pytest.mark.slow)])
-def test_fixed_widths(architecture: str, attention: str, rows: int) -> None:
-    """What an accelerator records as graphs, run as it is: padded steps over a cache of fixed size."""
-    model = tiny_model(architecture, attention=attention)
-    inputs = prompts(rows)
-    plain = model.generate(**inputs, **FIXED)
-    output = drafted(model, inputs, plain, bushy, **FIXED, widths=(1, 4, 17))
-    assert torch.equal(output.sequences, plain)
-    assert output.statistics.drafts.accepted > 0
-    assert int(output.past_key_values.get_seq_length()) == 14 + NEW - 1

@@ -80,25 +80,23 @@ def silent(future: list[int], random: Any, max_nodes: int) -> Any:
 # --- Positions --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("widths", [(), (1, 4, 17)])
 @pytest.mark.parametrize("name", SOME)
-def test_a_row_at_the_last_position_waits_for_the_others(name: str, widths: tuple[int, ...]) -> None:
+def test_a_row_at_the_last_position_waits_for_the_others(name: str) -> None:
     model = model_with_positions(name)
     inputs = prompts(3)
     for cache in ("dynamic", "static"):
         options: dict[str, Any] = {"max_length": POSITIONS, "do_sample": False, "cache_implementation": cache}
         plain = model.generate(**inputs, **options)
         seen = Positions(model)
-        output = drafted(model, inputs, plain, [right, silent, bushy], widths=widths, **options)
+        output = drafted(model, inputs, plain, [right, silent, bushy], **options)
         seen.hook.remove()
         assert torch.equal(output.sequences, plain)
         assert output.statistics.drafts.accepted > 10
         assert 0 <= seen.least <= seen.greatest < POSITIONS
 
 
-@pytest.mark.parametrize("widths", [(), (1, 4, 17)])
 @pytest.mark.parametrize("name", SOME)
-def test_an_end_before_the_last_position_is_reached_with_drafts_too(name: str, widths: tuple[int, ...]) -> None:
+def test_an_end_before_the_last_position_is_reached_with_drafts_too(name: str) -> None:
     """Where more is asked for than there are positions, drafts reach beyond the end that the text has."""
     model = model_with_positions(name)
     inputs = prompts(2, padded=False)
@@ -117,7 +115,7 @@ def test_an_end_before_the_last_position_is_reached_with_drafts_too(name: str, w
         options = {"max_new_tokens": 60, "do_sample": False, "stopping_criteria": [Ends()], **options}
         if script is None:
             return model.generate(**inputs, **options)
-        return drafted(model, inputs, plain, script, widths=widths, **options)
+        return drafted(model, inputs, plain, script, **options)
 
     for length in (POSITIONS - 1, POSITIONS, POSITIONS + 1):
         plain = end(None, length)

@@ -22,7 +22,7 @@ from rest_store.datastore.tree import TokenTree
 from rest_store.errors import LimitError, ModeNotSupportedError
 from rest_store.generation import options
 from rest_store.generation.sampling import Choice
-from rest_store.generation.typical import TypicalRule, TypicalStep
+from rest_store.generation.typical import TypicalRule, typical_path
 from tests.shared.strategies import refused
 from tests.shared.tiny import prompts, tiny_model
 
@@ -46,12 +46,14 @@ class Same:
         pass
 
 
-def step(rule: TypicalRule, tree: TokenTree, logits: torch.Tensor, *processors: Any, ends: Sequence[int] = ()) -> Any:
-    """A step with `tree` behind a row of the token 0."""
+def path(
+    rule: TypicalRule, tree: TokenTree, logits: torch.Tensor, *processors: Any, ends: Sequence[int] = ()
+) -> list[int]:
+    """The accepted path of `tree` behind a row of the token 0."""
     edges = enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))
-    children = {(parent + 1, token): node + 1 for node, (parent, token) in edges}
+    children = {edge: node for node, edge in edges}
     choice = Choice(LogitsProcessorList(processors), sample=True, rows=1, device=CPU)
-    return TypicalStep(rule, children, choice, 0, torch.tensor([[0]]), logits, lambda token: token in ends)
+    return typical_path(rule, children, choice, 0, torch.tensor([[0]]), logits, lambda token: token in ends)
 
 
 def logits_of(*distributions: Sequence[float]) -> torch.Tensor:
@@ -81,25 +83,24 @@ def test_the_longest_path_is_that_of_medusas_code(seed: int) -> None:
     entropy = -(probabilities * probabilities.log()).sum(dim=-1)
     least = torch.minimum(torch.full_like(entropy, threshold), torch.exp(-entropy) * alpha)
     judged = []
-    for path in paths:
+    for drafted in paths:
         place, length, likelihood = 0, 0, 0.0
-        for token in path:
+        for token in drafted:
             if probabilities[place, token] <= least[place]:
                 break
             length, likelihood = length + 1, likelihood + math.log(probabilities[place, token])
             (child,) = [node for node in tree.children(place - 1) if tree.tokens[node] == token]
             place = int(child) + 1
-        judged.append((length, likelihood, path[:length]))
+        judged.append((length, likelihood, drafted[:length]))
     expected = max(judged, key=lambda candidate: candidate[:2])[2]
-    chosen = step(TypicalRule(threshold, alpha), tree, logits, TemperatureLogitsWarper(temperature)).ahead
-    assert chosen == expected
+    assert path(TypicalRule(threshold, alpha), tree, logits, TemperatureLogitsWarper(temperature)) == expected
 
 
 def test_drafts_behind_the_end_of_a_text_do_not_count() -> None:
     tree = tree_of([[1, 2, 3], [4, 5]])
     flat = torch.zeros(1 + len(tree), 6)
-    assert step(TypicalRule(0.0), tree, flat).ahead == [1, 2, 3]
-    assert step(TypicalRule(0.0), tree, flat, ends=[1]).ahead == [4, 5]
+    assert path(TypicalRule(0.0), tree, flat) == [1, 2, 3]
+    assert path(TypicalRule(0.0), tree, flat, ends=[1]) == [4, 5]
 
 
 # --- Generations ------------------------------------------------------------------------------------------------------
