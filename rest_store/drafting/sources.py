@@ -9,6 +9,8 @@ from pathlib import Path
 from threading import TIMEOUT_MAX
 from typing import TYPE_CHECKING, NoReturn, TypeAlias
 
+import numpy as np
+
 from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.render import counted
 from rest_store.datastore.store import Store
@@ -85,13 +87,20 @@ class RecycledLogits:
         identity = identity_of(tokenizer)
         write_rows(Path(path), self.native.rows(identity.vocabulary_size), identity)
 
+    def copy(self, vocabulary_size: int) -> RecycledLogits:
+        """Return others that hold the same rows, of tokens of such a vocabulary, and learn for themselves."""
+        copy = RecycledLogits()
+        rows = np.frombuffer(self.native.rows(vocabulary_size), dtype=np.int32)
+        copy.native.add_rows(rows, vocabulary_size)
+        return copy
+
     @property
     def memory(self) -> int:
         """Bytes of the rows."""
         return int(self.native.memory())
 
     def __reduce__(self) -> NoReturn:
-        raise CopyError(describe("recycled logits", "a copy", "impossible", "new ones, which learn anew"))
+        raise CopyError(describe("recycled logits", "a pickle", "impossible", "`copy`, or new ones, which learn anew"))
 
     def __repr__(self) -> str:
         return f"RecycledLogits({counted(len(self), 'row')})"

@@ -7,7 +7,6 @@ the content of a cache of transformers and gives it back. Nothing here is thread
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +42,7 @@ class Slots:
     Args:
         pattern: what the layers see.
         layers: dynamic layers of transformers, which are taken over and emptied.
-        length: tokens that they hold, those included that a window dropped.
+        lengths: tokens of each row, those included that a window dropped; the cache changes them in place.
         room: slots for tokens to come.
 
     Attributes:
@@ -52,10 +51,11 @@ class Slots:
         base: the slot that the block begins with.
     """
 
-    def __init__(self, pattern: Pattern, layers: Sequence[DynamicLayer], length: int, room: int) -> None:
+    def __init__(self, pattern: Pattern, layers: Sequence[DynamicLayer], lengths: list[int], room: int) -> None:
         held = layers[0].keys.shape[2]
         self.pattern = pattern
-        self.base = length - held
+        self.lengths = lengths
+        self.base = self.end - held
         self._drops = pattern.window > 0 and type(layers[0]) is DynamicSlidingWindowLayer
         self.keys, self.values = (
             part.new_zeros((len(layers), *part.shape[:2], held + room, part.shape[3]))
@@ -66,11 +66,22 @@ class Slots:
             self.values[number, :, :, :held] = layer.values
             _assign(layer, layer.keys.new_empty(0), layer.values.new_empty(0), 0)
 
-    def reserve(self, end: int, shortest: int) -> None:
-        """Allocate memory up to slot `end`; drop what a window that ends at `shortest` tokens does not reach."""
+    @property
+    def end(self) -> int:
+        """The slot after the longest row, where a step is written."""
+        return max(self.lengths)
+
+    @property
+    def first_seen(self) -> int:
+        """The first slot that some token of the next step sees."""
+        return max(0, min(self.lengths) - self.pattern.window + 1) if self.pattern.window else 0
+
+    def reserve(self, width: int) -> None:
+        """Allocate memory for a step of `width` tokens; drop what a window does not reach any more."""
+        end = self.end + width
         if end - self.base <= self.keys.shape[3]:
             return
-        base = max(self.base, shortest - self.pattern.window) if self._drops else self.base
+        base = max(self.base, min(self.lengths) - self.pattern.window) if self._drops else self.base
         kept = self.base + self.keys.shape[3] - base
         size = max(end - base, kept) + _GROWTH
         self.keys, self.values = (_moved(block, kept, size) for block in (self.keys, self.values))
@@ -94,7 +105,6 @@ class TreeLayer(CacheLayerMixin):
     """One layer of a `TreeKVCache`, with the interface that models of transformers use.
 
     Args:
-        cache: the cache.
         slots: the block that holds the layer.
         number: of the layer in that block.
     """
@@ -102,19 +112,11 @@ class TreeLayer(CacheLayerMixin):
     is_compileable = False
     is_croppable = False
 
-    def __init__(self, cache: TreeKVCache, slots: Slots, number: int) -> None:
+    def __init__(self, slots: Slots, number: int) -> None:
         super().__init__()
-        self._cache = weakref.ref(cache)  # a cycle would keep its memory until the garbage collector runs
         self.slots, self.number = slots, number
         self.is_sliding = slots.pattern.window > 0
         self.is_initialized = True
-
-    @property
-    def cache(self) -> TreeKVCache:
-        """The cache that this is a layer of."""
-        cache = self._cache()
-        assert cache is not None, "a layer is used through its cache"
-        return cache
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Do nothing: the memory is allocated."""
@@ -123,22 +125,20 @@ class TreeLayer(CacheLayerMixin):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the keys and values of a step, [rows, heads, width, size]; return all that the step sees."""
-        cache, keys, values = self.cache, self.slots.keys[self.number], self.slots.values[self.number]
-        base, end = self.slots.base, cache.end
-        stop = end + key_states.shape[2]
-        keys[:, :, end - base : stop - base] = key_states
-        values[:, :, end - base : stop - base] = value_states
-        seen = slice(cache.first_seen(self.slots.pattern) - base, stop - base)
+        slots, keys, values = self.slots, self.slots.keys[self.number], self.slots.values[self.number]
+        stop = slots.end + key_states.shape[2]
+        keys[:, :, slots.end - slots.base : stop - slots.base] = key_states
+        values[:, :, slots.end - slots.base : stop - slots.base] = value_states
+        seen = slice(slots.first_seen - slots.base, stop - slots.base)
         return keys[:, :, seen], values[:, :, seen]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return how many slots a step of `query_length` tokens sees, and the first of them."""
-        first = self.cache.first_seen(self.slots.pattern)
-        return self.cache.end + query_length - first, first
+        return self.slots.end + query_length - self.slots.first_seen, self.slots.first_seen
 
     def get_seq_length(self) -> int:
         """Return the tokens of the longest row."""
-        return self.cache.end
+        return self.slots.end
 
     def get_max_length(self) -> int:
         """Return -1: no limit."""
@@ -174,26 +174,22 @@ class TreeKVCache(Cache):
         self.groups: list[Slots] = []
         layers: list[Any] = list(cache.layers)
         for (pattern, _), numbers in kinds.items():
-            slots = Slots(pattern, [cache.layers[number] for number in numbers], length, max(room, _GROWTH))
+            slots = Slots(pattern, [cache.layers[number] for number in numbers], self.lengths, max(room, _GROWTH))
             self.groups.append(slots)
             for place, number in enumerate(numbers):
-                layers[number] = TreeLayer(self, slots, place)
+                layers[number] = TreeLayer(slots, place)
         self._left = cache.layers[held[-1]].keys  # what stands for keys in the last layer that was emptied
         super().__init__(layers=layers)
 
     @property
     def end(self) -> int:
-        """The slot after the longest row, where a step is written."""
+        """The slot after the longest row."""
         return max(self.lengths)
-
-    def first_seen(self, pattern: Pattern) -> int:
-        """Return the first slot that some token of the next step sees under `pattern`."""
-        return max(0, min(self.lengths) - pattern.window + 1) if pattern.window else 0
 
     def reserve(self, width: int) -> None:
         """Allocate memory for a step of `width` tokens."""
         for group in self.groups:
-            group.reserve(self.end + width, min(self.lengths))
+            group.reserve(width)
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep the tokens at `paths` of the latest step, in that order; drop the others.

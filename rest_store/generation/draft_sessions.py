@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -72,7 +73,6 @@ class DraftCounts:
         failed: calls that raised, and answers that are not a tree over the vocabulary within the budget.
         errors: the first few reasons, as text.
         dropped: steps that went on without a source, as in `SessionStatistics`; added up when sessions close.
-        source_errors: the error texts of these sources; collected when sessions close.
     """
 
     asked: int = 0
@@ -81,7 +81,6 @@ class DraftCounts:
     failed: int = 0
     errors: list[str] = field(default_factory=list)
     dropped: dict[tuple[int, str], int] = field(default_factory=dict)
-    source_errors: list[str] = field(default_factory=list)
 
 
 class DraftSessions:
@@ -108,9 +107,10 @@ class DraftSessions:
         self._vocabulary_size = vocabulary_size
         self._sessions: list[Session | None] = [None] * len(prompts)
         self._stopped: dict[str, None] = {}  # why sessions and sources stopped, each reason once
+        if session_factory is None:
+            return
         try:
-            for row, prompt in enumerate(prompts if session_factory is not None else ()):
-                assert session_factory is not None
+            for row, prompt in enumerate(prompts):
                 self._open(row, session_factory, prompt)
         except BaseException:
             self._close_all()
@@ -184,15 +184,12 @@ class DraftSessions:
 
     def _fail(self, row: int, reason: str) -> None:
         """Count a failure of the session of `row`, and close it."""
+        reason = reason[:_MAX_REASON_LENGTH]
         self.counts.failed += 1
-        self._note(reason)
-        self._stopped[reason[:_MAX_REASON_LENGTH]] = None
-        self._close(row)
-
-    def _note(self, reason: str) -> None:
-        """Keep one of the first few reasons."""
         if len(self.counts.errors) < _MAX_REASONS:
-            self.counts.errors.append(reason[:_MAX_REASON_LENGTH])
+            self.counts.errors.append(reason)
+        self._stopped[reason] = None
+        self._close(row)
 
     def _close(self, row: int) -> None:
         session, self._sessions[row] = self._sessions[row], None
@@ -201,14 +198,11 @@ class DraftSessions:
         if isinstance(session, DraftSession):
             for source, steps in session.statistics.dropped.items():
                 self.counts.dropped[source] = self.counts.dropped.get(source, 0) + steps
-            self.counts.source_errors += session.statistics.errors
             for absence in session.statistics.absent.values():
                 if absence.steps >= min(_LONG_ABSENCE, session.statistics.steps):
                     self._stopped[absence.reason] = None
-        try:
+        with suppress(Exception):
             session.close()
-        except Exception as error:
-            self._note(f"close: {error_text(error)}")
 
 
 def _top_k(

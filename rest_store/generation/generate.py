@@ -36,7 +36,7 @@ def generate(
     source_timeout: float | None = 0.5,
     adaptive: bool = True,
     remember: Any = None,
-    calibration: Any = None,
+    calibration: Calibration | None = None,
     acceptance: str = ACCEPTANCES[0],
     stream_to: Any = None,
     **model_kwargs: Any,
@@ -61,9 +61,9 @@ def generate(
         remember: what each output is added to beside generation: a `LiveDatastore` opened for writing, a
             `DatastoreClient` of one, or another object with `add(documents, ids=None)`. To draft from it as well, name
             it in `drafter` too. None: nothing.
-        calibration: of the sessions, a `Calibration` or the path of one, as `rest-store calibrate` writes it; None: the
-            package's. What a `Calibration` learns, it keeps for later generations. Sessions that a callable `drafter`
-            makes bring their own.
+        calibration: of the sessions, such as `Calibration.load` of what `rest-store calibrate` wrote; None: the
+            package's. What it learns, it keeps for later generations. Sessions that a callable `drafter` makes bring
+            their own.
         acceptance: "exact", or "typical" when sampling: draft tokens that the model finds plausible are kept without a
             draw (Medusa, arXiv 2401.10774, section 2.3.1). **Lossy**: fewer forward passes, but the text is no longer a
             sample of the model's distribution; it is more predictable, and leans towards what was drafted.
@@ -86,7 +86,7 @@ def generate(
         NativeKernelError: the kernel was not compiled, and `drafter` is a list of sources.
         SessionError: a `DraftSession` that `drafter` makes refuses its sources.
         RememberError: nothing can be added to `remember`.
-        CalibrationError: `calibration` is neither one nor the path of one, or is there beside a callable `drafter`.
+        CalibrationError: `calibration` is none, or is there beside a callable `drafter`.
         DatastoreClosedError: one of the sources is closed.
 
     A session or source that fails later changes nothing but speed. It is counted in `statistics.drafts`; one

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import statistics
 import time
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -13,15 +15,15 @@ from transformers import StopStringCriteria
 
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.remembering import Targets
-from rest_store.errors import DrafterError, ModeNotSupportedError, PromptError, describe
-from rest_store.generation.comparison import Comparer
+from rest_store.drafting.sources import RecycledLogits
+from rest_store.errors import DrafterError, DraftingWarning, ModeNotSupportedError, PromptError, describe
+from rest_store.generation.comparison import Comparison, RandomState, Speedup, in_turns
 from rest_store.generation.conversation import rendered
 from rest_store.generation.draft_sessions import SessionFactory
 from rest_store.generation.generate import session_factory_of
-from rest_store.generation.generator_output import GeneratorOutput, accepted_by_source, source_names
 from rest_store.generation.loop import Generation
 from rest_store.generation.options import Options
-from rest_store.generation.output import Piece
+from rest_store.generation.output import GeneratorOutput, Piece, accepted_by_source, source_names
 from rest_store.generation.support import vocabulary_size
 
 Prompt = Any  # text, token ids, or what a tokenizer returns
@@ -56,14 +58,23 @@ class Generator:
         self._session_factory(self._options)
         self._targets = Targets()
 
-    def generate(self, prompt: Prompt, *, compare: bool = False, **options: Any) -> GeneratorOutput:
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        compare: bool = False,
+        on_piece: Callable[[Piece], object] | None = None,
+        **options: Any,
+    ) -> GeneratorOutput:
         """Generate to the end.
 
         Args:
             prompt: text, 1-D or 2-D token ids, or a mapping such as a tokenizer returns, all of which goes into the
                 model.
-            compare: generate plainly, too, afterwards and with the same random numbers. The random generators of torch
-                go on as if it had not been done.
+            compare: generate again, plainly and with drafts in turns and with the same random numbers, for up to about
+                half a minute. The random generators of torch go on as if it had not been done. Sources with counts and
+                recycled logits know then what they knew before, and the output is remembered afterwards.
+            on_piece: called with what each forward pass wrote.
             options: of `model.generate`, `streamer` and `stop_strings` included; and options of this generator, for
                 this generation alone.
 
@@ -76,19 +87,25 @@ class Generator:
         """
         streamer = options.pop("streamer", None)
         if compare and options.get("past_key_values") is not None:
-            expected = "none: each of two generations would continue it"
+            expected = "none: each of several generations would continue it"
             raise ModeNotSupportedError(describe("Generator", "past_key_values", "passed with compare=True", expected))
-        comparer = Comparer(self.model.device) if compare else None
-        began = time.perf_counter()
-        generation = self.begin(prompt, **options)
-        preparing = time.perf_counter() - began  # plain generation is timed with it, too
-        if streamer is not None:
-            generation.stream_to(streamer)
-        output = self._output(generation)
-        if comparer is None:
+        before, state = (self._copy(), RandomState(self.model.device)) if compare else (None, None)
+        target = options.get("remember", self._options.remember)
+        if compare:
+            options["remember"] = None
+        with self.stream(prompt, **options) as generation:
+            if streamer is not None:
+                generation.stream_to(streamer)
+            if on_piece is not None:
+                for piece in generation:
+                    on_piece(piece)
+            output = self._output(generation)
+        if before is None or state is None:
             return output
-        seconds = preparing + output.statistics.seconds
-        comparison = comparer.compare(output.sequences, seconds, lambda: self._plain(prompt, options))
+        comparison = before._comparison(prompt, options, output, state)
+        if target is not None:
+            self._targets.note(target)
+            generation.remember(target)
         return replace(output, comparison=comparison)
 
     def _output(self, generation: Generation) -> GeneratorOutput:
@@ -100,33 +117,66 @@ class Generator:
         sources = accepted_by_source(generation.statistics.origins, self._source_names)
         return GeneratorOutput(result, generation.tokens, texts, generation.statistics, sources)
 
-    def _plain(self, prompt: Prompt, options: dict[str, Any]) -> torch.Tensor:
-        """Return what `model.generate` of transformers writes without drafting; `options` as in `generate`."""
-        ours = {field.name for field in fields(Options)}
-        plain = {name: value for name, value in options.items() if name not in ours}
-        output = self.model.generate(**self._inputs(prompt), **self._with_stop_strings(plain))
-        sequences: torch.Tensor = getattr(output, "sequences", output)
-        return sequences
+    def _copy(self) -> Generator:
+        """Return a generator that learns for itself from here on; it remembers nothing."""
+        sources, vocabulary = self._sources, vocabulary_size(self.model)
+        if isinstance(sources, list | tuple):
+            sources = [source.copy(vocabulary) if isinstance(source, RecycledLogits) else source for source in sources]
+        return Generator(self.model, self.tokenizer, sources, **{**vars(self._options), "remember": None})
 
-    def stream(self, prompt: Prompt, **options: Any) -> Iterator[Piece]:
-        """Return an iterator over what each forward pass wrote, the prompt's first: that of `begin`."""
-        return iter(self.begin(prompt, **options))
+    def _comparison(
+        self, prompt: Prompt, options: dict[str, Any], output: GeneratorOutput, state: RandomState
+    ) -> Comparison:
+        """Repeat `output`, plainly and with drafts, from this generator and `state`; both stay as they are."""
+        plain_options = self._with_stop_strings(self._split(options)[1])
+        identical = True
 
-    def begin(self, prompt: Prompt, **options: Any) -> Generation:
-        """Return the generation, to iterate over to its end or until `close`.
+        def plain() -> float:
+            nonlocal identical
+            with state.restored():
+                began = time.perf_counter()
+                written = self.model.generate(**self._inputs(prompt), **plain_options)
+                seconds = time.perf_counter() - began
+            identical &= torch.equal(getattr(written, "sequences", written), output.sequences)
+            return seconds
+
+        def drafted() -> float:
+            generator = self._copy()
+            with state.restored():
+                began = time.perf_counter()
+                generator.stream(prompt, **options).result()
+                return time.perf_counter() - began
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DraftingWarning)  # issued once, for the first generation
+            runs = in_turns({"plain": plain, "drafted": drafted})
+            with state.restored():
+                widest = self._copy().stream(prompt, **{**options, "adaptive": False})
+                widest.result()
+        return Comparison(
+            speedup=Speedup.of(runs["plain"], runs["drafted"]),
+            identical=identical,
+            tokens=output.statistics.tokens,
+            seconds=statistics.median(runs["plain"]),
+            drafted_seconds=statistics.median(runs["drafted"]),
+            max_nodes=widest.max_nodes,
+            mean_tokens_at_max=widest.statistics.mean_tokens,
+        )
+
+    def stream(self, prompt: Prompt, **options: Any) -> Generation:
+        """Return the generation, to iterate over what each forward pass wrote, to its end or until `close`.
 
         Arguments and errors as in `generate`, but a `streamer` raises ModeNotSupportedError: nobody would call it.
         A generation that is dropped before its end is closed, but does not fill a cache of yours: close it for that.
         """
         if options.pop("streamer", None) is not None:
             expected = "none: iterate over the pieces, or pass it to Generator.generate"
-            raise ModeNotSupportedError(describe("Generator", "streamer", "given to begin or stream", expected))
-        changed = {field.name: options.pop(field.name) for field in fields(Options) if field.name in options}
-        draft_options = replace(self._options, **changed)
+            raise ModeNotSupportedError(describe("Generator", "streamer", "given to stream", expected))
+        draft_options, others = self._split(options)
         self._targets.note(draft_options.remember)
         generation: Generation = self.model.generate(
             **self._inputs(prompt),
-            **self._with_stop_strings(options),
+            **self._with_stop_strings(others),
             custom_generate=Generation,
             session_factory=self._session_factory(draft_options),
             options=draft_options,
@@ -144,6 +194,12 @@ class Generator:
             Whether nothing is left to be written.
         """
         return self._targets.flush(seconds)
+
+    def _split(self, options: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
+        """Return how to draft, and the options of `model.generate`."""
+        ours = {field.name for field in fields(Options)}
+        changed = {name: value for name, value in options.items() if name in ours}
+        return replace(self._options, **changed), {k: value for k, value in options.items() if k not in ours}
 
     def _with_stop_strings(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return options of `model.generate` with a criterion in place of stop strings, which need a tokenizer."""

@@ -12,20 +12,19 @@ import torch
 from rest_store.drafting.costs import DraftPolicy
 from rest_store.drafting.output_document import PROMPT_TOKENS, OutputDocument
 from rest_store.drafting.remembering import RememberTarget, remember
-from rest_store.errors import GenerationFailedError, ModeNotSupportedError, describe
-from rest_store.generation.acceptance import Acceptance
-from rest_store.generation.cache import TreeKVCache
+from rest_store.errors import ModeNotSupportedError, describe
+from rest_store.generation.acceptance import Acceptance, Stops
 from rest_store.generation.detokenizer import Detokenizer
 from rest_store.generation.draft_sessions import TOP_K, DraftSessions, SessionFactory
 from rest_store.generation.drafts import NO_DRAFT, Draft
 from rest_store.generation.options import Options
 from rest_store.generation.output import Piece, Statistics, output_of
 from rest_store.generation.policies import policy_of
-from rest_store.generation.prefill import Prompt, prefill, prompt_length, require_prompt, row_limits
-from rest_store.generation.rows import Row, unpadded
-from rest_store.generation.sampling import Choice, Stops
-from rest_store.generation.support import require_mode, require_model, vocabulary_size
+from rest_store.generation.prefill import prefill, prompt_length, require_prompt, unpadded
+from rest_store.generation.rows import rows_of
+from rest_store.generation.support import position_count, require_mode, require_model, vocabulary_size
 from rest_store.generation.top_k import TopTokens, read_top_tokens
+from rest_store.generation.typical import ACCEPTANCES, require_typical
 from rest_store.generation.verify import Verifier
 
 
@@ -45,6 +44,7 @@ class Generation:
 
     Attributes:
         statistics: up to date after each piece.
+        max_nodes: most draft tokens of a step.
 
     All other arguments, and errors, are those of `rest_store.generate`.
     """
@@ -55,7 +55,6 @@ class Generation:
     _cache: Any = None  # of transformers, of the prompt's pass
     _target: RememberTarget | None = None  # until the output has been handed over
     _prompt_ends: Sequence[list[int]] = ()  # of each row, without padding
-    _failure = ""
     _closed = False
 
     def __init__(
@@ -73,24 +72,27 @@ class Generation:
     ) -> None:
         sample = bool(generation_config.do_sample)
         self._stops = Stops(stopping_criteria)
-        self._most = self._stops.max_length or math.inf  # tokens of a row
-        self._max_nodes = options.max_nodes_on(model.device)
+        self.max_nodes = options.max_nodes_on(model.device)
         require_mode(generation_config, logits_processor)
-        typical = options.typical_rule(sample, logits_processor)
-        require_model(model, prompt_length(input_ids, model_kwargs) + self._most - input_ids.shape[1])
+        typical = options.acceptance != ACCEPTANCES[0]
+        if typical:
+            require_typical(sample, logits_processor)
+        most = self._stops.max_length or math.inf  # tokens of a row
+        held = prompt_length(input_ids, model_kwargs) - input_ids.shape[1]  # in a cache, beside those of the row
+        require_model(model, held + most)
+        self._longest = min(most, position_count(model) + 1 - held)  # the last token needs no position
         require_prompt(model, generation_config, model_kwargs)
         self._model, self._config, self._model_kwargs = model, generation_config, model_kwargs
         self._input_ids, self._session_factory, self._options = input_ids, session_factory, options
-        self._choice = Choice(logits_processor, sample=sample, rows=input_ids.shape[0], device=input_ids.device)
-        self._rows = [Row(ids) for ids in input_ids]
-        self._writers = None if text_tokenizer is None else [Detokenizer(text_tokenizer) for _ in self._rows]
-        self.statistics = Statistics(origins=[row.origins for row in self._rows])
+        self._takes_best = not sample and len(logits_processor) == 0  # of the raw logits, so of all nodes at once
+        self._rows = rows_of(input_ids, logits_processor, sample=sample)
+        self._detokenizers = None if text_tokenizer is None else [Detokenizer(text_tokenizer) for _ in self._rows]
+        self.statistics = Statistics(origins=[[] for _ in self._rows])
         returns_dict = bool(generation_config.return_dict_in_generate)
         self._acceptance = Acceptance(
             self._rows,
-            self._choice,
             self._stops,
-            typical,
+            typical=typical,
             keeps_logits=returns_dict and bool(generation_config.output_logits),
             keeps_scores=returns_dict and bool(generation_config.output_scores),
         )
@@ -100,29 +102,22 @@ class Generation:
         return self
 
     def __next__(self) -> Piece:
-        """Run the next forward pass.
-
-        Raises:
-            GenerationFailedError: an earlier one failed, or a streamer.
-        """
+        """Run the next forward pass."""
         piece = self._next_piece()
         if piece is None:
             raise StopIteration
-        if self._writers is not None:
-            piece.texts = [
-                writer.push_all(tokens, flush=self._is_done)
-                for writer, tokens in zip(self._writers, piece.tokens, strict=True)
+        if self._detokenizers is not None:
+            piece.words = [
+                detokenizer.words(tokens, last=row.ended)
+                for detokenizer, tokens, row in zip(self._detokenizers, piece.tokens, self._rows, strict=True)
             ]
         return piece
 
     def _next_piece(self) -> Piece | None:
-        """Run the next forward pass, or close at the end and return None; errors as in `__next__`."""
-        if self._failure:
-            raise GenerationFailedError(f"the generation has failed ({self._failure}) and cannot continue")
-        if self._closed:
-            return None
+        """Run the next forward pass, or close at the end and return None."""
         if self._verifier is not None and self._is_done:
             self.close()
+        if self._closed:
             return None
         began = time.perf_counter()
         try:
@@ -131,8 +126,8 @@ class Generation:
                     piece = self._first_step()
                 else:
                     piece = self._step(self._sessions, self._verifier)
-        except BaseException as error:
-            self._fail(error)
+        except BaseException:
+            self.close()
             raise
         piece.seconds = time.perf_counter() - began
         self.statistics.add(piece)
@@ -152,13 +147,12 @@ class Generation:
         prompt = prefill(self._model, self._input_ids, self._model_kwargs)
         top_tokens = self._read(prompt.logits, sessions)
         seconds = time.perf_counter() - began
-        for row, limit in zip(self._rows, row_limits(self._model, prompt, self._input_ids), strict=True):
-            row.limit = min(limit, self._most)
         if self._options.adaptive:
             self._policy = policy_of(self._model, prompt)
         piece = self._acceptance.accept(prompt.logits, top_tokens, [NO_DRAFT] * len(self._rows))
         piece.forward_seconds = seconds
-        self._verifier = self._new_verifier(prompt)
+        self._cache = prompt.cache
+        self._verifier = Verifier(self._model, prompt, 1 + self.max_nodes)
         sessions.accept(piece, top_tokens)
         return piece
 
@@ -185,19 +179,19 @@ class Generation:
     def _draft(self, sessions: DraftSessions) -> tuple[bool, list[Draft]]:
         """Return whether sessions were asked, and the tree of each row, empty where there is none."""
         drafts = [NO_DRAFT] * len(self._rows)
-        rooms = [0 if row.ended else int(min(row.limit, 2**31)) - len(row.tokens) for row in self._rows]
-        asked = sessions.active and self._max_nodes > 0 and max(rooms) > 1
+        rooms = [0 if row.ended else int(min(self._longest, 2**31)) - len(row.tokens) for row in self._rows]
+        asked = sessions.active and self.max_nodes > 0 and max(rooms) > 1
         if not asked or (self._policy is not None and not self._policy.wants_drafts()):
             return False, drafts
-        costs = None if self._policy is None else self._policy.costs(1, self._max_nodes)
+        costs = None if self._policy is None else self._policy.costs(1, self.max_nodes)
         for row, room in enumerate(rooms):
             if room > 1:
-                drafts[row] = Draft(sessions.draft(row, self._max_nodes, costs), room - 1)
+                drafts[row] = Draft(sessions.draft(row, self.max_nodes, costs), room - 1)
         return True, drafts
 
     def _read(self, logits: torch.Tensor, sessions: DraftSessions) -> TopTokens:
         """Wait for the logits of a forward pass; return what is needed of them on the host."""
-        top_tokens = read_top_tokens(logits, best=self._choice.is_argmax, count=TOP_K if sessions.wants_top_k else 0)
+        top_tokens = read_top_tokens(logits, best=self._takes_best, count=TOP_K if sessions.wants_top_k else 0)
         if logits.device.type == "cuda":
             torch.cuda.current_stream(logits.device).synchronize()
         return top_tokens
@@ -219,18 +213,26 @@ class Generation:
 
     # --- begin and end -----------------------------------------------------------------------------------------------
 
-    def _new_verifier(self, prompt: Prompt) -> Verifier:
-        """Return what verifies behind `prompt`; it takes over the keys and values."""
-        self._cache = prompt.cache
-        cache = TreeKVCache(prompt.cache, prompt.patterns, prompt.length, 1 + self._max_nodes)
-        return Verifier(self._model, cache, seen=prompt.seen, positions=prompt.positions, extras=prompt.extras)
-
     def close(self) -> None:
         """End the generation here; the caller's cache then holds what was written."""
-        self._release(hand_back=True)
+        if self._verifier is not None:
+            self._verifier.cache.give_back(self._cache)
+        self._release()
 
-    def __del__(self) -> None:
-        self._release(hand_back=False)
+    def _release(self) -> None:
+        """Remember the output; close verifier and sessions."""
+        self._closed = True
+        target, self._target = self._target, None
+        if target is not None:
+            self.remember(target)
+        verifier, self._verifier = self._verifier, None
+        if verifier is not None:
+            verifier.close()
+        sessions, self._sessions = self._sessions, None
+        if sessions is not None:
+            sessions.close()
+
+    __del__ = _release
 
     def __enter__(self) -> Generation:
         return self
@@ -238,33 +240,11 @@ class Generation:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _fail(self, error: BaseException) -> None:
-        """Close after an error. It is not kept: its traceback would keep this generation and its memory."""
-        self._failure = self._failure or type(error).__name__
-        self.close()
-
-    def _release(self, *, hand_back: bool) -> None:
-        """Remember the output, close sessions and verifier, and fill the caller's cache."""
-        self._closed = True
-        self._remember()
-        sessions, self._sessions = self._sessions, None
-        verifier, self._verifier = self._verifier, None
-        try:
-            if sessions is not None:
-                sessions.close()
-        finally:
-            if verifier is not None:
-                if hand_back:
-                    verifier.cache.give_back(self._cache)
-                verifier.close()
-
-    def _remember(self) -> None:
-        """Hand the output so far over to be remembered, once."""
-        target, self._target = self._target, None
-        if target is not None:
-            outputs = [OutputDocument.of(*texts) for texts in zip(self._prompt_ends, self.tokens, strict=False)]
-            documents = [document for document in outputs if document is not None]
-            remember(target, documents, self.statistics.remembered)
+    def remember(self, target: RememberTarget) -> None:
+        """Add the output so far to `target`, beside all else, as `options.remember` does on closing."""
+        outputs = [OutputDocument.of(*texts) for texts in zip(self._prompt_ends, self.tokens, strict=False)]
+        documents = [document for document in outputs if document is not None]
+        remember(target, documents, self.statistics.remembered)
 
     def stream_to(self, streamer: Any) -> None:
         """Run to the end and give a streamer of transformers the prompt and each token.
@@ -276,27 +256,17 @@ class Generation:
             raise ModeNotSupportedError(
                 describe("generate", "a streamer", f"given for {len(self._rows)} rows", "one row")
             )
-        try:
+        with self:
             streamer.put(self._input_ids.cpu())
-            while (piece := self._next_piece()) is not None:
+            for piece in iter(self._next_piece, None):
                 for token in piece.tokens[0]:
                     streamer.put(torch.tensor([token]))
             streamer.end()
-        except BaseException as error:
-            self._fail(error)
-            raise
 
     def result(self) -> Any:
-        """Run to the end; return what `generate` returns. After `close` that is what was written before.
-
-        Raises:
-            GenerationFailedError: the generation has failed.
-        """
-        try:
-            while self._next_piece() is not None:
+        """Run to the end; return what `generate` returns. After `close` or an error that is what was written before."""
+        with self:
+            for _ in iter(self._next_piece, None):
                 pass
-        except BaseException as error:  # an interrupt between two steps, too
-            self._fail(error)
-            raise
         cache = self._cache if self._config.use_cache is not False else None
         return output_of(self._rows, self._config, self._input_ids, cache, self.statistics)

@@ -22,7 +22,7 @@ function counted(number, noun) {
 
 function look(origin) {
   if (!origin) return "model";
-  return origin & (origin - 1) ? `several mix-${origin}` : `source-${Math.log2(origin)}`;
+  return origin & (origin - 1) ? "several" : `source-${Math.log2(origin)}`;
 }
 
 function sourcesOf(origin) {

@@ -11,11 +11,9 @@ from typing import Any
 
 from rest_store.datastore.render import counted
 from rest_store.generation.comparison import Comparison
-from rest_store.generation.detokenizer import Detokenizer
 from rest_store.generation.output import Piece, Statistics
 from rest_store.pages.document import document, packaged
 
-_SEVERAL = "several"
 _MOST_SOURCES = 8  # of a draft session
 
 
@@ -33,7 +31,7 @@ def page(
     """Return the page of the first row of a generation.
 
     Args:
-        passes: all forward passes of the generation, the prompt's first.
+        passes: all forward passes of the generation with their words, the prompt's first.
         statistics: of the same.
         tokenizer: of the model.
         title: of the page, such as the model's name.
@@ -59,23 +57,14 @@ def page(
     )
     data = {"labels": list(labels), "passes": _data(passes, tokenizer)}
     style, script = (packaged(__package__, f"page.{ending}") for ending in ("css", "js"))
-    mixed = {origin for piece in passes for origin in piece.drafts[0].origins if look(origin).startswith(_SEVERAL)}
-    style += "".join(map(_tints, sorted(mixed)))
     return document(f"{title}: how it was drafted", body, style=style, script=script, data=data)
 
 
 def look(origin: int) -> str:
-    """Return the classes of tokens of an origin: of the model, of one source, or of several."""
+    """Return the class of tokens of an origin: of the model, of one source, or of several."""
     if not origin:
         return "model"
-    return f"source-{origin.bit_length() - 1}" if origin & (origin - 1) == 0 else f"{_SEVERAL} mix-{origin}"
-
-
-def _tints(origin: int) -> str:
-    """Return the style of tokens of several sources: a band in the tint of each."""
-    bits = [bit for bit in range(_MOST_SOURCES) if origin >> bit & 1]
-    bands = (f"var(--tint-{bit}) 0 {100 * (place + 1) / len(bits):.0f}%" for place, bit in enumerate(bits))
-    return f".mix-{origin} {{ --tint: var(--tint-{bits[0]}); --bands: linear-gradient({', '.join(bands)}); }}\n"
+    return f"source-{origin.bit_length() - 1}" if origin & (origin - 1) == 0 else "several"
 
 
 def letters(origin: int) -> str:
@@ -142,21 +131,19 @@ def _entry(origin: int, label: str, share: float, said: str) -> str:
 
 
 def _text(passes: Sequence[Piece], tokenizer: Any, labels: Sequence[str]) -> str:
-    """Return what was written, each forward pass as a link to itself and each token in it."""
-    detokenizer, special = Detokenizer(tokenizer), set(tokenizer.all_special_ids)
+    """Return what was written, each forward pass as a link to itself, and each token in it."""
+    special = set(tokenizer.all_special_ids)
     shown = []
     for number, piece in enumerate(passes, 1):
         spans = []
-        for token, origin in zip(piece.tokens[0], piece.origins[0], strict=True):
-            text = detokenizer.push(token)
+        words = piece.words[0] if piece.words is not None else []
+        for token, text, origin in zip(piece.tokens[0], words, piece.origins[0], strict=True):
             if token in special and not text.strip():
                 text, kind = str(tokenizer.decode([token])), " special"
             else:
                 kind = " line" if text.endswith("\n") else ""
             title = escape(_names(origin, labels))
             spans.append(f'<span class="{look(origin)}{kind}" title="{title}">{escape(text)}</span>')
-        if number == len(passes):
-            spans.append(escape(detokenizer.flush()))
         shown.append(f'<a class="pass" id="pass-{number}" href="#pass-{number}">{"".join(spans)}</a>')
     return f'<div class="written text" id="written">{"".join(shown)}</div>\n'
 

@@ -8,67 +8,52 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import SynthIDTextWatermarkLogitsProcessor
 
 from rest_store.errors import ModeNotSupportedError, describe
-from rest_store.generation.sampling import Choice
+from rest_store.generation.rows import Row
 
 ACCEPTANCES = ("exact", "typical")
+THRESHOLD, ALPHA = 0.09, 0.3  # posterior_threshold and posterior_alpha of Medusa's own code
 
 
-@dataclass(frozen=True)
-class TypicalRule:
-    """Accepts a token whose probability exceeds min(threshold, alpha * exp(-H)), H being the distribution's entropy.
+def plausible(
+    scores: torch.Tensor, tokens: Sequence[int], threshold: float = THRESHOLD, alpha: float = ALPHA
+) -> list[float]:
+    """Return for each of `tokens` its probability if it exceeds min(threshold, alpha * exp(-H)), else 0.
 
-    The distribution is that of sampling, after all logits processors. H is in nats. The defaults are those of Medusa's
-    own code (posterior_threshold, posterior_alpha).
+    H is the entropy of the distribution, in nats.
 
-    Attributes:
+    Args:
+        scores: float32[1, vocabulary], of the distribution of sampling, after all logits processors.
+        tokens: candidates.
         threshold: of probability, 0..1: epsilon in the paper. At 1 alpha alone decides.
         alpha: how far a flat distribution lowers the threshold: delta in the paper.
     """
-
-    threshold: float = 0.09
-    alpha: float = 0.3
-
-    def accepted(self, scores: torch.Tensor, tokens: Sequence[int]) -> list[float]:
-        """Return for each of `tokens` its probability if it is accepted, else 0.
-
-        Args:
-            scores: float32[1, vocabulary], processed.
-            tokens: candidates.
-        """
-        probabilities = torch.nn.functional.softmax(scores[0], dim=-1)
-        entropy = torch.special.entr(probabilities).sum()
-        least = (self.alpha * torch.exp(-entropy)).clamp(max=self.threshold)
-        candidates = probabilities[torch.tensor(tokens, device=scores.device)]
-        accepted: list[float] = torch.where(candidates > least, candidates, 0).tolist()
-        return accepted
+    probabilities = torch.nn.functional.softmax(scores[0], dim=-1)
+    entropy = torch.special.entr(probabilities).sum()
+    least = (alpha * torch.exp(-entropy)).clamp(max=threshold)
+    candidates = probabilities[torch.tensor(tokens, device=scores.device)]
+    accepted: list[float] = torch.where(candidates > least, candidates, 0).tolist()
+    return accepted
 
 
 def typical_path(
-    rule: TypicalRule,
     children: Mapping[tuple[int, int], int],
-    choice: Choice,
-    row: int,
-    ids: torch.Tensor,
+    row: Row,
     logits: torch.Tensor,
     is_end: Callable[[int], bool],
 ) -> list[int]:
-    """Return the tokens of the longest path of accepted draft tokens; empty: none is accepted.
+    """Return the tokens of the longest path of plausible draft tokens; empty: none is.
 
     Of equally long paths it is the most likely, and of these the one whose last node comes first in the tree.
 
     Args:
-        rule: accepts draft tokens.
         children: each node, by its parent (-1: the context) and its token; parents come before their children.
-        choice: processes logits, also beside the path taken.
-        row: which row, for `choice`.
-        ids: int64[1, length], the row before the step.
+        row: as it is before the step.
         logits: [places, vocabulary].
         is_end: whether a token ends the row; what was drafted behind it does not count.
     """
@@ -80,9 +65,9 @@ def typical_path(
     for parent, nodes in following.items():
         if parent not in paths or any(is_end(token) for token in paths[parent][-1:]):
             continue
-        context = torch.cat([ids, ids.new_tensor([paths[parent]])], dim=1)
-        scores = choice.scores(row, context, logits[parent + 1 : parent + 2])
-        for (token, node), probability in zip(nodes.items(), rule.accepted(scores, list(nodes)), strict=True):
+        context = torch.cat([row.ids(), row.ids().new_tensor([paths[parent]])], dim=1)
+        scores = row.processed(context, logits[parent + 1 : parent + 2])
+        for (token, node), probability in zip(nodes.items(), plausible(scores, list(nodes)), strict=True):
             if probability:
                 paths[node] = [*paths[parent], token]
                 likelihoods[node] = likelihoods[parent] + math.log(probability)

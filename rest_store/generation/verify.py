@@ -6,35 +6,16 @@ those of decoding its path token by token, up to rounding. Nothing here is threa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from rest_store.datastore.tree import TokenTree
-from rest_store.errors import ModelNotSupportedError, describe
 from rest_store.generation.attention import TreeAttention
-from rest_store.generation.cache import FULL, SLIDING, Pattern, TreeKVCache
-
-
-def patterns_of(config: Any, layers: int) -> list[Pattern]:
-    """Return what each layer of a model attends to, from its text configuration.
-
-    Raises:
-        ModelNotSupportedError: a kind of attention that is not supported for trees.
-    """
-    window = int(getattr(config, "sliding_window", None) or 0)
-    known = {FULL: Pattern(FULL), SLIDING: Pattern(SLIDING, window)}
-    names = getattr(config, "layer_types", None)
-    if names is None:
-        names = [SLIDING if window else FULL] * layers
-    for name in names:
-        if name not in known:
-            raise ModelNotSupportedError(
-                describe("verification", "the attention of a layer", repr(name), f"one of {', '.join(known)}")
-            )
-    return [known[name] for name in names[:layers]]
+from rest_store.generation.cache import Slots, TreeKVCache
+from rest_store.generation.prefill import Prompt
 
 
 class Verifier:
@@ -42,32 +23,25 @@ class Verifier:
 
     Args:
         model: a decoder-only model of transformers.
+        prompt: that the model has read; its keys and values are taken over.
+        room: tokens of the first step, at most.
+
+    Attributes:
         cache: the keys and values of all tokens but the last of each row.
-        seen: bool[rows, tokens], False for padding on the left; None: no padding.
-        positions: int64[..., rows, 1], the position of each row's last token (a leading axis where the model has one).
-        extras: further arguments of the model's forward pass.
 
     Raises:
         ModelNotSupportedError: the model's attention takes no mask and cannot be switched to one that does.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        cache: TreeKVCache,
-        *,
-        seen: torch.Tensor | None,
-        positions: torch.Tensor,
-        extras: Mapping[str, Any],
-    ) -> None:
-        self.cache = cache
-        self._model, self._extras = model, extras
+    def __init__(self, model: Any, prompt: Prompt, room: int) -> None:
+        self._model, self._extras = model, prompt.extras
         self._attention = TreeAttention(model)
-        self._patterns = sorted({group.pattern for group in cache.groups}, key=lambda pattern: pattern.name)
+        self.cache = cache = TreeKVCache(prompt.cache, prompt.patterns, prompt.length, room)
+        self._slots = {group.pattern.name: group for group in cache.groups}  # one of each kind of attention
         self._keyed = hasattr(model.config.get_text_config(decoder=True), "layer_types")
         self._device = cache.groups[0].keys.device
-        self._origin = positions.to(self._device) - torch.tensor(cache.lengths, device=self._device)[:, None]
-        self._seen = seen.to(self._device) if seen is not None else None
+        self._origin = prompt.positions.to(self._device) - prompt.length  # of slot 0
+        self._seen = prompt.seen.to(self._device) if prompt.seen is not None else None
 
     def run(self, last: Sequence[int | None], trees: Sequence[TokenTree], width: int) -> torch.Tensor:
         """Verify the last token and the draft tree of each row.
@@ -86,10 +60,10 @@ class Verifier:
         lengths, tokens, depths, ancestors = torch.split(packed.long(), [1, width, width, width * width], dim=1)
         slots = lengths + depths
         if self._all_seen(width):
-            masks: dict[str, Any] = dict.fromkeys(pattern.name for pattern in self._patterns)
+            masks: dict[str, Any] = dict.fromkeys(self._slots)
         else:
             of_nodes = ancestors.reshape(-1, width, width).bool()
-            masks = {pattern.name: self._mask(pattern, of_nodes, lengths, slots) for pattern in self._patterns}
+            masks = {name: self._mask(group, of_nodes, lengths, slots) for name, group in self._slots.items()}
         output = self._model(
             input_ids=tokens.contiguous(),
             attention_mask=masks if self._keyed else next(iter(masks.values())),
@@ -111,13 +85,10 @@ class Verifier:
         one_each = width == 1 and self._seen is None and len(set(self.cache.lengths)) == 1
         return one_each and self._attention.name != "eager"
 
-    def _mask(
-        self, pattern: Pattern, ancestors: torch.Tensor, lengths: torch.Tensor, slots: torch.Tensor
-    ) -> torch.Tensor:
+    def _mask(self, group: Slots, ancestors: torch.Tensor, lengths: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         """Return the attention mask, [rows, 1, width, slots seen]; as numbers for eager attention, which adds them."""
-        width, end = slots.shape[1], self.cache.end
-        held = torch.arange(self.cache.first_seen(pattern), end + width, device=self._device)
-        node = held - end  # which node of the step is in each slot
+        held = torch.arange(group.first_seen, group.end + slots.shape[1], device=self._device)
+        node = held - group.end  # which node of the step is in each slot
         in_step = node >= 0
         node = node.clamp(min=0)
         context = (held < lengths) & ~in_step
@@ -125,9 +96,9 @@ class Verifier:
             known = self._seen.shape[1]
             context = context & (self._seen[:, held.clamp(max=known - 1)] | (held >= known))
         mask = torch.where(in_step, ancestors[:, :, node], context[:, None, :])
-        if pattern.name == SLIDING:
+        if group.pattern.window:
             there = torch.where(in_step, slots[:, node], held)[:, None, :]  # places in the sequence
-            mask = mask & (there > slots[:, :, None] - pattern.window)
+            mask = mask & (there > slots[:, :, None] - group.pattern.window)
         if self._attention.name != "eager":
             return mask[:, None]
         dtype = self.cache.groups[0].keys.dtype

@@ -114,7 +114,7 @@ def test_a_stream_that_is_left_leaves_the_callers_cache_with_what_it_wrote(archi
     ids = prompts(1)["input_ids"]
     plain = model.generate(ids, **FIXED)
     cache = DynamicCache(config=model.config)
-    pieces = rest_store.Generator(model, None, lambda prompt: Along(plain, prompt), adaptive=False).begin(
+    pieces = rest_store.Generator(model, None, lambda prompt: Along(plain, prompt), adaptive=False).stream(
         ids, **FIXED, past_key_values=cache
     )
     written: list[int] = []
@@ -137,7 +137,7 @@ def test_keys_and_values_are_held_once() -> None:
     generator = rest_store.Generator(model, None, lambda prompt: Along(plain, prompt))
     held = [
         sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
-        for _ in generator.begin(prompts(2), **FIXED, past_key_values=cache)
+        for _ in generator.stream(prompts(2), **FIXED, past_key_values=cache)
     ]
     assert held
     assert set(held) == {0}

@@ -64,8 +64,7 @@ def test_modes_are_refused_by_name() -> None:
 
 def test_a_streamer_that_nobody_would_call_is_refused() -> None:
     generator = rest_store.Generator(tiny_model("llama"))
-    for call in (generator.begin, lambda *arguments, **options: next(generator.stream(*arguments, **options))):
-        refused(ModeNotSupportedError, lambda call=call: call(prompts(1), streamer=object()), "Generator.generate")  # type: ignore[misc]
+    refused(ModeNotSupportedError, lambda: generator.stream(prompts(1), streamer=object()), "Generator.generate")
 
 
 def test_inputs_beside_text_are_refused() -> None:
@@ -132,7 +131,7 @@ PROMPTS: dict[str, tuple[Any, str]] = {
 def test_prompts_are_refused_by_name(name: str) -> None:
     prompt, fragment = PROMPTS[name]
     generator = rest_store.Generator(tiny_model("llama"))
-    for call in (generator.generate, generator.stream, generator.begin):
+    for call in (generator.generate, generator.stream):
         refused(PromptError, lambda call=call: call(prompt, **FIXED), "Generator", fragment)
 
 

@@ -65,7 +65,7 @@ def test_pieces_are_what_is_written(rows: int) -> None:
     inputs = prompts(rows)
     plain, drafter = scripted(model, inputs, bushy)
     generator = rest_store.Generator(model, None, drafter, adaptive=False)
-    pieces = generator.begin(inputs, **FIXED)
+    pieces = generator.stream(inputs, **FIXED)
     written: list[list[int]] = [[] for _ in range(rows)]
     origins: list[list[int]] = [[] for _ in range(rows)]
     for passes, piece in enumerate(pieces, start=1):
@@ -160,14 +160,12 @@ def test_no_drafter_is_plain_decoding() -> None:
 def test_tokens_become_text_when_their_characters_are_whole() -> None:
     words = text_tokenizer()
     text = "naïve café 漢字 ok"
-    writer = Detokenizer(words)
-    pushed = [writer.push(token) for token in words(text)["input_ids"]]
-    assert "".join(pushed) + writer.flush() == text
-    assert "" in pushed
-    assert not any("\ufffd" in part for part in pushed)
-    broken = Detokenizer(words)
-    assert [broken.push(token) for token in words("漢")["input_ids"][:2]] == ["", ""]
-    assert broken.flush() == "\ufffd"
+    detokenizer = Detokenizer(words)
+    added = [word for token in words(text)["input_ids"] for word in detokenizer.words([token])]
+    assert "".join(added) == text
+    assert "" in added
+    assert not any("\ufffd" in part for part in added)
+    assert Detokenizer(words).words(words("漢")["input_ids"][:2], last=True) == ["", "\ufffd"]
 
 
 def test_origins_have_colours() -> None:

@@ -119,7 +119,7 @@ def test_what_was_written_before_an_early_end_is_remembered(model: Any, way: str
         return scores
 
     generator = rest_store.Generator(model, None, [], remember=target)
-    pieces = generator.begin(inputs, max_new_tokens=32, logits_processor=[fails])
+    pieces = generator.stream(inputs, max_new_tokens=32, logits_processor=[fails])
     written: list[int] = []
     try:
         for piece in pieces:

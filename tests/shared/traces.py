@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from rest_store.datastore.tree import TokenTree
+from rest_store.generation.detokenizer import Detokenizer
 from rest_store.generation.drafts import NO_DRAFT, Draft
 from rest_store.generation.output import Piece, Statistics
 from rest_store.generation.page import page
@@ -45,12 +46,15 @@ def traced(
 
 
 def statistics_of(passes: Sequence[Piece]) -> Statistics:
-    statistics = Statistics()
+    statistics = Statistics(origins=[[]])
     for piece in passes:
         statistics.add(piece)
     return statistics
 
 
 def page_of(passes: Sequence[Piece], tokenizer: Any, **arguments: Any) -> str:
+    detokenizer = Detokenizer(tokenizer)
+    for piece in passes:
+        piece.words = [detokenizer.words(piece.tokens[0], last=piece is passes[-1])]
     usual = {"title": "a model", "prompt": "def add(", "labels": LABELS}
     return page(passes, statistics_of(passes), tokenizer, **{**usual, **arguments})
