@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-
-import torch
 
 MOST_SECONDS = 30.0  # for a comparison, but for the round that is under way then
 _NARROW = 1.1  # greatest ratio of the ends of an interval that a verdict rests on
@@ -108,25 +105,3 @@ class Comparison:
             f"plain decoding wrote {text} at {plain:.1f} tokens a second, drafts at {drafted:.1f}: {self.speedup}; "
             f"M {self.mean_tokens_at_max:.2f} if each pass verifies up to {self.max_nodes} draft tokens"
         )
-
-
-class RandomState:
-    """The random generators of torch as they are now, to draw the same numbers again.
-
-    Args:
-        device: whose generator is used beside that of the CPU.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._devices = [device] if device.type == "cuda" else []
-        self._state = torch.get_rng_state()
-        self._on_device = [torch.cuda.get_rng_state(device) for device in self._devices]
-
-    @contextmanager
-    def restored(self) -> Iterator[None]:
-        """Begin a block with this state; afterwards the generators go on as if nothing had been drawn in it."""
-        with torch.random.fork_rng(devices=self._devices):
-            torch.set_rng_state(self._state)
-            for device, state in zip(self._devices, self._on_device, strict=True):
-                torch.cuda.set_rng_state(state, device)
-            yield

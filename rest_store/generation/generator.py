@@ -17,7 +17,7 @@ from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.remembering import Targets
 from rest_store.drafting.sources import RecycledLogits
 from rest_store.errors import DrafterError, DraftingWarning, ModeNotSupportedError, PromptError, describe
-from rest_store.generation.comparison import Comparison, RandomState, Speedup, in_turns
+from rest_store.generation.comparison import Comparison, Speedup, in_turns
 from rest_store.generation.conversation import rendered
 from rest_store.generation.draft_sessions import SessionFactory
 from rest_store.generation.generate import session_factory_of
@@ -71,9 +71,9 @@ class Generator:
         Args:
             prompt: text, 1-D or 2-D token ids, or a mapping such as a tokenizer returns, all of which goes into the
                 model.
-            compare: generate again, plainly and with drafts in turns and with the same random numbers, for up to about
-                half a minute. The random generators of torch go on as if it had not been done. Sources with counts and
-                recycled logits know then what they knew before, and the output is remembered afterwards.
+            compare: before it, generate plainly and with drafts in turns and with the same random numbers, for up to
+                about half a minute. All goes on as if that had not been done: torch's random generators, recycled
+                logits, and what is remembered.
             on_piece: called with what each forward pass wrote.
             options: of `model.generate`, `streamer` and `stop_strings` included; and options of this generator, for
                 this generation alone.
@@ -89,24 +89,14 @@ class Generator:
         if compare and options.get("past_key_values") is not None:
             expected = "none: each of several generations would continue it"
             raise ModeNotSupportedError(describe("Generator", "past_key_values", "passed with compare=True", expected))
-        before, state = (self._copy(), RandomState(self.model.device)) if compare else (None, None)
-        target = options.get("remember", self._options.remember)
-        if compare:
-            options["remember"] = None
+        comparison = self._compare(prompt, options) if compare else None
         with self.stream(prompt, **options) as generation:
             if streamer is not None:
                 generation.stream_to(streamer)
             if on_piece is not None:
                 for piece in generation:
                     on_piece(piece)
-            output = self._output(generation)
-        if before is None or state is None:
-            return output
-        comparison = before._comparison(prompt, options, output, state)
-        if target is not None:
-            self._targets.note(target)
-            generation.remember(target)
-        return replace(output, comparison=comparison)
+            return replace(self._output(generation), comparison=comparison)
 
     def _output(self, generation: Generation) -> GeneratorOutput:
         """Run `generation` to its end and return what it wrote."""
@@ -117,51 +107,46 @@ class Generator:
         sources = accepted_by_source(generation.statistics.origins, self._source_names)
         return GeneratorOutput(result, generation.tokens, texts, generation.statistics, sources)
 
+    def _compare(self, prompt: Prompt, options: dict[str, Any]) -> Comparison:
+        """Generate plainly and with drafts in turns, without a trace."""
+        plain_options = self._with_stop_strings(self._split(options)[1])
+        devices = [self.model.device] if self.model.device.type == "cuda" else []
+        written: list[Any] = []
+
+        def timed(write: Callable[[], Any]) -> float:
+            with torch.random.fork_rng(devices=devices):
+                began = time.perf_counter()
+                written.append(write())
+                return time.perf_counter() - began
+
+        def plain() -> float:
+            return timed(lambda: self.model.generate(**self._inputs(prompt), **plain_options))
+
+        def drafted(**changes: Any) -> float:
+            generator, all_options = self._copy(), {**options, **changes, "remember": None}
+            return timed(lambda: generator.stream(prompt, **all_options).result())
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DraftingWarning)  # the generation itself issues it
+            drafted(adaptive=False, return_dict_in_generate=True)  # warms up, too
+            runs = in_turns({"plain": plain, "drafted": drafted})
+        texts = [getattr(output, "sequences", output) for output in written]
+        return Comparison(
+            speedup=Speedup.of(runs["plain"], runs["drafted"]),
+            identical=all(torch.equal(text, texts[0]) for text in texts),
+            tokens=written[0].statistics.tokens,
+            seconds=statistics.median(runs["plain"]),
+            drafted_seconds=statistics.median(runs["drafted"]),
+            max_nodes=self._split(options)[0].max_nodes_on(self.model.device),
+            mean_tokens_at_max=written[0].statistics.mean_tokens,
+        )
+
     def _copy(self) -> Generator:
-        """Return a generator that learns for itself from here on; it remembers nothing."""
+        """Return a generator that learns for itself from here on."""
         sources, vocabulary = self._sources, vocabulary_size(self.model)
         if isinstance(sources, list | tuple):
             sources = [source.copy(vocabulary) if isinstance(source, RecycledLogits) else source for source in sources]
-        return Generator(self.model, self.tokenizer, sources, **{**vars(self._options), "remember": None})
-
-    def _comparison(
-        self, prompt: Prompt, options: dict[str, Any], output: GeneratorOutput, state: RandomState
-    ) -> Comparison:
-        """Repeat `output`, plainly and with drafts, from this generator and `state`; both stay as they are."""
-        plain_options = self._with_stop_strings(self._split(options)[1])
-        identical = True
-
-        def plain() -> float:
-            nonlocal identical
-            with state.restored():
-                began = time.perf_counter()
-                written = self.model.generate(**self._inputs(prompt), **plain_options)
-                seconds = time.perf_counter() - began
-            identical &= torch.equal(getattr(written, "sequences", written), output.sequences)
-            return seconds
-
-        def drafted() -> float:
-            generator = self._copy()
-            with state.restored():
-                began = time.perf_counter()
-                generator.stream(prompt, **options).result()
-                return time.perf_counter() - began
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DraftingWarning)  # issued once, for the first generation
-            runs = in_turns({"plain": plain, "drafted": drafted})
-            with state.restored():
-                widest = self._copy().stream(prompt, **{**options, "adaptive": False})
-                widest.result()
-        return Comparison(
-            speedup=Speedup.of(runs["plain"], runs["drafted"]),
-            identical=identical,
-            tokens=output.statistics.tokens,
-            seconds=statistics.median(runs["plain"]),
-            drafted_seconds=statistics.median(runs["drafted"]),
-            max_nodes=widest.max_nodes,
-            mean_tokens_at_max=widest.statistics.mean_tokens,
-        )
+        return Generator(self.model, self.tokenizer, sources, **vars(self._options))
 
     def stream(self, prompt: Prompt, **options: Any) -> Generation:
         """Return the generation, to iterate over what each forward pass wrote, to its end or until `close`.

@@ -44,7 +44,6 @@ class Generation:
 
     Attributes:
         statistics: up to date after each piece.
-        max_nodes: most draft tokens of a step.
 
     All other arguments, and errors, are those of `rest_store.generate`.
     """
@@ -72,7 +71,7 @@ class Generation:
     ) -> None:
         sample = bool(generation_config.do_sample)
         self._stops = Stops(stopping_criteria)
-        self.max_nodes = options.max_nodes_on(model.device)
+        self._max_nodes = options.max_nodes_on(model.device)
         require_mode(generation_config, logits_processor)
         typical = options.acceptance != ACCEPTANCES[0]
         if typical:
@@ -152,7 +151,7 @@ class Generation:
         piece = self._acceptance.accept(prompt.logits, top_tokens, [NO_DRAFT] * len(self._rows))
         piece.forward_seconds = seconds
         self._cache = prompt.cache
-        self._verifier = Verifier(self._model, prompt, 1 + self.max_nodes)
+        self._verifier = Verifier(self._model, prompt, 1 + self._max_nodes)
         sessions.accept(piece, top_tokens)
         return piece
 
@@ -180,13 +179,13 @@ class Generation:
         """Return whether sessions were asked, and the tree of each row, empty where there is none."""
         drafts = [NO_DRAFT] * len(self._rows)
         rooms = [0 if row.ended else int(min(self._longest, 2**31)) - len(row.tokens) for row in self._rows]
-        asked = sessions.active and self.max_nodes > 0 and max(rooms) > 1
+        asked = sessions.active and self._max_nodes > 0 and max(rooms) > 1
         if not asked or (self._policy is not None and not self._policy.wants_drafts()):
             return False, drafts
-        costs = None if self._policy is None else self._policy.costs(1, self.max_nodes)
+        costs = None if self._policy is None else self._policy.costs(1, self._max_nodes)
         for row, room in enumerate(rooms):
             if room > 1:
-                drafts[row] = Draft(sessions.draft(row, self.max_nodes, costs), room - 1)
+                drafts[row] = Draft(sessions.draft(row, self._max_nodes, costs), room - 1)
         return True, drafts
 
     def _read(self, logits: torch.Tensor, sessions: DraftSessions) -> TopTokens:
@@ -224,7 +223,9 @@ class Generation:
         self._closed = True
         target, self._target = self._target, None
         if target is not None:
-            self.remember(target)
+            outputs = [OutputDocument.of(*texts) for texts in zip(self._prompt_ends, self.tokens, strict=False)]
+            documents = [document for document in outputs if document is not None]
+            remember(target, documents, self.statistics.remembered)
         verifier, self._verifier = self._verifier, None
         if verifier is not None:
             verifier.close()
@@ -239,12 +240,6 @@ class Generation:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def remember(self, target: RememberTarget) -> None:
-        """Add the output so far to `target`, beside all else, as `options.remember` does on closing."""
-        outputs = [OutputDocument.of(*texts) for texts in zip(self._prompt_ends, self.tokens, strict=False)]
-        documents = [document for document in outputs if document is not None]
-        remember(target, documents, self.statistics.remembered)
 
     def stream_to(self, streamer: Any) -> None:
         """Run to the end and give a streamer of transformers the prompt and each token.
