@@ -207,10 +207,8 @@ class Generator:
         """
         if isinstance(prompt, str):
             prompt = rendered(self._needed_tokenizer(), prompt).inputs
-        if isinstance(prompt, Mapping):
-            rows = {name: _rows(name, value) for name, value in prompt.items() if value is not None}
-        else:
-            rows = {"input_ids": _rows("input_ids", prompt)}
+        named = prompt if isinstance(prompt, Mapping) else {"input_ids": prompt}
+        rows = {name: _rows(name, value) for name, value in named.items() if value is not None or value is prompt}
         if (ids := rows.get("input_ids")) is not None:
             rows["input_ids"] = _token_ids(ids, vocabulary_size(self.model))
         return {name: tensor.to(self.model.device) for name, tensor in rows.items()}

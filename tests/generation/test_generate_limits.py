@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import transformers
 
 import rest_store
 from rest_store.generation.drafts import EMPTY
-from tests.shared.tiny import VOCABULARY, Scripted, bushy, futures_of, prompts, right, tiny_model
+from tests.shared.tiny import VOCABULARY, bushy, drafted, prompts, right, tiny_model
 
 POSITIONS = 32
 _SIZES = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
@@ -55,22 +54,6 @@ class Positions:
     def _note(self, model: Any, arguments: Any, options: dict[str, Any]) -> None:
         self.greatest = max(self.greatest, int(options["position_ids"].max()))
         self.least = min(self.least, int(options["position_ids"].min()))
-
-
-def drafted(
-    model: Any, inputs: dict[str, Any], plain: torch.Tensor, scripts: list[Callable[..., Any]], **options: Any
-) -> Any:
-    """The output with a script for each row."""
-    futures = futures_of(inputs, plain)
-    by_prompt = dict(zip(futures, scripts, strict=True))
-    return model.generate(
-        **inputs,
-        custom_generate=rest_store.generate,
-        drafter=lambda prompt: Scripted(prompt, futures, by_prompt[tuple(prompt)]),
-        adaptive=False,
-        return_dict_in_generate=True,
-        **options,
-    )
 
 
 def silent(future: list[int], random: Any, max_nodes: int) -> Any:

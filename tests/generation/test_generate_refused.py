@@ -209,18 +209,6 @@ def t5() -> Any:
     return transformers.T5ForConditionalGeneration(config)
 
 
-def bart() -> Any:
-    config = transformers.BartConfig(vocab_size=VOCABULARY, d_model=32, decoder_layers=1, decoder_attention_heads=4,
-                                     decoder_ffn_dim=48, is_decoder=True, is_encoder_decoder=False)  # fmt: skip
-    return transformers.BartForCausalLM(config)
-
-
-def mini_max() -> Any:
-    config = transformers.MiniMaxConfig(**SIZES, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
-                                        head_dim=8, num_local_experts=2, num_experts_per_tok=1)  # fmt: skip
-    return transformers.MiniMaxForCausalLM(config)
-
-
 REFUSED: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "mamba": (
         lambda: transformers.MambaForCausalLM(transformers.MambaConfig(**SIZES, state_size=4)),
@@ -231,14 +219,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         ("BloomForCausalLM", "the position of a token", "ALiBi"),
     ),
     "t5": (t5, ("T5ForConditionalGeneration", "encoder-decoder")),
-    "bart": (bart, ("BartForCausalLM", "the position of a token", "counted by the model itself")),
-    "mini_max": (mini_max, ("the attention of a layer", "'linear_attention'")),
-    "openai": (
-        lambda: transformers.OpenAIGPTLMHeadModel(
-            transformers.OpenAIGPTConfig(vocab_size=VOCABULARY, n_positions=64, n_embd=32, n_layer=1, n_head=4)
-        ),
-        ("OpenAIGPTLMHeadModel", "its state", "not in a standard key-value cache"),
-    ),
 }
 
 
@@ -258,21 +238,6 @@ def test_what_grows_with_the_length_is_refused_beyond_it() -> None:
     inputs = {"input_ids": prompts(1)["input_ids"], "attention_mask": torch.ones(1, 37 + 14, dtype=torch.long)}
     options = {"inputs": inputs, "past_key_values": cache, "max_new_tokens": 1}
     refused_early(ModelNotSupportedError, llama, "max_length is 52", **options)
-
-
-@pytest.mark.parametrize("masked", [True, False])
-def test_the_next_turn_of_a_conversation_is_as_long_as_its_tokens(masked: bool) -> None:
-    """All tokens are passed beside a cache that holds most of them, with a mask or without one."""
-    llama = tiny_model("llama")
-    llama.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 38}
-    cache = DynamicCache(config=llama.config)
-    text = ask(llama, past_key_values=cache, max_new_tokens=10)
-    inputs = {"input_ids": torch.cat([text, prompts(1, 6)["input_ids"]], dim=1)}
-    if masked:
-        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
-    plain = llama.generate(**inputs, max_new_tokens=8, do_sample=False)
-    assert torch.equal(ask(llama, inputs=inputs, past_key_values=cache, max_new_tokens=8), plain)
-    refused_early(ModelNotSupportedError, llama, "max_length is 39", inputs=inputs, max_new_tokens=9)
 
 
 def test_attention_without_masks_and_without_a_way_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,45 +66,23 @@ def begun(model: Any, inputs: Any, session: Any = Scripted, **options: Any) -> t
     return generator.stream(inputs, **FIXED, **options), plain
 
 
-def answers_twice(model: Any, cache: Any, held: list[BaseException]) -> None:
-    """Two turns with one cache are those of two turns with another one, though `held` is dropped between them."""
-    other = prompts(1, 9, seed=7)["input_ids"]
-    new = prompts(1, 6, seed=8)["input_ids"]
-    texts = []
-    for used in (DynamicCache(config=model.config), cache):
-        first = model.generate(other, past_key_values=used, max_new_tokens=8, do_sample=False)
-        if used is cache:
-            held.clear()
-            gc.collect()
-        more = torch.cat([first, new], dim=1)
-        texts.append(model.generate(more, past_key_values=used, max_new_tokens=8, do_sample=False))
-    assert torch.equal(*texts)
-
-
 # --- A cache that is in use again -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("architecture", KINDS)
 @pytest.mark.parametrize("way", ["function", "generator"])
-def test_an_error_that_is_held_changes_no_cache(way: str, architecture: str) -> None:
-    model = tiny_model(architecture)
+def test_a_reader_that_goes_away_leaves_a_cache_with_what_was_written(way: str) -> None:
+    model = tiny_model("llama")
     cache = DynamicCache(config=model.config)
-    held: list[BaseException] = []
-
-    def ask() -> None:
-        options = {**FIXED, "past_key_values": cache}
-        if way == "generator":
-            rest_store.Generator(model).generate(prompts(1), **options, streamer=Raising())
-        else:
-            model.generate(**prompts(1), **options, custom_generate=rest_store.generate, stream_to=Raising())
-
-    try:
-        ask()
-    except ConnectionError as error:
-        held.append(error)
-    assert int(cache.get_seq_length()) == 16, "what was written, at once"
-    cache.reset()
-    answers_twice(model, cache, held)
+    options = {**FIXED, "past_key_values": cache}
+    ways: dict[str, Any] = {
+        "function": lambda: model.generate(
+            **prompts(1), **options, custom_generate=rest_store.generate, stream_to=Raising()
+        ),
+        "generator": lambda: rest_store.Generator(model).generate(prompts(1), **options, streamer=Raising()),
+    }
+    with pytest.raises(ConnectionError):
+        ways[way]()
+    assert int(cache.get_seq_length()) == 16
 
 
 @pytest.mark.parametrize("drafted", [True, False])
@@ -239,6 +217,3 @@ def test_what_is_refused_leaves_nothing_to_close(monkeypatch: pytest.MonkeyPatch
         begun(tiny_model("llama"), prompts(2), logits_processor=[Uncopyable()], remember=Unasked())
     gc.collect()
     assert not raised
-
-
-# --- What sessions are given ------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -80,27 +79,6 @@ def test_pieces_are_what_is_written(rows: int) -> None:
     assert torch.equal(pieces.result(), plain)
     streamed = [token for piece in generator.stream(inputs, **FIXED) for token in piece.tokens[0]]
     assert streamed == written[0]
-
-
-def test_leaving_a_stream_ends_the_generation() -> None:
-    model = tiny_model("llama")
-    inputs = prompts(1)
-    closed = threading.Event()
-
-    class Closing(Scripted):
-        def close(self) -> None:
-            closed.set()
-
-    plain = model.generate(**inputs, **FIXED)
-    futures = futures_of(inputs, plain)
-    stream = rest_store.Generator(model, None, lambda prompt: Closing(prompt, futures, right)).stream(inputs, **FIXED)
-    first = next(iter(stream))
-    assert first.tokens == [[int(plain[0, 14])]]
-    assert not closed.is_set()
-    stream.close()  # type: ignore[attr-defined]
-    assert closed.wait(60.0), "its session, too"
-    again = model.generate(**inputs, **FIXED)
-    assert torch.equal(again, plain)
 
 
 @pytest.fixture(scope="module")

@@ -9,10 +9,9 @@ import pytest
 import torch
 
 import rest_store.generation.generate as entry
-from rest_store.bench.baselines import tree_of
-from rest_store.generation import loop, policies
+from rest_store.generation import loop
 from rest_store.generation.verify import Verifier
-from tests.shared.tiny import Scripted, futures_of, prompts, right, tiny_model
+from tests.shared.tiny import SameTree, Scripted, futures_of, prompts, right, tiny_model
 
 
 def test_a_generation_measures_and_hands_costs_to_its_session() -> None:
@@ -69,20 +68,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     return clock
 
 
-class Always:
-    """Drafts a tree that is almost always wrong."""
-
-    def __init__(self, prompt: list[int]) -> None:
-        pass
-
-    def draft(self, *, max_nodes: int, costs: Any) -> Any:
-        return tree_of([[3] * min(4, max_nodes)])
-
-    def accept(self, tokens: Any) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+def always(prompt: list[int]) -> SameTree:
+    """A session whose drafts are almost always wrong."""
+    return SameTree([[3] * 4])
 
 
 def timed(model: Any, clock: Clock, drafter: Any, new_tokens: int, **options: Any) -> tuple[float, Any]:
@@ -101,7 +89,7 @@ def timed(model: Any, clock: Clock, drafter: Any, new_tokens: int, **options: An
 
 
 def test_where_nothing_may_be_drafted_nothing_is_asked(clock: Clock) -> None:
-    _, output = timed(tiny_model("llama"), clock, Always, 24, max_nodes=0)
+    _, output = timed(tiny_model("llama"), clock, always, 24, max_nodes=0)
     assert output.statistics.drafts.asked == 0
 
 
@@ -111,7 +99,7 @@ def test_drafting_pauses_although_plain_steps_used_to_cost_more(clock: Clock) ->
     clock.cost = lambda nodes, held: 0.02
     timed(model, clock, None, 12)
     clock.cost = lambda nodes, held: 0.01 * (1 + 0.03 * nodes)
-    took, output = timed(model, clock, Always, 200)
+    took, output = timed(model, clock, always, 200)
     assert output.statistics.drafts.asked < 80
     assert took < 1.05 * 199 * 0.01
 
@@ -132,12 +120,3 @@ def test_measuring_costs_little_and_nothing_where_it_is_known(clock: Clock) -> N
     step = clock.cost(5, 0)
     assert least < first < least + 2 * step
     assert later < least + step
-
-
-def test_costs_are_kept_apart_by_what_they_depend_on(clock: Clock) -> None:
-    model = tiny_model("llama")
-    for _ in range(2):
-        timed(model, clock, Always, 5)
-    assert len(policies._policies[model]) == 1
-    timed(model.to(torch.float64), clock, Always, 5)
-    assert len(policies._policies[model]) == 2

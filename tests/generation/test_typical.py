@@ -25,25 +25,9 @@ from rest_store.generation import typical
 from rest_store.generation.rows import rows_of
 from rest_store.generation.typical import plausible, typical_path
 from tests.shared.strategies import refused
-from tests.shared.tiny import prompts, tiny_model
+from tests.shared.tiny import SameTree, prompts, tiny_model
 
 EVERYTHING = {"acceptance": "typical"}
-
-
-class Same:
-    """A session that drafts the same tree at each step."""
-
-    def __init__(self, *paths: Sequence[int]) -> None:
-        self.tree = tree_of(paths)
-
-    def draft(self, *, max_nodes: int, costs: Any) -> TokenTree:
-        return self.tree
-
-    def accept(self, tokens: Sequence[int]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def path(tree: TokenTree, logits: torch.Tensor, *processors: Any, ends: Sequence[int] = ()) -> list[int]:
@@ -117,7 +101,7 @@ def generate(model: Any, inputs: dict[str, torch.Tensor], *paths: Sequence[int],
         **inputs,
         **{"max_new_tokens": 12, "do_sample": True, "top_k": 0, **more},
         custom_generate=rest_store.generate,
-        drafter=lambda _: Same(*paths),
+        drafter=lambda _: SameTree(paths),
         adaptive=False,
         return_dict_in_generate=True,
     )
