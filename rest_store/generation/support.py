@@ -28,7 +28,8 @@ def require_model(model: Any, length: float) -> None:
 
     Raises:
         ModelNotSupportedError: an encoder-decoder, no key-value cache, positions that are not an argument (ALiBi and
-            others) or that are places in the cache, or rotary embeddings that change within `length`.
+            others) or that are places in the cache, rotary embeddings that change within `length`, or weights that are
+            split over several processes.
     """
     name = type(model).__name__
     config = model.config.get_text_config(decoder=True)
@@ -45,10 +46,24 @@ def require_model(model: Any, length: float) -> None:
         position = "a place in the cache"
     if position is not None:
         raise ModelNotSupportedError(describe(name, "the position of a token", position, "an argument, position_ids"))
+    if (split := _split_over_processes(model)) is not None:
+        expected = "whole in this process: processes that draft by their own clocks would wait for each other for ever"
+        raise ModelNotSupportedError(describe(name, "the model", split, expected))
     for what, limit in _growing_rope(config):
         if length > limit:
             reason = f"{length}, where {what}"
             raise ModelNotSupportedError(describe(name, "max_length", reason, f"at most {limit}"))
+
+
+def _split_over_processes(model: Any) -> str | None:
+    """Return how the weights of `model` are split over several processes; None if they are not."""
+    if (getattr(model, "tp_size", None) or 1) > 1:
+        return "split by tensor parallelism"
+    if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
+        return "split by DeepSpeed ZeRO-3"
+    if any(getattr(module, "_is_fsdp_managed_module", False) for module in model.modules()):
+        return "split by FSDP"
+    return None
 
 
 def position_count(model: Any) -> float:

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from transformers import DynamicCache, LogitsProcessor
 
 import rest_store
@@ -226,6 +228,22 @@ REFUSED: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
 def test_models_are_refused_by_name(name: str) -> None:
     make, fragments = REFUSED[name]
     refused_early(ModelNotSupportedError, make(), *fragments)
+
+
+def test_weights_that_are_split_over_processes_are_refused() -> None:
+    """By the marks that transformers, DeepSpeed and, here for real, torch leave on them."""
+    tensor_parallel, zero, sharded = (tiny_model("llama") for _ in range(3))
+    tensor_parallel._tp_size = 2
+    refused_early(ModelNotSupportedError, tensor_parallel, "the model is split by tensor parallelism")
+    zero.lm_head.weight.ds_id = 0
+    refused_early(ModelNotSupportedError, zero, "the model is split by DeepSpeed ZeRO-3")
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        for layer in sharded.model.layers:
+            fully_shard(layer, mesh=init_device_mesh("cpu", (1,)))
+        refused_early(ModelNotSupportedError, sharded, "the model is split by FSDP")
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_what_grows_with_the_length_is_refused_beyond_it() -> None:
