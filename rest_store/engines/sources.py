@@ -31,7 +31,6 @@ from rest_store.live.opening import open_store
 from rest_store.service.address import is_service
 
 if TYPE_CHECKING:
-    from rest_store.live.live_datastore import LiveDatastore
     from rest_store.service.client.client import DatastoreClient
 
 _CONNECT_SECONDS = 2.0
@@ -80,7 +79,9 @@ class EngineSources:
                 if is_service(path):
                     sources[path] = _client(path, {**settings.access(), "tokenizer": self._identity}, log)
                 elif path == remember:
-                    sources[path] = _writable(path, tokenizer)
+                    from rest_store.live.live_datastore import LiveDatastore  # loads what sorts
+
+                    sources[path] = LiveDatastore.open(path, tokenizer=tokenizer)
                 else:
                     sources[path] = open_store(path, tokenizer=self._identity)
                 stack.callback(sources[path].close)
@@ -153,13 +154,6 @@ class EngineSources:
 def _normal(path: str) -> str:
     """Return the same text for paths that are spelled differently; an address as it is."""
     return path if is_service(path) else str(Path(path))
-
-
-def _writable(path: str, tokenizer: object) -> LiveDatastore:
-    """Return the live datastore in the directory `path`, opened for writing."""
-    from rest_store.live.live_datastore import LiveDatastore
-
-    return LiveDatastore.open(path, tokenizer=tokenizer)
 
 
 def _client(address: str, options: dict[str, Any], log: logging.Logger) -> DatastoreClient:

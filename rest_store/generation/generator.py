@@ -14,7 +14,7 @@ import torch
 from transformers import StopStringCriteria
 
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.remembering import Targets
+from rest_store.drafting.remembering import flush_all
 from rest_store.drafting.sources import RecycledLogits
 from rest_store.errors import DrafterError, DraftingWarning, ModeNotSupportedError, PromptError, describe
 from rest_store.generation.comparison import Comparison, Speedup, in_turns
@@ -56,7 +56,6 @@ class Generator:
         self._source_names = source_names(sources)
         self._calibration = functools.cache(Calibration.default)  # shared by all generations
         self._session_factory(self._options)
-        self._targets = Targets()
 
     def generate(
         self,
@@ -158,7 +157,6 @@ class Generator:
             expected = "none: iterate over the pieces, or pass it to Generator.generate"
             raise ModeNotSupportedError(describe("Generator", "streamer", "given to stream", expected))
         draft_options, others = self._split(options)
-        self._targets.note(draft_options.remember)
         generation: Generation = self.model.generate(
             **self._inputs(prompt),
             **self._with_stop_strings(others),
@@ -170,7 +168,7 @@ class Generator:
         return generation
 
     def flush(self, seconds: float | None = None) -> bool:
-        """Wait until the outputs so far are in what they are remembered in, that of a single call included.
+        """Wait until the outputs so far are in what they are remembered in, those of other generators included.
 
         Args:
             seconds: wait no longer; None: as long as it takes.
@@ -178,7 +176,7 @@ class Generator:
         Returns:
             Whether nothing is left to be written.
         """
-        return self._targets.flush(seconds)
+        return flush_all(seconds)
 
     def _split(self, options: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
         """Return how to draft, and the options of `model.generate`."""

@@ -196,9 +196,9 @@ def test_a_stream_is_the_session_in_process(service: Service, phrases: Path) -> 
     """Answers are the trees that the same calls give here, and their sequences those of the requests."""
     stores = [Datastore.open(phrases) for _ in range(3)]
     sources = [*stores, PromptLookup(), RecycledLogits()]
-    with service.stub() as stub, DraftSession(sources, [1, 2, 3, 1, 2], prompt_top_k=[[4, 9]]) as here:
+    with service.stub() as stub, DraftSession(sources, [1, 2, 3, 1, 2]) as here:
         talk = SessionTalk(stub)
-        fields = {"prompt_lookup": True, "recycled_logits": b"", "top_k": top_k([[4, 9]])}
+        fields = {"prompt_lookup": True, "recycled_logits": b""}
         first = opening(1, 2, 3, 1, 2, nodes=4, selection=THREE, **fields)
         first.draft.sequence = 2**64 - 1
         answer = talk.ask(first)
