@@ -59,7 +59,6 @@
     |   |-- DrafterError                neither a list of sources nor a callable         (TypeError)
     |   |-- RememberError               outputs cannot be added to this object           (TypeError)
     |   |-- PromptError                 a prompt is neither text nor token ids           (ValueError)
-    |   |-- GenerationFailedError       an earlier step failed; there is no more text    (RuntimeError)
     |   `-- ModelLoadError              a model cannot be loaded                         (OSError)
     |-- MissingExtraError               a package that a name needs is not installed   (ImportError)
     |-- EngineSettingsError             a drafter's setting in a serving engine is wrong (ValueError)
@@ -321,10 +320,6 @@ class RememberError(GenerationError, TypeError):
 
 class PromptError(GenerationError, ValueError):
     """The prompt is neither text nor token ids in rows of equal length."""
-
-
-class GenerationFailedError(GenerationError, RuntimeError):
-    """An earlier step of the generation failed, so its text is not complete."""
 
 
 class DraftingWarning(RuntimeWarning):

@@ -161,7 +161,6 @@ def generate(
     writer = Writer(
         generator,
         options,
-        names=[*("remembered" if place == target else "datastore" for place in stores), "prompt", "recycled"],
         labels=[*stores, "prompt lookup", "recycled logits"],
         seed=seed,
         compare=compare,

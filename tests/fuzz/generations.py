@@ -94,7 +94,6 @@ def plain_text(plan: Plan, model: Any) -> Text | BaseException:
     def call() -> Any:
         nonlocal begin
         asked = {**plan.prepare(model), **plainly(plan.options, model)}
-        asked.pop("prompt_lookup_num_tokens", None)  # ours ignores it, with a warning
         begin = asked["input_ids"].shape[1] if "input_ids" in asked else 0
         if plan.options["do_sample"] and plan.rows > 1:
             asked["custom_generate"] = rest_store.generate
@@ -147,7 +146,7 @@ def _drafted(
         generator = rest_store.Generator(model, tokenizer, made, **plan.drafting)
         if plan.way == "generator":
             return write(lambda: generator.generate(prompt, **asked).result)
-        generation = generator.begin(prompt, **asked)
+        generation = generator.stream(prompt, **asked)
         steps = chance.randrange(1, 8) if plan.way == "left" else 10**9
         pieces: list[list[int]] = []
         for step, piece in enumerate(generation, start=1):

@@ -175,7 +175,7 @@ class Fuzzer(campaign.Fuzzer):
                     sources = [client, *chance.sample(local, chance.randrange(3))]
                     generator = rest_store.Generator(model, None, sources, adaptive=False, source_timeout=timeout)
                     torch.manual_seed(seed)
-                    generation = generator.begin(inputs, **options)
+                    generation = generator.stream(inputs, **options)
                     for step, _ in enumerate(generation):
                         while acts and acts[0][0] <= step:
                             acts.pop(0)[2]()

@@ -226,16 +226,11 @@ def some_way(chance: random.Random, plan: Plan) -> None:
     drafting["adaptive"] = chance.random() < 0.3
     if chance.random() < 0.6:
         drafting["max_nodes"] = chance.choice([0, 1, 3, 16, 64, 200])
-    if chance.random() < 0.3:
-        drafting["widths"] = chance.choice([(1, 4, 17), (1,), (9,), (70, 1)])
     if chance.random() < 0.5:
         drafting["source_timeout"] = chance.choice([None, 0, 0.005, 20])
     if chance.random() < 0.03:
-        drafting.update(
-            chance.choice([{"max_nodes": -1}, {"max_nodes": 2000}, {"widths": (0,)}, {"source_timeout": -1}])
-        )
-        plan.refused = drafting.get("max_nodes") in (-1, 2000) or 0 in drafting.get("widths", ())
-        plan.refused = plan.refused or drafting.get("source_timeout") == -1
+        drafting.update(chance.choice([{"max_nodes": -1}, {"max_nodes": 2000}, {"source_timeout": -1}]))
+        plan.refused = drafting.get("max_nodes") in (-1, 2000) or drafting.get("source_timeout") == -1
     if plan.way == "generator" and chance.random() < 0.3:
         tokenizer = text_tokenizer()
         tokens = [chance.randrange(30, VOCABULARY) for _ in range(chance.randrange(1, 5))]
