@@ -10,25 +10,14 @@ from rest_store.errors import ServeError, describe
 TOKEN_VARIABLE = "REST_STORE_TOKEN"
 TOKEN_EXPECTED = "1 to 4096 visible ASCII characters, no blanks"
 _LONGEST = 4096  # characters; gRPC refuses metadata of more than 8 KiB
-_WRITE, _DATASTORE = "write", "datastore="
+_WRITE = "write"
 
 
 class Grant(NamedTuple):
-    """A token, and what it allows.
-
-    Attributes:
-        token: as clients send it; empty where none is required.
-        may_write: whether it allows adding to live datastores and deleting.
-        datastores: names of the datastores that it is for, the others are hidden from it; None: all.
-    """
+    """A token, and whether it allows adding to live datastores and deleting. It is empty where none is required."""
 
     token: str
     may_write: bool = False
-    datastores: frozenset[str] | None = None
-
-    def includes(self, name: str) -> bool:
-        """Whether it is for the datastore of this name."""
-        return self.datastores is None or name in self.datastores
 
 
 def is_token(token: object) -> bool:
@@ -39,7 +28,7 @@ def is_token(token: object) -> bool:
 def grants_in(path: Path) -> list[Grant]:
     """Return the grants of a file, one a line; empty lines and lines that start with # are skipped.
 
-    A line is `TOKEN [write] [datastore=NAME ...]`.
+    A line is `TOKEN`, or `TOKEN write`.
 
     Raises:
         ServeError: the file cannot be read, is not ASCII, holds no token, or a line is malformed.
@@ -52,21 +41,11 @@ def grants_in(path: Path) -> list[Grant]:
     grants = []
     for number, line in enumerate(lines, 1):
         if line and not line.startswith("#"):
-            grant = _grant(line)
-            if grant is None:  # what the line says is a secret
-                expected = f"{TOKEN_EXPECTED}; then, after blanks, perhaps `{_WRITE}` and `{_DATASTORE}NAME`"
+            token, *allowed = line.split()
+            if not is_token(token) or allowed not in ([], [_WRITE]):  # what the line says is a secret
+                expected = f"{TOKEN_EXPECTED}; then, after a blank, perhaps `{_WRITE}`"
                 raise ServeError(describe(path, f"line {number}", "not a token with what it allows", expected))
-            grants.append(grant)
+            grants.append(Grant(token, bool(allowed)))
     if not grants:
         raise ServeError(describe(path, "token file", "without a token", "one token a line"))
     return grants
-
-
-def _grant(line: str) -> Grant | None:
-    """Return the grant of a line; None if the line is malformed."""
-    token, *allowed = line.split()
-    names = frozenset(word.removeprefix(_DATASTORE) for word in allowed if word.startswith(_DATASTORE))
-    others = [word for word in allowed if not word.startswith(_DATASTORE)]
-    if not is_token(token) or "" in names or others not in ([], [_WRITE]):
-        return None
-    return Grant(token, bool(others), names or None)

@@ -172,7 +172,7 @@ def description(**changes: Any) -> pb.DatastoreDescription:
         [description(), description()],
         [description(tokenizer=pb.TokenizerDescription(name="t", fingerprint="md5", vocabulary_size=9))],
         [description(tokenizer=pb.TokenizerDescription(name="t", fingerprint="sha256:" + "0" * 64))],
-        [description(built={"seconds": 2**62})],
+        [description(built=2**62)],
     ],
 )
 def test_invalid_descriptions_are_refused(datastores: list[pb.DatastoreDescription]) -> None:

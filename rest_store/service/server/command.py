@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import resource
 import signal
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -24,10 +25,9 @@ from rest_store.terminal import loading
 
 if TYPE_CHECKING:
     from rest_store.datastore.part import Part
-    from rest_store.service.server.certificates import CertificateFiles
     from rest_store.service.server.server import Options
 
-
+_MOST_FILES = 1 << 16
 _LIMITS = {
     "max_contexts": "Most contexts of a request, times datastores; most documents of one.",
     "max_in_flight": "Most requests in flight.",
@@ -43,7 +43,8 @@ def _limit_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add an option for each of these limits."""
     for name, text in reversed(_LIMITS.items()):
         option = f"--{name.replace('_', '-')}"
-        command = click.option(option, metavar="N", default=getattr(Limits, name), help=text)(command)
+        greatest = click.IntRange(1, 1 << (50 if name == "max_session_memory" else 30))
+        command = click.option(option, metavar="N", type=greatest, default=getattr(Limits, name), help=text)(command)
     return command
 
 
@@ -129,12 +130,14 @@ def serve(
     """Serve drafts from datastores over gRPC: built ones, and live ones that grow with what clients add.
 
     Clients select a datastore by the name of its directory, or by NAME. After SIGTERM the service ends once running
-    calls are done. SIGHUP makes it read datastores, tokens and certificates again.
+    calls are done. SIGHUP makes it open datastores again.
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the service handles it; nothing has been read yet
     if not datastores and not live:
         raise click.UsageError("Missing argument '[NAME=]DIR...', or --live")
-    _require_whole_certificate(tls_cert, tls_key, tls_client_ca)
+    if (tls_cert is None) != (tls_key is None) or (tls_client_ca is not None and tls_cert is None):
+        raise click.UsageError("--tls-cert and --tls-key need each other, and --tls-client-ca needs both")
+    _allow_files()
     _spare_a_thread()
     from rest_store.service.server.server import Options
 
@@ -144,7 +147,9 @@ def serve(
             live=[_name_and_directory(text) for text in live],
             live_tokenizer=_tokenizer(live_tokenizer),
             addresses=[Address.parse(text, "--listen") for text in listen],
-            certificates=_certificates(tls_cert, tls_key, tls_client_ca),
+            certificate=tls_cert,
+            key=tls_key,
+            client_authority=tls_client_ca,
             token_file=token_file,
             token=os.environ.get(TOKEN_VARIABLE) or None,
             insecure=insecure,
@@ -156,10 +161,12 @@ def serve(
     )
 
 
-def _require_whole_certificate(certificate: Path | None, key: Path | None, client_authority: Path | None) -> None:
-    """Raise UsageError for a certificate without its key, a key without it, or clients' certificates without both."""
-    if (certificate is None) != (key is None) or (client_authority is not None and certificate is None):
-        raise click.UsageError("--tls-cert and --tls-key need each other, and --tls-client-ca needs both")
+def _allow_files() -> None:
+    """Raise the limit of open files as far as the system allows, so that connections cannot use up all."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
 def _tokenizer(name: str | None) -> object:
@@ -170,14 +177,6 @@ def _tokenizer(name: str | None) -> object:
 
     with loading(f"tokenizer {name}"):
         return load_tokenizer(name)
-
-
-def _certificates(certificate: Path | None, key: Path | None, client_authority: Path | None) -> CertificateFiles | None:
-    if certificate is None or key is None:
-        return None
-    from rest_store.service.server.certificates import CertificateFiles
-
-    return CertificateFiles(certificate, key, client_authority)
 
 
 def _metrics_address(text: str | None) -> Address | None:

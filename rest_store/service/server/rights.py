@@ -26,24 +26,13 @@ class BearerTokens:
     def __init__(self, path: Path | None = None, token: str | None = None) -> None:
         if token is not None and not is_token(token):
             raise ServeError(describe("service", TOKEN_VARIABLE, "not a token", TOKEN_EXPECTED))
-        self._path = path
-        self._token = token
-        self._grants: dict[bytes, Grant] = {}
-        self.reload()
-
-    def reload(self) -> None:
-        """Read the file again; on an error the tokens stay as they are."""
-        grants = [Grant(self._token)] if self._token else []
-        if self._path is not None:
-            grants += grants_in(self._path)
+        grants = [Grant(token)] if token else []
+        if path is not None:
+            grants += grants_in(path)
         self._grants = {_digest(grant.token): grant for grant in grants}
 
     def __bool__(self) -> bool:
         return bool(self._grants)
-
-    def current(self, grant: Grant) -> Grant | None:
-        """Return what the token of `grant`, which `require` returned once, allows now; None if it is not accepted."""
-        return self._grants.get(_digest(grant.token)) if self._grants else grant
 
     def require(self, metadata: Any) -> Grant:
         """Return what the bearer token of a call allows.

@@ -1,0 +1,82 @@
+"""What a service says over HTTP: its metrics, that it is alive, and whether it is ready."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+
+from rest_store.errors import ServeError
+from rest_store.service.address import Address
+
+_log = logging.getLogger(__name__)
+
+
+class HttpServer(ThreadingHTTPServer):
+    """Answers GET of `/metrics`, `/healthz` and `/readyz`, in threads of its own, from when it is made until `stop`.
+
+    `/healthz` is 200 as long as the process answers; `/readyz` is 503 while it can serve no datastore, or shuts down.
+
+    Args:
+        address: where it listens.
+        registry: the metrics.
+        is_ready: whether the service can answer.
+
+    Attributes:
+        url: of the metrics.
+
+    Raises:
+        ServeError: the address cannot be bound.
+    """
+
+    def __init__(self, address: Address, registry: CollectorRegistry, is_ready: Callable[[], bool]) -> None:
+        assert address.host is not None
+        assert address.port is not None
+        self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+        self.registry, self.is_ready = registry, is_ready
+        try:
+            super().__init__((address.host, address.port), _Handler)
+        except OSError as error:
+            reason = error.strerror or error
+            raise ServeError(f"service: address {address.text} of metrics cannot be bound ({reason})") from None
+        self.url = f"http://{address.with_port(self.server_port).text}/metrics"
+        threading.Thread(target=self.serve_forever, name="http", daemon=True).start()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log a connection that broke."""
+        _log.debug("HTTP connection of %s failed", client_address, exc_info=True)
+
+    def stop(self) -> None:
+        """Stop listening."""
+        self.shutdown()
+        self.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: HttpServer
+    timeout = 10  # seconds of silence
+
+    def do_GET(self) -> None:
+        kind = "text/plain; charset=utf-8"
+        match self.path.partition("?")[0]:
+            case "/metrics":
+                status, kind, body = 200, CONTENT_TYPE_LATEST, generate_latest(self.server.registry)
+            case "/healthz":
+                status, body = 200, b"ok\n"
+            case "/readyz":
+                status, body = (200, b"ok\n") if self.server.is_ready() else (503, b"not ready\n")
+            case _:
+                status, body = 404, b"only /metrics, /healthz and /readyz\n"
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: Any) -> None:
+        pass
