@@ -1,4 +1,4 @@
-"""Where a service listens: `HOST:PORT` or `unix:/path`, and whether other machines can reach it."""
+"""Where a service listens: `HOST:PORT` or `unix:/path`, and whether other machines can reach it; names in messages."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import socket
 import stat
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 from rest_store.errors import ServeError, describe
 
@@ -79,14 +80,9 @@ class Address:
 
 def _is_loopback(host: str) -> bool:
     try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        pass
-    try:
-        entries = socket.getaddrinfo(host, None)
-    except (OSError, UnicodeError):  # the latter for a label that is empty or too long
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # another name
         return False
-    return all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in entries)
 
 
 def is_service(text: str) -> bool:
@@ -97,3 +93,13 @@ def is_service(text: str) -> bool:
     except (OSError, ValueError):  # no path can be so long, or hold these bytes
         exists = False
     return not exists and (text.startswith("unix:") or bool(host and port.isdecimal()))
+
+
+def is_name(name: object) -> TypeGuard[str]:
+    """Return whether `name` is text that can be sent: not empty, and without lone surrogates."""
+    if not isinstance(name, str):
+        return False
+    try:
+        return bool(name.encode())
+    except UnicodeEncodeError:  # as in the name of a directory that is not UTF-8
+        return False

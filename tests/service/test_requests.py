@@ -19,8 +19,8 @@ from rest_store.service.server.executor import Executor
 from rest_store.service.server.limits import Limits
 from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.queries import Queries
-from rest_store.service.server.rights import ALL_ALLOWED
 from rest_store.service.server.servicer import METHODS
+from rest_store.service.tokens import ALL_ALLOWED
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.strategies import Corpus, refused, write_datastore
 

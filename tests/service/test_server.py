@@ -120,7 +120,7 @@ def test_describe_tells_what_is_served(stub: Stub, stores: dict[str, Datastore])
         assert one.tokenizer.fingerprint == info.tokenizer.fingerprint
         assert one.tokenizer.vocabulary_size == info.tokenizer.vocabulary_size
         assert one.shard_count == 2
-        assert one.built.ToSeconds() == int(info.built.timestamp())
+        assert one.built == int(info.built.timestamp())
     assert (response.limits.max_contexts, response.limits.max_nodes) == (100, 1024)
     assert (response.limits.max_message_bytes, response.limits.max_streams) == (4 << 20, 3)
     assert response.limits.max_request_bytes == (64 << 10) + 100 * 512
@@ -156,7 +156,7 @@ REFUSED: list[tuple[str, str, Message]] = [
     ("TOKEN_RANGE", "context 1", draft([1], [300])),
     ("TOKEN_RANGE", "context 70", draft(*[[1]] * 70, [2**32 - 1])),
     ("TOKEN_RANGE", "context 70", draft(*[[1]] * 70, [2**32 - 1], max_nodes=1024)),
-    ("TOKEN_RANGE", "sequence 1", count([1], [300])),
+    ("TOKEN_RANGE", "token id in tokens is 300", count([1], [300])),
     ("LIMIT", "max_nodes", draft(max_nodes=1025)),
     ("LIMIT", "max_suffix", draft(max_suffix=65)),
     ("LIMIT", "max_depth", draft(max_depth=33)),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
 import selectors
 import socket
 import struct
@@ -14,15 +13,13 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from rest_store.errors import ServeError
 from rest_store.service.address import Address
-from rest_store.service.server import calls, limits
+from rest_store.service.server import calls
 from rest_store.service.server.limits import Limits
 from rest_store.service.server.server import Options, Server
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.services import PATIENCE, Service, metrics_of, running
 from tests.shared.sessions import SessionTalk, opening, step
-from tests.shared.strategies import refused
 
 ASKED = pb.DraftRequest(contexts=[pb.Context(tokens=[1, 2])])
 OPENING = opening(1, 2, selection=pb.Selection())
@@ -108,27 +105,6 @@ def test_a_connection_without_life_is_ended(
         await server.drain()
 
     asyncio.run(run())
-
-
-def test_the_limit_of_connections_fits_the_limit_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = (1024, 4096)
-
-    def set_limit(_: int, values: tuple[int, int]) -> None:
-        nonlocal now
-        now = values
-
-    monkeypatch.setattr(resource, "getrlimit", lambda which: now)
-    monkeypatch.setattr(resource, "setrlimit", set_limit)
-    Limits(max_connections=100).allow_files(2)
-    assert now == (1024, 4096)
-    Limits(max_connections=1000).allow_files(2)
-    assert now == (2000 + limits._OTHER_FILES, 4096)
-    most = Limits(max_connections=2000)
-    refused(ServeError, lambda: most.allow_files(2), "max_connections is 2000", "at most 1792")
-    for now in ((1024, resource.RLIM_INFINITY), (resource.RLIM_INFINITY, resource.RLIM_INFINITY)):
-        soft = now[0]
-        most.allow_files(2)
-        assert now[0] in (4512, soft)
 
 
 def literal(name: bytes, value: bytes) -> bytes:

@@ -87,9 +87,8 @@ def test_sessions_take_no_more_memory_than_they_may(original: Path) -> None:
 
 
 def test_sessions_take_no_more_memory_than_is_shown(original: Path) -> None:
-    """With long texts, large trees and what they learn."""
+    """With long texts and large trees."""
     number = 40
-    rows = top_k([[likely % 100] * 8 for likely in range(2000)])
 
     async def run(service: Service) -> None:
         async with grpc.aio.insecure_channel(service.target) as channel:
@@ -98,7 +97,7 @@ def test_sessions_take_no_more_memory_than_is_shown(original: Path) -> None:
             calls = [stub.DraftSession(timeout=PATIENCE) for _ in range(number)]
             for call in calls:
                 text = [CHANCE.randrange(300) for _ in range(2000)]
-                await call.write(opening(*text, nodes=200, prompt_lookup=True, recycled_logits=b"", top_k=rows))
+                await call.write(opening(*text, nodes=200, prompt_lookup=True))
                 assert len((await call.read()).nodes) == 11 * 200
             grown = service.resident_bytes() - before
             count, shown = sessions_of(service)
@@ -120,41 +119,6 @@ def test_the_guide_says_what_sessions_reserve(original: Path) -> None:
             talk.ask(opening(*[1] * length, nodes=16, prompt_lookup=True))
             assert said.format(sessions_of(service)[1] / 1e6) in guide
             talk.close()
-
-
-def test_what_sessions_share_makes_room_for_sessions(original: Path) -> None:
-    """It is kept for the next ones, but not at their cost."""
-    most = 3_000_000
-    with running(f"a={original}", options=[METRICS, f"--max-session-memory={most}"]) as service, service.stub() as stub:
-        (talk,), _ = refused_openings(stub, 1)
-        alone = sessions_of(service)[1]
-        talk.close()
-        for number in range(40):
-            talk = SessionTalk(stub)
-            talk.ask(opening(1, 2, shared_calibration=f"name {number}", recycled_logits=b"%d" % number))
-            talk.ask(step(3, top_k=top_k([[4, 5]])))
-            talk.close()
-        count, kept = sessions_of(service)
-        assert count == 0
-        assert 0 < kept <= most
-        talks, _ = refused_openings(stub, 30)
-        assert len(talks) == int(most / alone)
-        assert sessions_of(service)[1] == len(talks) * alone
-
-
-def test_what_sessions_learn_is_within_their_memory(original: Path) -> None:
-    """Recycled logits grow as they learn; a session that has no more memory for them ends."""
-    most = 6_500_000
-    rows = top_k([[number % 100, (number * 7) % 100] for number in range(1000)])
-    with running(f"a={original}", options=[METRICS, f"--max-session-memory={most}"]) as service, service.stub() as stub:
-        talks, _ = refused_openings(stub, 8, recycled_logits=b"")
-        ended = 0
-        for talk in talks:
-            reason = refusal(talk, step(*[CHANCE.randrange(300) for _ in range(1000)], top_k=rows))
-            assert reason in (None, "OVERLOADED")
-            ended += reason is not None
-            assert sessions_of(service)[1] <= most
-        assert 0 < ended < len(talks) == 8
 
 
 def test_sessions_that_share_a_name_or_a_key_learn_together(original: Path) -> None:

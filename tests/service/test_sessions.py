@@ -92,7 +92,7 @@ BAD: dict[str, tuple[list[Request | bytes], str]] = {
     # Not messages, or too large ones.
     "malformed at first": ([b"\xff\xff"], "CONTEXT_TYPE"),
     "malformed later": ([FIRST, b"\x0a\xff"], "CONTEXT_TYPE"),
-    "an opening that is too large": ([padded(FIRST, LARGEST + 8 * TEXT + 1)], "MESSAGE_SIZE"),
+    "an opening that is too large": ([padded(FIRST, LARGEST + 4 * TEXT + 1)], "MESSAGE_SIZE"),
     "a message that is too large": ([FIRST, padded(step(3), LARGEST + 1)], "MESSAGE_SIZE"),
     # Text.
     "a token outside the vocabulary": ([opening(1, 300)], "TOKEN_RANGE"),
@@ -174,7 +174,7 @@ GOOD: dict[str, list[Request]] = {
     "tokens with the opening": [Request(open=FIRST.open, accepted=[pb.Accepted(tokens=[3])], draft=pb.TreeRequest())],
     "asked again": [FIRST, step(), step()],
     "1,024 accepted": [opened(1), Request(accepted=[pb.Accepted(tokens=[3])] * 1024), step()],
-    "the largest messages": [padded(FIRST, LARGEST + 8 * TEXT), padded(step(3), LARGEST)],
+    "the largest messages": [padded(FIRST, LARGEST + 4 * TEXT), padded(step(3), LARGEST)],
     "rows of 64": [opening(1, 2, top_k=rows_of(2, 64)), step(3, top_k=rows_of(3, 64))],
     "rows of tokens that no datastore knows": [FIRST, step(3, top_k=top_k([[300, 2**31 - 1, -1, -7]]))],
     "the row of the text without a tree": [opened(1, 2), step(3, node_top_k=rows_of(1))],

@@ -14,14 +14,14 @@ from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.datastore.validation import Contexts, IntSequence, batch, limit, limits, tail, tails
 from rest_store.drafting.members import MemberSettings
 from rest_store.errors import LiveFormatError, PartError, TargetError, describe
+from rest_store.service.address import is_name
 from rest_store.service.channel import Dialer, Tls, seconds_of
 from rest_store.service.client.descriptions import ServiceInfo
 from rest_store.service.client.member import ServiceMember
 from rest_store.service.client.part import Part, Parts
 from rest_store.service.client.requests import Requests
 from rest_store.service.client.targets import Targets, target_groups
-from rest_store.service.client.trees import TreeLimits, sum_of_trees
-from rest_store.service.names import is_name
+from rest_store.service.client.trees import TreeLimits
 
 WRITE_SECONDS = 10.0  # default timeout of calls that write
 _LONGEST_NAME = 256  # bytes of what sessions share
@@ -117,14 +117,14 @@ class DatastoreClient:
 
         Raises:
             QueryError: as there.
-            ServiceError: no answer; the subclass says why.
+            PartError, ServiceError: as `draft`.
         """
         tree_limits = (1, limit("max_suffix", max_suffix, MAX_SUFFIX), 1)
         [tree] = self._draft(lambda size: [tail(context, tree_limits[1], size)], tree_limits, timeout)
         return tree.match
 
     def count(self, tokens: IntSequence, *, timeout: float | None = None) -> int:
-        """Return what `Datastore.count` does; of several datastores the sum. Raises as `longest_suffix_match`."""
+        """Return what `Datastore.count` does; of several datastores, and of parts, the sum. Raises as `draft`."""
         return sum(self._parts.ask(lambda requests: requests.count(tokens), self._ends(timeout)))
 
     def draft(
@@ -138,12 +138,9 @@ class DatastoreClient:
     ) -> TokenTree:
         """Return what `Datastore.draft` does; of several datastores the tree of the longest match, of equals the first.
 
-        In parts, the trees of those with the longest match are joined by path and their counts summed. A path that a
-        part has beyond its `max_nodes` heaviest is missing from the sum: counts may be too small, and light nodes
-        others than those of the whole datastore.
-
         Raises:
             QueryError: as there.
+            PartError: a datastore in parts, from which sessions draft.
             ServiceError: no answer; the subclass says why.
         """
         tree_limits = limits(max_nodes, max_suffix, max_depth)
@@ -163,7 +160,7 @@ class DatastoreClient:
 
         Raises:
             QueryError: as `draft`; the message names the context's place.
-            ServiceError: as `draft`.
+            PartError, ServiceError: as `draft`.
         """
         tree_limits = limits(max_nodes, max_suffix, max_depth)
         if not batch(contexts):
@@ -180,16 +177,12 @@ class DatastoreClient:
             tree_limits: of the trees.
             timeout: seconds; None: those of the client.
         """
-        answers = self._parts.ask(
+        if len(self._parts.members) > 1:
+            raise PartError(describe(f"{self}", "datastore", "in parts", "a draft session to draft from it"))
+        [trees] = self._parts.ask(
             lambda requests: requests.draft(tails_of(requests.vocabulary_size), tree_limits), self._ends(timeout)
         )
-        trees = []
-        for of_parts in zip(*answers, strict=True):
-            if any(part.keys() != of_parts[0].keys() for part in of_parts):
-                raise PartError(f"{self}: the parts have different datastores")
-            of_datastores = [sum_of_trees([part[name] for part in of_parts], tree_limits[0]) for name in of_parts[0]]
-            trees.append(max(of_datastores, key=lambda tree: tree.match.length))
-        return trees
+        return [max(of_datastores, key=lambda tree: tree.match.length) for of_datastores in trees]
 
     def add(
         self,

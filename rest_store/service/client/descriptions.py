@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import NamedTuple
 
@@ -61,16 +61,14 @@ class ServiceInfo:
     Attributes:
         target: the endpoint that answered; of parts, all of them.
         version: release of rest-store that serves.
-        datastores: those that the client asks, in the order of their answers; of parts, their figures are sums.
+        datastores: those that the client asks, in the order of their answers; of parts, those of each.
         limits: name to value, as in the message ServiceLimits.
-        parts: the description of each part; empty: the datastores are whole.
     """
 
     target: str
     version: str
     datastores: tuple[ServedDatastore, ...]
     limits: dict[str, int]
-    parts: tuple[ServiceInfo, ...] = ()
 
     @property
     def tokenizer(self) -> TokenizerIdentity:
@@ -178,7 +176,8 @@ def require_one_build(infos: Sequence[ServiceInfo], parts: int) -> None:
             found[datastore.name] = part.build
         builds = builds or found
         if found != builds:
-            raise PartError(describe(info.target, "builds", found, f"{builds} as of {infos[0].target}"))
+            what, other = (", ".join(f"'{name}' {build}" for name, build in one.items()) for one in (found, builds))
+            raise PartError(describe(info.target, "build", what, f"{other} as of {infos[0].target}"))
         assert part is not None
         if part.number in taken:
             where, expected = f"also at {taken[part.number]}", "each part at one place in the list of targets"
@@ -187,18 +186,7 @@ def require_one_build(infos: Sequence[ServiceInfo], parts: int) -> None:
 
 
 def info_of_parts(infos: Sequence[ServiceInfo]) -> ServiceInfo:
-    """Return the description of the whole datastore, from those of all of its parts."""
-    first = infos[0]
-    limits = {name: min(info.limits[name] for info in infos) for name in first.limits}
-    datastores = tuple(_sum_of(parts) for parts in zip(*(info.datastores for info in infos), strict=True))
-    target = "; ".join(info.target for info in infos)
-    return ServiceInfo(target, first.version, datastores, limits, tuple(infos))
-
-
-def _sum_of(parts: Sequence[ServedDatastore]) -> ServedDatastore:
-    """Return the description of all parts of one datastore together."""
-    sums = {
-        name: sum(getattr(part, name) for part in parts)
-        for name in ("token_count", "document_count", "shard_count", "size")
-    }
-    return replace(parts[0], **sums, part=None)
+    """Return the description of all parts together: the datastores of one after those of the other."""
+    limits = {name: min(info.limits[name] for info in infos) for name in infos[0].limits}
+    datastores = tuple(datastore for info in infos for datastore in info.datastores)
+    return ServiceInfo("; ".join(info.target for info in infos), infos[0].version, datastores, limits)

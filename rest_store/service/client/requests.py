@@ -15,9 +15,9 @@ from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence, document_ids, document_tokens, tail, too_many_tokens
 from rest_store.errors import DocumentError, ProtocolError, UnknownDatastoreError, describe
+from rest_store.service.address import is_name
 from rest_store.service.client.descriptions import ServiceInfo, service_info
 from rest_store.service.client.trees import TreeLimits, read_tree
-from rest_store.service.names import is_name
 from rest_store.v1 import datastore_pb2 as pb
 
 T = TypeVar("T")
@@ -100,7 +100,7 @@ class Requests:
 
         return Request("Count", message.SerializeToString(), decode)
 
-    def draft(self, tails: Sequence[Sequence[int]], limits: TreeLimits) -> Request[list[dict[str, TokenTree]]]:
+    def draft(self, tails: Sequence[Sequence[int]], limits: TreeLimits) -> Request[list[list[TokenTree]]]:
         """Ask for the draft tree of each context in each datastore.
 
         Args:
@@ -114,7 +114,7 @@ class Requests:
             contexts=[pb.Context(tokens=tokens) for tokens in tails],
         )
 
-        def decode(answer: bytes, target: str) -> list[dict[str, TokenTree]]:
+        def decode(answer: bytes, target: str) -> list[list[TokenTree]]:
             response = parse(pb.DraftResponse, answer, target)
             names = self.require_names(response.datastores, target)
             expected = len(tails) * len(names)
@@ -122,7 +122,7 @@ class Requests:
                 raise ProtocolError(describe(target, "number of trees", len(response.trees), expected))
             trees = [read_tree(tree, self.vocabulary_size, limits, target) for tree in response.trees]
             step = len(names)
-            return [dict(zip(names, trees[start : start + step], strict=True)) for start in range(0, len(trees), step)]
+            return [trees[start : start + step] for start in range(0, len(trees), step)]
 
         return Request("Draft", message.SerializeToString(), decode)
 

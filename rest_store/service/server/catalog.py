@@ -16,7 +16,7 @@ from rest_store.errors import (
     UnknownDatastoreError,
     describe,
 )
-from rest_store.service.names import is_name
+from rest_store.service.address import is_name
 from rest_store.service.server.hosted_datastore import HostedDatastore, StoredTokenizer
 from rest_store.v1 import datastore_pb2 as pb
 

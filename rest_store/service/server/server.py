@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -28,11 +27,11 @@ from rest_store.service.server.http_server import HttpServer
 from rest_store.service.server.limits import Limits
 from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.queries import Queries
-from rest_store.service.server.rights import BearerTokens
 from rest_store.service.server.servicer import METHODS, SERVICE, datastore_service
 from rest_store.service.server.session_streams import SessionStreams
 from rest_store.service.server.sessions import Sessions
 from rest_store.service.server.writes import Writes
+from rest_store.service.tokens import BearerTokens
 
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 _WATCH_SECONDS = 1.0  # between two looks at health and idle sessions
@@ -69,7 +68,6 @@ class Server:
 
     Attributes:
         metrics: what it counts.
-        watch: once started, a task that ends only if the service cannot go on.
 
     Raises:
         ServeError: it cannot start with these options.
@@ -108,7 +106,7 @@ class Server:
         await self._server.start()
         if self._options.metrics is not None:
             self._http = self._serve_http(self._options.metrics)
-        self.watch = asyncio.create_task(self._watch())
+        self._watching = asyncio.create_task(self._watch())
         _log.info("serving %s at %s", ", ".join(one.name for one in self._catalog.served), ", ".join(bound))
         return bound
 
@@ -141,9 +139,9 @@ class Server:
         return None if self._http is None else self._http.url
 
     async def _watch(self) -> None:
-        """Have health show what queries have met, and tend sessions; raises the error with which gRPC's server ends."""
+        """Have health show what queries have met, and tend sessions."""
         while True:
-            await self._server.wait_for_termination(_WATCH_SECONDS)
+            await asyncio.sleep(_WATCH_SECONDS)
             await self._update_health()
             self._streams.tend()
 
@@ -170,15 +168,14 @@ class Server:
     async def drain(self) -> None:
         """Refuse new calls, let running ones finish within `drain_seconds`, stop, and close the live datastores."""
         _log.info("draining %d requests, %d streams", self._admission.requests.used, self._admission.streams.used)
-        self.watch.cancel()
+        self._watching.cancel()
         await self._health.enter_graceful_shutdown()
         self._is_ready = False
         self._admission.drain()
         self._streams.drain()
         if running := self._admission.calls:
             await asyncio.wait(running, timeout=self._options.drain_seconds)
-        with contextlib.suppress(Exception):  # the error that has ended it before
-            await self._server.stop(None)
+        await self._server.stop(None)
         if self._http is not None:
             await asyncio.to_thread(self._http.stop)
         self._workers.shutdown(wait=False, cancel_futures=True)
@@ -220,7 +217,7 @@ async def serve(options: Options, version: str, ready: Callable[[list[str], str 
     """Run a service until SIGTERM or SIGINT; SIGHUP reloads. Calls `ready` with its addresses once it answers.
 
     Raises:
-        ServeError: it cannot start with these options, or cannot go on.
+        ServeError: it cannot start with these options.
         DatastoreError: a datastore cannot be opened.
     """
     ended, reloads = asyncio.Event(), set[asyncio.Task[None]]()  # which asyncio holds weakly
@@ -230,8 +227,5 @@ async def serve(options: Options, version: str, ready: Callable[[list[str], str 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
     ready(await server.start(), server.metrics_address)
-    await asyncio.wait((server.watch, asyncio.create_task(ended.wait())), return_when=asyncio.FIRST_COMPLETED)
-    failure = server.watch.exception() if server.watch.done() else None
+    await ended.wait()
     await server.drain()
-    if failure is not None:
-        raise ServeError(f"service: it has failed and ends ({failure!r})") from failure

@@ -14,8 +14,7 @@ from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.hosted_datastore import HostedDatastore
 from rest_store.service.server.limits import Budget, Limits
 from rest_store.service.server.requests import M, document_of, parse, require_few, require_size
-from rest_store.service.server.rights import require_write
-from rest_store.service.tokens import Grant
+from rest_store.service.tokens import Grant, require_write
 from rest_store.v1 import datastore_pb2 as pb
 
 _MOST_BYTES = 64 << 20  # of all requests that are not done yet
