@@ -143,13 +143,6 @@ def test_any_steps_give_the_trees_in_process(steady: Service, directory: Path, d
             there.accept(token, top_k=[[5, 6]], node_top_k=rows)
 
 
-def test_a_chain_is_a_chain_within_the_limits(steady: Service) -> None:
-    with stepping(steady.target) as stepper:
-        tree = stepper.step(DraftLimits(4, is_chain=True))
-        assert tree.parents.tolist() == [*range(-1, len(tree) - 1)]
-        assert 0 < len(tree) <= 4
-
-
 def test_a_step_is_one_small_message(steady: Service) -> None:
     with Relay(steady.target) as relay:
         with stepping(relay.target, text=TEXT * 100) as stepper:
@@ -451,12 +444,3 @@ def test_an_ended_session_leaves_nothing(steady: Service) -> None:
         until(lambda: sessions_of(steady)[0] == 1)
     until(lambda: streams() <= before)
     until(lambda: sessions_of(steady)[0] == 0)
-
-
-def test_a_member_of_a_closed_client_says_so(steady: Service) -> None:
-    with DatastoreClient(steady.target, datastore="one", timeout=PATIENCE) as client:
-        stepper = Stepper(client)
-        stepper.step()
-    assert fails(stepper)  # its stream has ended
-    with pytest.raises(ServiceUnavailableError, match="client is closed"):
-        stepper.step()

@@ -133,7 +133,7 @@ def test_a_replica_takes_over(served: Serving, directory: Path, whole: Datastore
 def test_a_client_of_parts_cannot_write(groups: list[list[str]]) -> None:
     with DatastoreClient(groups, timeout=PATIENCE) as client:
         assert ";" in repr(client)
-        assert client.vocabulary_size == 300
+        assert client.tokenizer.vocabulary_size == 300
         refused(LiveFormatError, lambda: client.add([[1]]), "in parts")
         refused(LiveFormatError, lambda: client.delete(["a"]), "in parts")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import tracemalloc
-import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 
 from rest_store.datastore.datastore import Datastore
 from rest_store.errors import LimitError, MessageSizeError
-from rest_store.service.server import queries
 from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.executor import Executor
 from rest_store.service.server.limits import Limits
@@ -111,49 +109,3 @@ def test_an_answer_that_is_too_large_is_given_up_on_the_way(catalog: Catalog, mo
     limits = Limits(max_message_bytes=len(data))
     refused(MessageSizeError, lambda: answer(catalog, "Draft", data, limits), "response: size is more than", "at most")
     assert drafted < 1000
-
-
-@pytest.mark.parametrize(
-    ("method", "request_"),
-    [
-        ("Draft", pb.DraftRequest(contexts=[pb.Context(tokens=[1])])),
-        ("Count", pb.CountRequest(sequences=[pb.TokenSequence(tokens=[1])])),
-    ],
-)
-def test_no_message_is_held_while_its_work_waits(
-    catalog: Catalog, monkeypatch: pytest.MonkeyPatch, method: str, request_: Any
-) -> None:
-    class Watched:
-        """A message that a weak reference can watch."""
-
-        def __init__(self, message: Any) -> None:
-            self.message = message
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.message, name)
-
-    parse, run = queries.parse, Executor.run
-    messages: list[weakref.ref[Watched]] = []
-    held: list[Watched | None] = []
-
-    def watched(kind: Any, data: bytes) -> Any:
-        message = Watched(parse(kind, data))
-        messages.append(weakref.ref(message))
-        return message
-
-    async def looking(self: Executor, task: Any, *, small: bool) -> Any:
-        held.extend(message() for message in messages)
-        return await run(self, task, small=small)
-
-    monkeypatch.setattr(queries, "parse", watched)
-    monkeypatch.setattr(Executor, "run", looking)
-    assert answer(catalog, method, request_.SerializeToString())
-    assert held
-    assert set(held) == {None}
-
-
-def test_trees_travel_little_endian_from_any_machine(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = pb.DraftRequest(contexts=[pb.Context(tokens=[1, 2])]).SerializeToString()
-    expected = answer(catalog, "Draft", asked)
-    monkeypatch.setattr("sys.byteorder", "big")
-    assert answer(catalog, "Draft", asked) == expected

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import selectors
 import socket
-import struct
 from pathlib import Path
 
 import grpc
@@ -18,7 +17,7 @@ from rest_store.service.server import calls
 from rest_store.service.server.limits import Limits
 from rest_store.service.server.server import Options, Server
 from rest_store.v1 import datastore_pb2 as pb
-from tests.shared.services import PATIENCE, Service, metrics_of, running
+from tests.shared.services import PATIENCE, metrics_of, running
 from tests.shared.sessions import SessionTalk, opening, step
 
 ASKED = pb.DraftRequest(contexts=[pb.Context(tokens=[1, 2])])
@@ -105,38 +104,6 @@ def test_a_connection_without_life_is_ended(
         await server.drain()
 
     asyncio.run(run())
-
-
-def literal(name: bytes, value: bytes) -> bytes:
-    """A header field as HPACK takes it without tables (RFC 7541, section 6.2.2); lengths below 127."""
-    return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
-
-
-def call_of(path: bytes) -> bytes:
-    """The bytes of a connection that calls `path`."""
-    fields = {b":method": b"POST", b":scheme": b"http", b":path": path, b":authority": b"x"}
-    fields |= {b"te": b"trailers", b"content-type": b"application/grpc"}
-    block = b"".join(literal(name, value) for name, value in fields.items())
-    return PREFACE + struct.pack(">I", len(block))[1:] + struct.pack(">BBI", 1, 4, 1) + block
-
-
-@pytest.fixture(scope="module")
-def open_service(directory: Path) -> Service:
-    with running(directory) as service:
-        yield service
-
-
-def test_a_method_whose_name_is_not_utf8_stops_nothing(open_service: Service) -> None:
-    """As the asyncio server of gRPC does from 1.84 on; pyproject.toml asks for an older one."""
-    with open_service.stub() as stub, contextlib.ExitStack() as stack:
-        talk = SessionTalk(stub)
-        talk.ask(OPENING)
-        for connection in connected(stack, open_service.target, 3):
-            connection.sendall(call_of(b"/\xff\xfe/x"))
-            connection.recv(4096)
-            assert talk.ask(step(3)).sequence == 0
-            assert len(stub.Draft(ASKED, timeout=PATIENCE).trees) == 1
-        talk.close()
 
 
 def test_health_checks_beyond_their_limit_are_refused_and_cost_nobody_else(

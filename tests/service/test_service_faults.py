@@ -31,8 +31,8 @@ chance = random.Random(0)
 CORPUS = Corpus(300, [[[chance.randrange(100) for _ in range(50)] for _ in range(400)]])  # several pages
 OPENING = pb.DraftSessionRequest(open=pb.SessionOpening(tokens=packed([1, 2])), draft=pb.TreeRequest(max_nodes=8))
 STEP = pb.DraftSessionRequest(accepted=[pb.Accepted(tokens=[1])], draft=pb.TreeRequest(max_nodes=8))
-ASKED = pb.DraftRequest(contexts=[pb.Context(tokens=packed([1, 2]))])
-OTHER = pb.DraftRequest(contexts=[pb.Context(tokens=packed([1, 2]))], selection=pb.Selection(datastores=["other"]))
+ASKED = pb.DraftRequest(contexts=[pb.Context(tokens=[1, 2])])
+OTHER = pb.DraftRequest(contexts=[pb.Context(tokens=[1, 2])], selection=pb.Selection(datastores=["other"]))
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +193,7 @@ def test_a_datastore_truncated_underneath_is_unavailable_until_it_is_restored(
             talk.ask(STEP)
         assert reason_of(caught.value) == "DATASTORE_UNAVAILABLE"
         talk.leave()
-        counting = pb.CountRequest(selection=only_served(), sequences=[pb.TokenSequence(tokens=packed([1, 2]))])
+        counting = pb.CountRequest(selection=only_served(), sequences=[pb.TokenSequence(tokens=[1, 2])])
         with pytest.raises(grpc.RpcError) as caught:
             stub.Count(counting)
         assert reason_of(caught.value) == "DATASTORE_UNAVAILABLE"

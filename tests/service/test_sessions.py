@@ -222,20 +222,3 @@ def test_a_stream_is_the_session_in_process(service: Service, phrases: Path) -> 
             assert (answer.sequence, list(answer.datastores)) == (turn, [])
             tree = here.draft(8, [1.0, 1.2, 1.3] if turn >= 1 else None)
         talk.close()
-
-
-def test_metrics_show_sessions_and_their_memory(service: Service, channel: grpc.Channel) -> None:
-    with service.stub() as stub:
-        talks = [SessionTalk(stub) for _ in range(3)]
-        for talk in talks:
-            talk.ask(opening(1, 2))
-        count, of_three = sessions_of(service)
-        assert count == 3
-        talks[0].close()
-        count, of_two = sessions_of(service)
-        assert (count, of_two) == (2, of_three * 2 / 3)
-        talks[1].ask(step(*[1] * 400, nodes=1024))
-        assert sessions_of(service)[1] > of_two
-        for talk in talks[1:]:
-            talk.close()
-    until(lambda: sessions_of(service) == (0, 0))

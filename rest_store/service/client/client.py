@@ -82,11 +82,6 @@ class DatastoreClient:
         self._before_close: dict[Callable[[DatastoreClient], object], None] = {}
 
     @property
-    def vocabulary_size(self) -> int:
-        """Greatest token id + 1; asks the service if it is not known yet."""
-        return self.tokenizer.vocabulary_size
-
-    @property
     def tokenizer(self) -> TokenizerIdentity:
         """The tokenizer of the datastores asked; asks the service if it is not known yet.
 

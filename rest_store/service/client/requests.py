@@ -101,12 +101,7 @@ class Requests:
         return Request("Count", message.SerializeToString(), decode)
 
     def draft(self, tails: Sequence[Sequence[int]], limits: TreeLimits) -> Request[list[list[TokenTree]]]:
-        """Ask for the draft tree of each context in each datastore.
-
-        Args:
-            tails: the ends of the contexts, as `tails` returns them.
-            limits: of the trees, verified.
-        """
+        """Ask for the draft tree of each context in each datastore; both arguments have been verified."""
         max_nodes, max_suffix, max_depth = limits
         message = pb.DraftRequest(
             selection=self.selection,

@@ -71,12 +71,7 @@ class Catalog:
         return tuple(self._served.values())
 
     def live(self, name: str, fingerprint: str) -> HostedDatastore:
-        """Return the live datastore to write to.
-
-        Raises:
-            LiveFormatError: the datastore is a built one.
-            UnknownDatastoreError, TokenizerMismatchError: as `select`.
-        """
+        """Return the live datastore to write to; raise LiveFormatError for a built one, and as `select`."""
         served = self._named(name, fingerprint)
         if not served.store.is_live:
             raise LiveFormatError(describe("request", f"datastore {name!r}", "frozen", "a live one"))
@@ -87,8 +82,7 @@ class Catalog:
 
         Raises:
             UnknownDatastoreError: no datastore has one of the names.
-            TokenizerMismatchError: a named datastore, or every datastore, has another tokenizer; or there are several
-                tokenizers, and neither names nor a fingerprint select one.
+            TokenizerMismatchError: of these or of all datastores, or there are several tokenizers and none is selected.
         """
         fingerprint = selection.tokenizer_fingerprint
         if selection.datastores:

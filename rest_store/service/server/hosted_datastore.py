@@ -36,28 +36,16 @@ class HostedDatastore:
 
     @classmethod
     def built(cls, name: str, path: Path, part: Part | None = None) -> HostedDatastore:
-        """Open a built datastore.
+        """Open a built datastore, or a part of it.
 
         Opening verifies the manifest, the headers, and the sizes of all files. The content is not read, which takes
         minutes for a large datastore; `rest-store check` does that, before a datastore takes the place of another.
-
-        Raises:
-            DatastoreError, DatastoreUnavailableError: it cannot be opened, or not be read.
         """
         return cls(name, Datastore.open(path, part=part), part)
 
     @classmethod
     def live(cls, name: str, path: Path, tokenizer: object) -> HostedDatastore:
-        """Open a live datastore for writing: the service is the process that writes it.
-
-        Args:
-            name: of the datastore.
-            path: its directory; the datastore is created if it is absent or empty.
-            tokenizer: for a datastore that is created, as `LiveDatastore.open` takes it; None: it has to exist.
-
-        Raises:
-            DatastoreError, TokenizerMismatchError: as `LiveDatastore.open`.
-        """
+        """Open a live datastore for writing, or create it; raise as `LiveDatastore.open`, to which `tokenizer` goes."""
         from rest_store.live.live_datastore import LiveDatastore  # needs more packages than a built one
 
         path = path.absolute()  # `named` replaces it in messages; a short relative path may be part of other words

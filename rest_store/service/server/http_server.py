@@ -20,15 +20,7 @@ _log = logging.getLogger(__name__)
 class HttpServer(ThreadingHTTPServer):
     """Answers GET of `/metrics`, `/healthz` and `/readyz`, in threads of its own, from when it is made until `stop`.
 
-    `/healthz` is 200 as long as the process answers; `/readyz` is 503 while it can serve no datastore, or shuts down.
-
-    Args:
-        address: where it listens.
-        registry: the metrics.
-        is_ready: whether the service can answer.
-
-    Attributes:
-        url: of the metrics.
+    `/healthz` is 200 as long as the process answers, `/readyz` only while `is_ready` returns True.
 
     Raises:
         ServeError: the address cannot be bound.
@@ -48,7 +40,7 @@ class HttpServer(ThreadingHTTPServer):
         threading.Thread(target=self.serve_forever, name="http", daemon=True).start()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log a connection that broke."""
+        """Log a connection that broke, without the traceback on standard error."""
         _log.debug("HTTP connection of %s failed", client_address, exc_info=True)
 
     def stop(self) -> None:
@@ -62,16 +54,15 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 10  # seconds of silence
 
     def do_GET(self) -> None:
-        kind = "text/plain; charset=utf-8"
-        match self.path.partition("?")[0]:
-            case "/metrics":
-                status, kind, body = 200, CONTENT_TYPE_LATEST, generate_latest(self.server.registry)
-            case "/healthz":
-                status, body = 200, b"ok\n"
-            case "/readyz":
-                status, body = (200, b"ok\n") if self.server.is_ready() else (503, b"not ready\n")
-            case _:
-                status, body = 404, b"only /metrics, /healthz and /readyz\n"
+        kind, path = "text/plain; charset=utf-8", self.path.partition("?")[0]
+        if path == "/metrics":
+            status, kind, body = 200, CONTENT_TYPE_LATEST, generate_latest(self.server.registry)
+        elif path == "/healthz" or (path == "/readyz" and self.server.is_ready()):
+            status, body = 200, b"ok\n"
+        elif path == "/readyz":
+            status, body = 503, b"not ready\n"
+        else:
+            status, body = 404, b"only /metrics, /healthz and /readyz\n"
         self.send_response(status)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))

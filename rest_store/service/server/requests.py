@@ -61,12 +61,7 @@ def require_few(what: str, number: int, most: int) -> None:
 
 
 def sequences_of(messages: Iterable[pb.TokenSequence]) -> list[list[int]]:
-    """Return the sequences of a request for counts.
-
-    Raises:
-        EmptyContextError: a sequence has no tokens.
-        LimitError: a sequence is longer than a suffix and a continuation may be.
-    """
+    """Return the sequences of a request for counts; raise EmptyContextError or LimitError for their lengths."""
     sequences = []
     for number, message in enumerate(messages):
         _require_not_empty(message.tokens, f"sequence {number}")
@@ -96,12 +91,7 @@ def require_token(token: int, vocabulary_size: int, what: str) -> None:
 
 
 def text_of(data: bytes, vocabulary_size: int) -> Tokens:
-    """Return the text of an opening.
-
-    Raises:
-        ContextTypeError: not whole tokens.
-        TokenRangeError: as `require_token`.
-    """
+    """Return the text of an opening; raise ContextTypeError or TokenRangeError if it is none."""
     if len(data) % 4:
         raise ContextTypeError(describe("session", "text", f"{len(data)} bytes", "tokens of 4 bytes each"))
     tokens = np.frombuffer(data, np.int32)
@@ -113,9 +103,7 @@ def text_of(data: bytes, vocabulary_size: int) -> Tokens:
 def top_k_of(message: pb.TopK, what: str) -> Tokens:
     """Return most likely tokens as int32[rows, k]; -1 ends a row, and so does one outside the vocabulary.
 
-    Raises:
-        LimitError: k is out of range.
-        ContextTypeError: not whole rows.
+    Raises LimitError for k out of range, ContextTypeError for what is not whole rows.
     """
     k, size = message.k, len(message.tokens)
     if not 1 <= k <= _MOST_TOP_K:
@@ -126,12 +114,7 @@ def top_k_of(message: pb.TopK, what: str) -> Tokens:
 
 
 def accepted_of(messages: Sequence[pb.Accepted], vocabulary_size: int) -> list[Accepted]:
-    """Return the accepted tokens of a message.
-
-    Raises:
-        EmptyContextError: no tokens.
-        TokenRangeError, LimitError, ContextTypeError: as `require_token` and `top_k_of`; LimitError also for too many.
-    """
+    """Return the accepted tokens of a message; raise a QueryError for too many or none, or as `top_k_of`."""
     require_few("accepted", len(messages), _MOST_ACCEPTED)
     accepted = []
     for message in messages:
@@ -145,11 +128,7 @@ def accepted_of(messages: Sequence[pb.Accepted], vocabulary_size: int) -> list[A
 
 
 def step_costs(message: pb.StepCosts) -> npt.NDArray[np.float64]:
-    """Return the costs of steps, float64[n + 1]; empty: trees are not cut.
-
-    Raises:
-        LimitError: too many, or not positive finite numbers.
-    """
+    """Return the costs of steps, float64[n + 1]; raise LimitError unless they are positive finite numbers."""
     require_few("costs", len(message.of_step), 1 + MAX_NODES)
     costs = np.array(message.of_step, np.float64)
     if not bool(np.all((costs > 0) & np.isfinite(costs))):

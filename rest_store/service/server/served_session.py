@@ -50,19 +50,10 @@ class Step(NamedTuple):
 
 
 class ServedSession:
-    """One session, from its opening on. One step at a time.
-
-    Args:
-        opening: of the session; its text is read with the first step.
-        served: the datastores.
-        calibration: of the session.
-        recycled: the recycled logits; None: they are no source.
-        limits: of the service.
-        budget: bytes that all sessions may reserve.
+    """One session, from its opening on, whose text is read with the first step. One step at a time.
 
     Attributes:
-        calibration: as given.
-        recycled: as given.
+        calibration, recycled: what it learns; the latter is None where recycled logits are no source.
         memory: bytes reserved.
 
     Raises:
@@ -98,12 +89,7 @@ class ServedSession:
         self._grow(len(opening.tokens) // 4, 0)
 
     def _grow(self, tokens: int, nodes: int) -> None:
-        """Reserve memory for so many more tokens of text, and for trees of so many nodes.
-
-        Raises:
-            LimitError: the text would be too long.
-            OverloadedError: there is no memory left for it.
-        """
+        """Reserve memory for so many more tokens of text, and for trees of so many nodes; raise as the constructor."""
         length = self._length + tokens
         if length > self._max_tokens:
             raise LimitError(describe("session", "number of tokens", length, f"at most {self._max_tokens}"))
@@ -116,12 +102,7 @@ class ServedSession:
         self._length = length
 
     def step(self, request: pb.DraftSessionRequest) -> Step:
-        """Return the work of a message; the next one follows when it is done.
-
-        Raises:
-            LimitError, TokenRangeError, ContextTypeError, EmptyContextError: the message is malformed.
-            OverloadedError: there is no memory for the text.
-        """
+        """Return the work of a message; raise an error of the table in service/errors.py for one that is malformed."""
         limits = self._limits_of(request.draft) if request.HasField("draft") else None
         accepted = accepted_of(request.accepted, self._vocabulary_size) if request.accepted else ()
         tokens = sum(len(one.tokens) for one in accepted)
@@ -140,9 +121,7 @@ class ServedSession:
     def run(self, step: Step) -> bytes | None:
         """Append what the model produced, and return a draft as packed nodes, if one is asked for; in any thread.
 
-        Raises:
-            LimitError, TokenRangeError, ContextTypeError: the opening or a top-k is malformed.
-            DatastoreUnavailableError: a datastore cannot be read.
+        Raises as `step`, for what the opening holds; and DatastoreUnavailableError if a datastore cannot be read.
         """
         if self._native is None:
             with reading(self._served):
@@ -170,7 +149,7 @@ class ServedSession:
             follow_changes(self._native, self._datastores)
 
     def _opened(self) -> Any:
-        """Return the kernel session, with the text of the opening; raises what `run` raises for a malformed one."""
+        """Return the kernel session, with the text of the opening."""
         opening = self._opening
         text = text_of(opening.tokens, self._vocabulary_size)
         top_k = top_k_of(opening.top_k, "top_k") if opening.HasField("top_k") else None
