@@ -6,7 +6,9 @@ import reprlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.part import Part
 from rest_store.errors import (
     LiveFormatError,
@@ -16,9 +18,13 @@ from rest_store.errors import (
     UnknownDatastoreError,
     describe,
 )
+from rest_store.live.directory import is_live
 from rest_store.service.address import is_name
 from rest_store.service.server.hosted_datastore import HostedDatastore, StoredTokenizer
 from rest_store.v1 import datastore_pb2 as pb
+
+if TYPE_CHECKING:
+    from rest_store.live.live_datastore import LiveDatastore
 
 
 class Catalog:
@@ -49,15 +55,24 @@ class Catalog:
         if part is not None and live:
             found = f"live datastore {live[0][0]!r}"
             raise ServeError(describe("service", found, "one to serve in parts", "a built one"))
-        self._served = {name: HostedDatastore.built(name, path, part) for name, path in built}
+        self._served = {name: self._opened(name, path, part) for name, path in built}
         if tokenizer is None and len({datastore.fingerprint for datastore in self.served}) == 1:
             tokenizer = StoredTokenizer.of(self.served[0].store)
         try:
             for name, path in live:
-                self._served[name] = HostedDatastore.live(name, path, tokenizer)
+                self._served[name] = HostedDatastore(name, _live_datastore(path, tokenizer))
         except BaseException:
             self.close()
             raise
+
+    @staticmethod
+    def _opened(name: str, path: Path, part: Part | None) -> HostedDatastore:
+        """Open a built datastore.
+
+        That verifies the manifest, the headers, and the sizes of all files. The content is not read, which takes
+        minutes for a large datastore; `rest-store check` does that, before a datastore takes the place of another.
+        """
+        return HostedDatastore(name, Datastore.open(path, part=part), part)
 
     def close(self) -> None:
         """Close the live datastores, after what is being added was written."""
@@ -113,7 +128,7 @@ class Catalog:
             if old.store.is_live:
                 continue
             try:
-                new = HostedDatastore.built(old.name, old.store.path, old.part)
+                new = self._opened(old.name, old.store.path, old.part)
                 old.store.tokenizer.require_same(new.store.tokenizer, old.store.path)
                 yield old.name, new
             except (RestStoreError, OSError, ValueError, MemoryError) as error:
@@ -122,6 +137,14 @@ class Catalog:
     def swap(self, new: HostedDatastore) -> None:
         """Serve what `reopen` opened; answers under way end with the datastore that they began with."""
         self._served[new.name] = new
+
+
+def _live_datastore(path: Path, tokenizer: object) -> LiveDatastore:
+    """Open a live datastore for writing, or create it with `tokenizer`."""
+    from rest_store.live.live_datastore import LiveDatastore  # needs more packages than a built one
+
+    path = path.absolute()  # `HostedDatastore.named` replaces it; a short relative path may be part of other words
+    return LiveDatastore.open(path, tokenizer=None if is_live(path) else tokenizer)
 
 
 def _require_names(names: Sequence[str]) -> None:

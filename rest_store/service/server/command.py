@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import rest_store
-from rest_store.errors import PartError, ServeError, describe
+from rest_store.errors import PartError
 from rest_store.options import FILE, FloatRange
 from rest_store.service.address import Address
 from rest_store.service.server.limits import Limits
@@ -153,7 +153,7 @@ def serve(
             token_file=token_file,
             token=os.environ.get(TOKEN_VARIABLE) or None,
             insecure=insecure,
-            metrics=_metrics_address(metrics),
+            metrics=None if metrics is None else Address.parse(metrics, "--metrics"),
             limits=Limits(**limits),
             drain_seconds=drain_seconds,
             part=part,
@@ -177,16 +177,6 @@ def _tokenizer(name: str | None) -> object:
 
     with loading(f"tokenizer {name}"):
         return load_tokenizer(name)
-
-
-def _metrics_address(text: str | None) -> Address | None:
-    """Return where metrics are served; raise ServeError unless that is at HOST:PORT."""
-    if text is None:
-        return None
-    address = Address.parse(text, "--metrics")
-    if address.path is not None:
-        raise ServeError(describe("service", "--metrics", text, "HOST:PORT"))
-    return address
 
 
 def _run(options: Options) -> None:

@@ -13,7 +13,6 @@ from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.part import Part
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import DatastoreClosedError, DatastoreUnavailableError
-from rest_store.live.directory import is_live
 from rest_store.v1 import datastore_pb2 as pb
 
 if TYPE_CHECKING:
@@ -33,23 +32,6 @@ class HostedDatastore:
     name: str
     store: Datastore | LiveDatastore
     part: Part | None = None
-
-    @classmethod
-    def built(cls, name: str, path: Path, part: Part | None = None) -> HostedDatastore:
-        """Open a built datastore, or a part of it.
-
-        Opening verifies the manifest, the headers, and the sizes of all files. The content is not read, which takes
-        minutes for a large datastore; `rest-store check` does that, before a datastore takes the place of another.
-        """
-        return cls(name, Datastore.open(path, part=part), part)
-
-    @classmethod
-    def live(cls, name: str, path: Path, tokenizer: object) -> HostedDatastore:
-        """Open a live datastore for writing, or create it; raise as `LiveDatastore.open`, to which `tokenizer` goes."""
-        from rest_store.live.live_datastore import LiveDatastore  # needs more packages than a built one
-
-        path = path.absolute()  # `named` replaces it in messages; a short relative path may be part of other words
-        return cls(name, LiveDatastore.open(path, tokenizer=None if is_live(path) else tokenizer))
 
     @property
     def fingerprint(self) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 
-from rest_store.errors import ServeError
+from rest_store.errors import ServeError, describe
 from rest_store.service.address import Address
 
 _log = logging.getLogger(__name__)
@@ -27,8 +27,8 @@ class HttpServer(ThreadingHTTPServer):
     """
 
     def __init__(self, address: Address, registry: CollectorRegistry, is_ready: Callable[[], bool]) -> None:
-        assert address.host is not None
-        assert address.port is not None
+        if address.host is None or address.port is None:
+            raise ServeError(describe("service", "--metrics", address.text, "HOST:PORT"))
         self.address_family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
         self.registry, self.is_ready = registry, is_ready
         try:
