@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import tracemalloc
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -33,10 +32,9 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
 
 
 def answer(catalog: Catalog, method: str, data: bytes, limits: Limits = LIMITS) -> bytes:
-    with ThreadPoolExecutor(1) as workers:
-        asked = Queries(catalog, limits, Metrics(METHODS, "1"), Executor(workers), "1")
-        handle: Callable[..., Any] = {"Draft": asked.draft, "Count": asked.count}[method]
-        return bytes(asyncio.run(handle(data, ALL_ALLOWED)))
+    asked = Queries(catalog, limits, Metrics(METHODS, "1"), Executor(), "1")
+    handle: Callable[..., Any] = {"Draft": asked.draft, "Count": asked.count}[method]
+    return bytes(asyncio.run(handle(data, ALL_ALLOWED)))
 
 
 NAMES = pb.Selection(datastores=["one"] * 100_000)

@@ -252,7 +252,7 @@ def test_work_whose_client_has_gone_is_dropped(directory: Path, monkeypatch: pyt
     async def run() -> None:
         server = Server(Options([("served", directory)], [Address.parse("127.0.0.1:0")]), "1")
         (target,) = await server.start()
-        threads = server._workers._max_workers
+        threads = server._executor.workers._max_workers
         in_flight = server._admission.requests
         async with grpc.aio.insecure_channel(target) as channel:
             stub = datastore_pb2_grpc.DatastoreServiceStub(channel)

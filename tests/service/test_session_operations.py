@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ import pytest
 
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.service.address import Address
+from rest_store.service.server import served_session, session_streams
 from rest_store.service.server import server as server_module
-from rest_store.service.server import session_streams
 from rest_store.service.server.limits import Limits
 from rest_store.service.server.server import Options, Server
 from rest_store.v1 import datastore_pb2 as pb
@@ -109,6 +110,49 @@ def test_sessions_take_no_more_memory_than_is_shown(original: Path) -> None:
     with running(f"a={original}", options=[METRICS]) as service:
         asyncio.run(run(service))
         until(lambda: sessions_of(service) == (0, 0))
+
+
+def test_long_texts_wait_for_a_thread_of_their_own_and_are_dropped_with_their_clients(
+    original: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int] = []
+    go_on = threading.Event()
+    take_prompt = served_session.take_prompt
+
+    def held(native: Any, text: Any, rows: Any) -> None:
+        if len(text) > 4096:
+            begun.append(len(text))
+            assert go_on.wait(PATIENCE)
+        take_prompt(native, text, rows)
+
+    monkeypatch.setattr(served_session, "take_prompt", held)
+    long, heavy = opening(*[1] * 5000), pb.DraftRequest(contexts=[pb.Context(tokens=[1])] * 500)
+
+    async def run() -> None:
+        server = Server(Options([("a", original)], [Address.parse("127.0.0.1:0")], drain_seconds=0), "1")
+        (target,) = await server.start()
+        async with grpc.aio.insecure_channel(target) as channel:
+            stub = datastore_pb2_grpc.DatastoreServiceStub(channel)
+            waiting = [stub.DraftSession(timeout=PATIENCE) for _ in range(6)]
+            for call in waiting:
+                await call.write(long)
+            while len(server._sessions.open) < len(waiting) or not begun:
+                await asyncio.sleep(0.01)
+            other = stub.DraftSession(timeout=PATIENCE)
+            for message in (opening(1, 2), step(3), step(4, nodes=200)):  # a large tree takes a thread, too
+                await other.write(message)
+                assert (await other.read()).nodes
+            assert len((await stub.Draft(heavy, timeout=PATIENCE)).trees) == 500
+            for call in waiting[1:]:
+                call.cancel()
+            while len(server._sessions.open) > 2:
+                await asyncio.sleep(0.01)
+            go_on.set()
+            assert (await waiting[0].read()).nodes
+            assert begun == [5000]
+        await server.drain()
+
+    asyncio.run(run())
 
 
 def test_the_guide_says_what_sessions_reserve(original: Path) -> None:

@@ -50,7 +50,7 @@ class Step(NamedTuple):
 
 
 class ServedSession:
-    """One session, from its opening on, whose text is read with the first step. One step at a time.
+    """One session. `open` comes first, then one step at a time.
 
     Attributes:
         calibration, recycled: what it learns; the latter is None where recycled logits are no source.
@@ -83,7 +83,7 @@ class ServedSession:
         self._tokens_reserved = self._nodes_reserved = self._length = 0
         self._costs = NO_COSTS
         self._names_sent = False
-        self._native: Any = None  # the kernel session, from the first step on
+        self._native: Any = None  # the kernel session, once it is open
         self._datastores: list[OpenStore] = []  # that the kernel session reads
         self._opening = opening
         self._grow(len(opening.tokens) // 4, 0)
@@ -108,8 +108,7 @@ class ServedSession:
         tokens = sum(len(one.tokens) for one in accepted)
         nodes = 0 if limits is None else limits.max_nodes
         self._grow(tokens, nodes)
-        appended = self._length if self._native is None else tokens
-        return Step(accepted, limits, tokens, nodes <= _SMALL_NODES and appended <= _SMALL_TOKENS)
+        return Step(accepted, limits, tokens, nodes <= _SMALL_NODES and tokens <= _SMALL_TOKENS)
 
     def _limits_of(self, draft: pb.TreeRequest) -> DraftLimits:
         """Return what a message asks for, and keep the costs; raise LimitError if it is out of range."""
@@ -121,11 +120,8 @@ class ServedSession:
     def run(self, step: Step) -> bytes | None:
         """Append what the model produced, and return a draft as packed nodes, if one is asked for; in any thread.
 
-        Raises as `step`, for what the opening holds; and DatastoreUnavailableError if a datastore cannot be read.
+        Raises as `step`; and DatastoreUnavailableError if a datastore cannot be read.
         """
-        if self._native is None:
-            with reading(self._served):
-                self._native = self._opened()
         for one in step.accepted:
             append(self._native, *one)
         if step.limits is None:
@@ -148,8 +144,13 @@ class ServedSession:
         if self._native is not None:
             follow_changes(self._native, self._datastores)
 
-    def _opened(self) -> Any:
-        """Return the kernel session, with the text of the opening."""
+    @property
+    def opens_at_once(self) -> bool:
+        """Whether `open` takes less than about a millisecond."""
+        return self._length <= _SMALL_TOKENS
+
+    def open(self) -> None:
+        """Take in the text of the opening, before the first step; in any thread. Raises as `run`."""
         opening = self._opening
         text = text_of(opening.tokens, self._vocabulary_size)
         top_k = top_k_of(opening.top_k, "top_k") if opening.HasField("top_k") else None
@@ -159,11 +160,11 @@ class ServedSession:
         if self.recycled is not None:
             sources.append(self.recycled)
         max_suffix = limit("max_suffix", opening.max_suffix or 16, MAX_SUFFIX)
-        native, datastores = kernel_session(
-            self.calibration, sources, learn=not opening.fixed_calibration, max_suffix=max_suffix
-        )
-        self._datastores = list(datastores.values())
-        native.limit_tokens(self._vocabulary_size)
-        take_prompt(native, text, top_k)
+        with reading(self._served):
+            native, datastores = kernel_session(
+                self.calibration, sources, learn=not opening.fixed_calibration, max_suffix=max_suffix
+            )
+            native.limit_tokens(self._vocabulary_size)
+            take_prompt(native, text, top_k)
+        self._native, self._datastores = native, list(datastores.values())
         del self._opening
-        return native

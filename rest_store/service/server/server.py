@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -84,9 +82,8 @@ class Server:
         self.metrics = Metrics(METHODS, version)
         self._http: HttpServer | None = None
         self._is_ready = False
-        self._workers = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="draft")
         self._sessions = Sessions(limits)
-        executor = Executor(self._workers)
+        self._executor = executor = Executor()
         self._streams = SessionStreams(self._catalog, limits, self.metrics, executor, self._sessions)
         self._admission = Admission(tokens, limits, self.metrics)
         self._reloading = asyncio.Lock()
@@ -178,7 +175,7 @@ class Server:
         await self._server.stop(None)
         if self._http is not None:
             await asyncio.to_thread(self._http.stop)
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        self._executor.close()
         await asyncio.to_thread(self._writes.close)
         await asyncio.to_thread(self._catalog.close)
         _log.info("stopped")

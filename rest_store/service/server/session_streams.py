@@ -110,6 +110,7 @@ class SessionStreams:
             require_few("datastores named", len(request.open.selection.datastores), limits.max_contexts)
             served = self._catalog.select(request.open.selection)
             session = stream.session = self._sessions.begin(request.open, served)
+            await self._executor.open(session.open, small=session.opens_at_once)
         step = session.step(request)
         sequence = request.draft.sequence
         nodes = await self._executor.run(partial(session.run, step), small=step.is_small)
