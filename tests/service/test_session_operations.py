@@ -136,7 +136,9 @@ def test_long_texts_wait_for_a_thread_of_their_own_and_are_dropped_with_their_cl
             waiting = [stub.DraftSession(timeout=PATIENCE) for _ in range(6)]
             for call in waiting:
                 await call.write(long)
-            while len(server._sessions.open) < len(waiting) or not begun:
+                while not begun:  # the first one has the thread
+                    await asyncio.sleep(0.01)
+            while len(server._sessions.open) < len(waiting):
                 await asyncio.sleep(0.01)
             other = stub.DraftSession(timeout=PATIENCE)
             for message in (opening(1, 2), step(3), step(4, nodes=200)):  # a large tree takes a thread, too
