@@ -20,6 +20,7 @@ from rest_store.errors import PartError
 from rest_store.options import FILE, FloatRange
 from rest_store.service.address import Address
 from rest_store.service.server.limits import Limits
+from rest_store.service.server.workers import fork_workers, reserve_ports
 from rest_store.service.tokens import TOKEN_VARIABLE
 from rest_store.terminal import loading
 
@@ -104,6 +105,13 @@ def _part(text: str) -> Part:
     "--insecure", is_flag=True, help="Allow public addresses without TLS or authentication, also for metrics."
 )
 @click.option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics over HTTP at this address.")
+@click.option(
+    "--workers",
+    metavar="N",
+    type=click.IntRange(1),
+    default=1,
+    help="Processes that share the addresses, for frozen datastores; each with these limits, and metrics at a port.",
+)
 @_limit_options
 @click.option(
     "--drain-seconds",
@@ -124,6 +132,7 @@ def serve(
     token_file: Path | None,
     insecure: bool,
     metrics: str | None,
+    workers: int,
     drain_seconds: float,
     **limits: int,
 ) -> None:
@@ -139,6 +148,17 @@ def serve(
         raise click.UsageError("--tls-cert and --tls-key need each other, and --tls-client-ca needs both")
     _allow_files()
     _spare_a_thread()
+    addresses, parent, announce = [Address.parse(text, "--listen") for text in listen], None, _announce
+    metrics_address = None if metrics is None else Address.parse(metrics, "--metrics")
+    if workers > 1:
+        if live:
+            raise click.UsageError("--workers needs frozen datastores: one process alone writes a live one")
+        addresses, parent = reserve_ports(addresses), os.getpid()
+        targets = [address.text for address in addresses]
+        number, ready = fork_workers(workers, lambda urls: _announce(targets, *filter(None, urls)))
+        announce = lambda _, *urls: ready("".join(urls))  # noqa: E731
+        if metrics_address is not None and metrics_address.port:
+            metrics_address = metrics_address.with_port(metrics_address.port + number)
     from rest_store.service.server.server import Options
 
     _run(
@@ -146,18 +166,20 @@ def serve(
             datastores=[_name_and_directory(text) for text in datastores],
             live=[_name_and_directory(text) for text in live],
             live_tokenizer=_tokenizer(live_tokenizer),
-            addresses=[Address.parse(text, "--listen") for text in listen],
+            addresses=addresses,
             certificate=tls_cert,
             key=tls_key,
             client_authority=tls_client_ca,
             token_file=token_file,
             token=os.environ.get(TOKEN_VARIABLE) or None,
             insecure=insecure,
-            metrics=None if metrics is None else Address.parse(metrics, "--metrics"),
+            metrics=metrics_address,
             limits=Limits(**limits),
             drain_seconds=drain_seconds,
             part=part,
-        )
+            parent=parent,
+        ),
+        announce,
     )
 
 
@@ -179,14 +201,14 @@ def _tokenizer(name: str | None) -> object:
         return load_tokenizer(name)
 
 
-def _run(options: Options) -> None:
+def _run(options: Options, announce: Callable[..., None]) -> None:
     """Serve until a signal ends it, with a log on standard error."""
     from rest_store.service.server.server import serve as serve_until_signal
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("rest_store").setLevel(logging.INFO)
     logging.getLogger("grpc").setLevel(logging.CRITICAL)  # malformed health checks of strangers; our defects we log
-    _run_loop()(serve_until_signal(options, rest_store.__version__, _announce))
+    _run_loop()(serve_until_signal(options, rest_store.__version__, announce))
 
 
 def _spare_a_thread() -> None:
@@ -208,11 +230,11 @@ def _run_loop() -> Callable[[Coroutine[Any, Any, None]], None]:
     return uvloop.run
 
 
-def _announce(addresses: list[str], metrics: str | None) -> None:
+def _announce(addresses: list[str], *metrics: str) -> None:
     for address in addresses:
         click.echo(f"listening on {address}")
-    if metrics is not None:
-        click.echo(f"metrics on {metrics}")
+    for url in metrics:
+        click.echo(f"metrics on {url}")
     click.echo("ready")
 
 

@@ -55,7 +55,6 @@ class Limits:
             # gRPC refuses larger messages unread; those between the two limits get our own error.
             ("grpc.max_receive_message_length", largest + (4 << 20)),
             ("grpc.max_send_message_length", -1),
-            ("grpc.so_reuseport", 0),  # a second service on the same port is a mistake
             ("grpc.max_concurrent_streams", self.max_in_flight + self.max_streams),  # of one connection
             # gRPC itself drops requests that come faster than the event loop can even refuse them: from half the limit
             # on some, more the longer the queue is. Their clients see CANCELLED.

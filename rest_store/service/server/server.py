@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -55,6 +56,7 @@ class Options:
     live: Sequence[tuple[str, Path]] = ()
     live_tokenizer: object = None  # as `LiveDatastore.open` takes it
     part: Part | None = None  # of each datastore
+    parent: int | None = None  # process whose workers share the addresses; None: this one is alone
 
 
 class Server:
@@ -87,7 +89,8 @@ class Server:
         self._streams = SessionStreams(self._catalog, limits, self.metrics, executor, self._sessions)
         self._admission = Admission(tokens, limits, self.metrics)
         self._reloading = asyncio.Lock()
-        self._server = grpc.aio.server(interceptors=[self._admission], options=limits.channel_options())
+        ports = [("grpc.so_reuseport", int(options.parent is not None))]  # else a second service there is a mistake
+        self._server = grpc.aio.server(interceptors=[self._admission], options=[*limits.channel_options(), *ports])
         queries = Queries(self._catalog, limits, self.metrics, executor, version)
         self._writes = Writes(self._catalog, limits)
         service = datastore_service(queries, self._writes, self._streams, limits, self.metrics)
@@ -139,6 +142,8 @@ class Server:
         """Have health show what queries have met, and tend sessions."""
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
+            if self._options.parent not in (None, os.getppid()):
+                os.kill(os.getpid(), signal.SIGTERM)  # nobody else would end it
             await self._update_health()
             self._streams.tend()
 
@@ -210,7 +215,7 @@ def _require_secure(options: Options, has_tokens: bool) -> None:
             raise ServeError(describe("service", f"address {address.text}", found, f"{expected}, or --insecure"))
 
 
-async def serve(options: Options, version: str, ready: Callable[[list[str], str | None], object]) -> None:
+async def serve(options: Options, version: str, ready: Callable[..., object]) -> None:
     """Run a service until SIGTERM or SIGINT; SIGHUP reloads. Calls `ready` with its addresses once it answers.
 
     Raises:
@@ -223,6 +228,6 @@ async def serve(options: Options, version: str, ready: Callable[[list[str], str 
     loop.add_signal_handler(signal.SIGHUP, lambda: reloads.add(asyncio.create_task(server.reload())))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
-    ready(await server.start(), server.metrics_address)
+    ready(await server.start(), *filter(None, [server.metrics_address]))
     await ended.wait()
     await server.drain()
