@@ -11,6 +11,7 @@ from rest_store.errors import AuthenticationError, PermissionDeniedError, ServeE
 TOKEN_VARIABLE = "REST_STORE_TOKEN"
 TOKEN_EXPECTED = "1 to 4096 visible ASCII characters, no blanks"
 _LONGEST = 4096  # characters; gRPC refuses metadata of more than 8 KiB
+_TOKEN_ASKED = f"a bearer token of this service: token=, --token-file or {TOKEN_VARIABLE}"
 _WRITE = "write"
 
 
@@ -89,11 +90,11 @@ class BearerTokens:
             return ALL_ALLOWED
         value = next((value for key, value in metadata or () if key == "authorization"), None)
         if value is None:
-            raise AuthenticationError(describe("request", "authorization", "absent", "a bearer token"))
+            raise AuthenticationError(describe("request", "authorization", "absent", _TOKEN_ASKED))
         scheme, _, token = (value if isinstance(value, str) else value.decode("latin-1")).partition(" ")
         grant = self._grants.get(_digest(token.strip()))
         if grant is None or scheme.lower() != "bearer":
-            raise AuthenticationError(describe("request", "authorization", "not accepted", "a bearer token known here"))
+            raise AuthenticationError(describe("request", "authorization", "not accepted", _TOKEN_ASKED))
         return grant
 
 

@@ -175,7 +175,7 @@ def test_workers_are_for_frozen_datastores_and_ports(directory: Path, tmp_path: 
     absent = str(tmp_path / "absent")
     for arguments, status, found in (
         ([str(directory), "--live", str(tmp_path / "chat")], 2, "needs frozen datastores"),
-        ([str(directory), "--listen", f"unix:{tmp_path}/socket"], 1, "expected HOST:PORT with several workers"),
+        ([str(directory), "--listen", f"unix:{tmp_path}/socket"], 2, "and HOST:PORT to listen on"),
         ([absent], 1, "absent"),
     ):
         with (

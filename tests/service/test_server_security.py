@@ -151,7 +151,17 @@ def test_public_addresses_are_served_with_tls_and_a_token_or_when_asked_to(
             assert len(stub.Draft(ASKED).trees) == 1
 
 
-def test_an_address_in_use_is_refused(directory: Path) -> None:
+def test_an_address_that_cannot_be_bound_is_refused_saying_why(directory: Path, tmp_path: Path) -> None:
+    for address, reason in (
+        ("192.0.2.1:0", "Cannot assign requested address"),
+        ("no-such-host.invalid:0", "Name or service not known|Temporary failure in name resolution"),
+        (f"unix:{tmp_path}/absent/socket", "absent or cannot be written"),
+    ):
+        with (
+            pytest.raises(RuntimeError, match=rf"address \S+ cannot be bound \(.*({reason})\)"),
+            running(directory, listen=[address], options=["--insecure"]),
+        ):
+            pass
     with running(directory, unix=True, options=["--metrics", "127.0.0.1:0"]) as service:
         assert service.metrics is not None
         metrics = service.metrics.split("/")[2]

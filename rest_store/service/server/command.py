@@ -20,7 +20,7 @@ from rest_store.errors import PartError
 from rest_store.options import FILE, FloatRange
 from rest_store.service.address import Address
 from rest_store.service.server.limits import Limits
-from rest_store.service.server.workers import fork_workers, reserve_ports
+from rest_store.service.server.workers import fork_workers
 from rest_store.service.tokens import TOKEN_VARIABLE
 from rest_store.terminal import loading
 
@@ -151,9 +151,9 @@ def serve(
     addresses, parent, announce = [Address.parse(text, "--listen") for text in listen], None, _announce
     metrics_address = None if metrics is None else Address.parse(metrics, "--metrics")
     if workers > 1:
-        if live:
-            raise click.UsageError("--workers needs frozen datastores: one process alone writes a live one")
-        addresses, parent = reserve_ports(addresses), os.getpid()
+        if live or any(address.path is not None for address in addresses):
+            raise click.UsageError("--workers needs frozen datastores, and HOST:PORT to listen on")
+        addresses, parent = [address.require_free() for address in addresses], os.getpid()
         targets = [address.text for address in addresses]
         number, ready = fork_workers(workers, lambda urls: _announce(targets, *filter(None, urls)))
         announce = lambda _, *urls: ready("".join(urls))  # noqa: E731

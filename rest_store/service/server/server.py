@@ -111,15 +111,15 @@ class Server:
         return bound
 
     def _bind(self, address: Address) -> str:
-        address.require_unanswered()
+        if self._options.parent is None:  # else another worker may listen there
+            address.require_free()
         try:
             if self._credentials is not None and address.path is None:
                 port = self._server.add_secure_port(address.text, self._credentials)
             else:
                 port = self._server.add_insecure_port(address.text)
-        except (RuntimeError, OSError):
-            message = f"service: address {address.text} cannot be bound (in use, unknown or not permitted)"
-            raise ServeError(message) from None
+        except (RuntimeError, OSError) as error:
+            raise ServeError(f"service: address {address.text} cannot be bound ({error})") from None
         return address.text if address.path is not None else address.with_port(port).text
 
     def _serve_http(self, address: Address) -> HttpServer:

@@ -4,34 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
-
-from rest_store.errors import ServeError, describe
-from rest_store.service.address import Address
-
-
-def reserve_ports(addresses: Sequence[Address]) -> list[Address]:
-    """Return `addresses` with the ports that all workers are to share, in place of "any free one".
-
-    Raises:
-        ServeError: an address is a Unix socket, which cannot be shared, or cannot be bound.
-    """
-    shared = []
-    for address in addresses:
-        if address.host is None:
-            raise ServeError(describe("service", "address", address.text, "HOST:PORT with several workers"))
-        try:
-            kind = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)[0]
-            with socket.socket(kind[0]) as free:  # without SO_REUSEPORT: it fails where another service listens
-                free.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                free.bind(kind[4])
-                shared.append(address.with_port(free.getsockname()[1]))
-        except OSError as error:
-            raise ServeError(f"service: address {address.text} cannot be bound ({error.strerror})") from None
-    return shared
 
 
 def fork_workers(number: int, announce: Callable[[list[str]], None]) -> tuple[int, Callable[[str], None]]:
