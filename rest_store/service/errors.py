@@ -71,16 +71,13 @@ def status_of(error: BaseException) -> Status:
     return _BY_REASON["INTERNAL"]
 
 
-def error_of(target: str, code: str, details: str, metadata: Iterable[Any] | None = None) -> RestStoreError:
-    """Return the error of a status: that of the table where the service sent our detail, else the nearest ServiceError.
+def error_of_call(target: str, failure: Any) -> RestStoreError:
+    """Return our error for a failed call of grpc or grpc.aio to the service at `target`.
 
-    Args:
-        target: address of the service, for the message.
-        code: name of the grpc.StatusCode.
-        details: the text of the status.
-        metadata: trailing metadata, pairs of key and value.
+    That is the one of the table where the service sent our detail, else the nearest ServiceError.
     """
-    status = _BY_REASON.get(_reason(metadata))
+    code, details = failure.code().name, failure.details() or ""
+    status = _BY_REASON.get(_reason(failure.trailing_metadata()))
     if status is not None:
         return status.error(details)
     if code == "RESOURCE_EXHAUSTED" and "larger than max" in details:
@@ -91,11 +88,6 @@ def error_of(target: str, code: str, details: str, metadata: Iterable[Any] | Non
         error, message = _BY_CODE[code]
         return error(f"{target}: {message} ({details})" if details else f"{target}: {message}")
     return errors.ProtocolError(describe(target, "status", f"{code} ({details})", "one of a datastore service"))
-
-
-def error_of_call(target: str, error: Any) -> RestStoreError:
-    """Return our error for a failed call of grpc or grpc.aio."""
-    return error_of(target, error.code().name, error.details() or "", error.trailing_metadata())
 
 
 def _reason(metadata: Iterable[Any] | None) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import grpc
 import pytest
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -9,8 +11,15 @@ from google.rpc import error_details_pb2, status_pb2
 
 from rest_store import errors
 from rest_store.errors import MessageOrderError
-from rest_store.service.errors import DETAILS_KEY, DOMAIN, STATUSES, Status, error_of, status_of
+from rest_store.service.errors import DETAILS_KEY, DOMAIN, STATUSES, Status, error_of_call, status_of
 from tests.service.test_proto import DEFINITION
+
+
+def error_of(target: str, code: str, details: str, metadata: object = None) -> errors.RestStoreError:
+    """Our error for a call that failed so."""
+    status = SimpleNamespace(code=lambda: SimpleNamespace(name=code), details=lambda: details)
+    status.trailing_metadata = lambda: metadata
+    return error_of_call(target, status)
 
 
 def metadata_of(reason: str, domain: str = DOMAIN) -> list[tuple[str, bytes]]:
