@@ -152,7 +152,6 @@ NB_MODULE(_kernel, module) {
   module.doc() = "The compiled kernel; rest_store.datastore.kernel loads it.";
   module.def("sort_suffixes", &sort_suffixes, "sorter"_a, "symbols"_a, "width"_a, "bits"_a, "keys"_a, "entries"_a);
   bind_calibrations(module);
-  bind_evidence(module);
   bind_sessions(module);
   nb::class_<NativeKernel>(module, "NativeKernel", nb::is_weak_referenceable())
       .def(nb::init<const nb::list&, std::uint32_t>(), "shards"_a, "vocabulary_size"_a)

@@ -258,33 +258,23 @@ class EvidenceReader {
     scratch.searched.push_back({&level, shards_.size(), scratch.searches.size() - shards_.size()});
   }
 
-  // Begin to search for the occurrences of `from` that continue with `token`, the last one of `suffix`. The
-  // continuations of `from` were sampled at even strides: the samples bound where these occurrences lie.
+  // Begin to search for the occurrences of `from` that continue with `token`, the last one of `suffix`.
   void narrow(const BackoffLevel& from, Token token, const Suffix& suffix, BackoffLevel& to, Scratch& scratch) const {
     const Continuations& next = from.next;
-    const std::uint64_t stride = stride_of(from.count, samples_of(from.length));
-    std::size_t place = 0;
-    while (place < next.size && next.top[place].token != token) ++place;
-    if (stride == 1 && place == next.size && next.size < kContinuations) return to.clear();  // all were read
-    const Run run = place < next.size ? next.runs[place] : Run();
+    const bool has_all = next.size < kContinuations && stride_of(from.count, samples_of(from.length)) == 1;
+    const auto is_next = [&](const Continuation& one) { return one.token == token; };
+    if (has_all && std::none_of(next.begin(), next.end(), is_next)) return to.clear();
     to.length = from.length + 1;
-    scratch.narrowed.push_back({&to, shards_.size(), scratch.boundaries.size()});
-    std::uint64_t before = 0;  // occurrences in the shards before
-    for (std::size_t i = 0; i < shards_.size(); ++i) {
-      const Interval whole = from.intervals[i];
-      Interval begin = whole, end = whole;  // where the boundaries may be
-      const std::uint64_t first = stride / 2 + run.first * stride, last = stride / 2 + run.last * stride;
-      if (run.is_known() && first >= before && first < before + whole.width()) {
-        begin.end = whole.begin + (first - before);
-        begin.begin += begin.end - whole.begin >= stride ? begin.end - whole.begin - stride + 1 : 0;
-        end.begin += last - before + 1;
-        end.end = std::min(whole.end, end.begin + stride - 1);
-      }
-      before += whole.width();
-      scratch.boundaries.push_back(
-          {&shards_[i], suffix.last(1), width(), from.length, false, begin.begin, begin.end, 0});
-      scratch.boundaries.push_back({&shards_[i], suffix.last(1), width(), from.length, true, end.begin, end.end, 0});
+    if (has_all && next.top[0].share == 1) {  // all occurrences continue so
+      to.intervals = from.intervals;
+      to.count = from.count;
+      return;
     }
+    scratch.narrowed.push_back({&to, shards_.size(), scratch.boundaries.size()});
+    for (std::size_t i = 0; i < shards_.size(); ++i)
+      for (const bool after : {false, true})
+        scratch.boundaries.push_back({&shards_[i], suffix.last(1), width(), from.length, after, from.intervals[i].begin,
+                                      from.intervals[i].end, 0});
   }
 
   // Finish all searches; clear the levels of suffixes that do not occur.
