@@ -15,7 +15,7 @@ from build_index.size import size_text
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.render import counted, table
 from rest_store.live.directory import is_live
-from rest_store.options import PATH, SETTINGS, json_option
+from rest_store.options import PATH, SETTINGS, Group, json_option
 from rest_store.terminal import loading
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def duration(text: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-@click.group(context_settings=SETTINGS)
+@click.group(cls=Group, context_settings=SETTINGS)
 def live() -> None:
     """Inspect live datastores, add to them, delete from them, and freeze them.
 
@@ -77,7 +77,8 @@ def show(directory: Path, *, as_json: bool) -> None:
 @live.command(
     epilog="""\b
 Examples:
-  rest-store live add memory answers.jsonl --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct --max-tokens 20000000
+  rest-store live add memory answers.jsonl --max-tokens 20000000 \\
+      --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct
   rest-store live add memory answers.jsonl --print-ids > ids.txt""",
 )
 @click.argument("directory", metavar="DIR", type=PATH)
