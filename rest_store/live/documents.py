@@ -161,13 +161,10 @@ class Documents:
             self._require("a segment", _is_record(row))
         return [SegmentRecord(*row) for row in rows]
 
-    def last(self) -> tuple[int, float]:
-        """Return the number of the newest document, 0 if there is none, and when it was added."""
+    def last(self) -> int:
+        """Return the number of the newest document; 0 if there is none."""
         with self._named_errors("read"):
-            query = "SELECT number, added FROM documents ORDER BY number DESC LIMIT 1"
-            number, added = self._database.execute(query).fetchone() or (0, 0.0)
-        self._require("the newest document", _is_time(added))
-        return number, added
+            return self._number("SELECT coalesce(max(number), 0) FROM documents")
 
     def read(self, first: int = 1, last: int = 2**62) -> Iterator[Document]:
         """Yield the documents `first .. last` in the order of their numbers."""
@@ -198,7 +195,7 @@ class Documents:
         added: Sequence[Document],
         ids: Sequence[str],
         deleted: Sequence[int],
-        evicted_before: int,
+        evicted: Sequence[tuple[int, int]],
         obsolete: Iterable[SegmentRecord],
         records: Iterable[SegmentRecord],
     ) -> None:
@@ -208,7 +205,7 @@ class Documents:
             added: documents with numbers greater than any before.
             ids: of these.
             deleted: numbers of documents.
-            evicted_before: documents with smaller numbers are evicted.
+            evicted: numbers of the first and the last of documents that are evicted.
             obsolete: records of segments that are gone.
             records: of those in their place.
         """
@@ -218,7 +215,7 @@ class Documents:
         ]
         with self._transaction("written"):
             self._database.executemany("INSERT INTO documents VALUES (?, ?, ?, ?, ?)", rows)
-            self._database.execute("DELETE FROM documents WHERE number < ?", (evicted_before,))
+            self._database.executemany("DELETE FROM documents WHERE number BETWEEN ? AND ?", evicted)
             if deleted:
                 self._database.executemany("DELETE FROM documents WHERE number = ?", [(n,) for n in deleted])
                 self._database.execute("UPDATE properties SET unclean = 1")
