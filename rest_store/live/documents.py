@@ -18,6 +18,7 @@ from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import LiveFormatError, ManifestError, StorageError, describe
 
 _FORMAT = (1, 0x52535430)  # version and program ("RST0"), as the file says them
+_PAGE_SIZE = 4096  # bytes; SQLite may be built with another default
 _PATIENCE = 10_000  # milliseconds to wait for a lock of SQLite
 _LOG_PATIENCE = 2_000  # milliseconds that a deletion waits for readers of older states
 _SEGMENT_NAME = re.compile("segment-[0-9a-f]{32}")
@@ -89,6 +90,7 @@ class Documents:
                 self._database.execute(f"PRAGMA busy_timeout={_PATIENCE}")
                 self.is_new = self._has_no_tables()
                 if not read_only:
+                    self._database.execute(f"PRAGMA page_size={_PAGE_SIZE}")  # of a new file
                     self._database.execute("PRAGMA journal_mode=WAL")
                     self._database.execute("PRAGMA synchronous=FULL")
                     self._database.execute("PRAGMA secure_delete=ON")
