@@ -108,13 +108,15 @@ class Writer:
             self.segments = Segments(self._vocabulary_size)  # which keeps no files mapped
             self._resources.close()
 
-    def add(self, documents: Sequence[NewDocument]) -> None:
-        """Add documents, without those whose id is there already; return when they are durable and visible."""
+    def add(self, documents: Sequence[NewDocument]) -> set[str]:
+        """Add documents, without those whose id is there already; return the others' ids when they are durable."""
+        new: set[str] = set()
         for batch in self.retention.batches(documents, self._width):
             if len(segments_to_merge(self.segments.in_files, self.retention)) >= BACKLOG:
                 time.sleep(STALL)
             with self._change():
-                self._add(batch)
+                new.update(self._add(batch))
+        return new
 
     def delete(self, ids: Sequence[str]) -> int:
         """Delete documents and return how many there were; then no answer holds them, and no file."""
@@ -196,15 +198,19 @@ class Writer:
             segments[-1] = self._flushed(segments[-1])
         self._store(segments)
 
-    def _add(self, added: Sequence[NewDocument]) -> None:
-        """Sort new documents into the memtable, flush it if it is large enough, store and publish them."""
+    def _add(self, added: Sequence[NewDocument]) -> list[str]:
+        """Sort new documents into the memtable, flush it if it is large enough, store and publish them.
+
+        Returns:
+            The ids that are new.
+        """
         stored = self._documents.numbers([document.id for document in added])
         new: dict[str, bytes] = {}
         for document in added:
             if document.id not in stored:
                 new.setdefault(document.id, document.symbols)
         if not new:
-            return
+            return []
         now = self._clock()
         documents = [Document(number, now, symbols) for number, symbols in enumerate(new.values(), self._last + 1)]
         segments = list(self.segments.all)
@@ -219,6 +225,7 @@ class Writer:
         is_full = segment.position_count >= self.retention.memtable
         segments.append(self._flushed(segment) if is_full else segment)
         self._store(segments, added=documents, ids=list(new))
+        return list(new)
 
     def _without(self, segment: Segment, deleted: Sequence[int]) -> Segment | None:
         """Return what is left of a segment without the documents of these numbers, ascending; None: nothing."""
