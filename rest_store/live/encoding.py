@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,6 +10,7 @@ from uuid import uuid4
 
 import numpy as np
 
+from build_index.staging import put
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.shard import encode_symbols
 from rest_store.datastore.tokenizer import TokenizerIdentity
@@ -99,16 +99,6 @@ def store_tokenizer(tokenizer_json: str | None, directory: Path) -> None:
         path.unlink(missing_ok=True)  # of a datastore that was being begun
         if tokenizer_json is not None:
             part.write_text(tokenizer_json, encoding="utf-8")
-            _sync(part)
-            part.rename(path)
-            _sync(directory)
+            put(part, path)
     except OSError as error:
         raise StorageError(f"{directory}: the tokenizer cannot be written ({error.strerror})") from error
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
