@@ -19,8 +19,7 @@ from rest_store.errors import LiveFormatError, ManifestError, StorageError, desc
 
 _FORMAT = (1, 0x52535430)  # version and program ("RST0"), as the file says them
 _PAGE_SIZE = 4096  # bytes; SQLite may be built with another default
-_PATIENCE = 10_000  # milliseconds to wait for a lock of SQLite
-_LOG_PATIENCE = 2_000  # milliseconds that a deletion waits for readers of older states
+_PATIENCE = 5_000  # milliseconds to wait for a lock of SQLite, and for readers of older states
 _SEGMENT_NAME = re.compile("segment-[0-9a-f]{32}")
 # `digest` is of the caller's id. While `unclean`, unused bytes of the file or its log may hold what was deleted.
 _SCHEMA = f"""
@@ -236,11 +235,7 @@ class Documents:
             return
         with self._named_errors("rewritten; what was deleted may still be in unused bytes"):
             self._database.execute("VACUUM")
-            self._database.execute(f"PRAGMA busy_timeout={_LOG_PATIENCE}")
-            try:
-                is_kept = self._number("PRAGMA wal_checkpoint(TRUNCATE)")
-            finally:
-                self._database.execute(f"PRAGMA busy_timeout={_PATIENCE}")
+            is_kept = self._number("PRAGMA wal_checkpoint(TRUNCATE)")
         if is_kept:
             where = "in the log, while another process reads an older state"
             raise StorageError(f"{self.path}: what was deleted is still {where}")
