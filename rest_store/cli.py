@@ -137,7 +137,7 @@ def build_main() -> None:
 @timeout_option(10.0)
 @json_option
 def info(place: str, access: Access, timeout: float, as_json: bool) -> None:
-    """Show size, tokenizer, sources and build options of the datastore at PLACE; of a live one, what `live info` shows.
+    """Show size, tokenizer, sources and build options of the datastore at PLACE, frozen or live.
 
     Of a service, HOST:PORT or unix:/path, it shows the datastores. The parts of a datastore are shown together:
     HOST:PORT,HOST:PORT;HOST:PORT, with commas between services of the same part.

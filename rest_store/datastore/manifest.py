@@ -187,7 +187,8 @@ def _content(directory: Path) -> bytes:
             expected = "a frozen one; open it with LiveDatastore, or freeze it with rest-store live export"
             raise DatastoreNotFoundError(describe(directory, "datastore", "a live one", expected)) from None
         if directory.is_file():
-            raise DatastoreNotFoundError(describe(directory, "datastore", "a file", "a directory")) from None
+            found = "a file of one" if (directory.parent / FILE_NAME).is_file() else "a file"
+            raise DatastoreNotFoundError(describe(directory, "datastore", found, "its directory")) from None
         what = "no manifest.json in it" if directory.is_dir() else "no such directory"
         raise DatastoreNotFoundError(describe(directory, "datastore", f"absent ({what})", "a built one")) from None
     except OSError as error:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import reprlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -80,11 +79,17 @@ class TokenizerIdentity:
         """
         values: list[Any] = [fields.get(what) if isinstance(fields, Mapping) else None for what in cls.__match_args__]
         name, fingerprint, size, special, added = values
-        is_named = isinstance(name, str) and isinstance(fingerprint, str) and bool(_FINGERPRINT.fullmatch(fingerprint))
-        is_sized = _is_id(size, 1 << 32) and size > 0
-        if not (is_named and is_sized and _are_ids(added, size) and _are_ids(special, size)):
-            found, expected = reprlib.repr(fields), "an identity (FORMAT.md, section 5)"
-            raise ManifestError(describe(where, "tokenizer", found, expected))
+        is_size = _is_id(size, 1 << 32) and size > 0
+        valid = {
+            "name": isinstance(name, str),
+            "fingerprint": isinstance(fingerprint, str) and _FINGERPRINT.fullmatch(fingerprint) is not None,
+            "vocabulary_size": is_size,
+            "special_tokens": is_size and _are_ids(special, size),
+            "added_tokens": is_size and _are_ids(added, size),
+        }
+        if not all(valid.values()):
+            wrong = ", ".join(what for what, holds in valid.items() if not holds)
+            raise ManifestError(describe(where, "tokenizer", f"without a valid {wrong}", "as in FORMAT.md, section 5"))
         return cls(name, fingerprint, size, dict(special), dict(added))
 
     def to_manifest(self) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import LiveFormatError, ManifestError, StorageError, describe
 
 _FORMAT = (1, 0x52535430)  # version and program ("RST0"), as the file says them
-_PATIENCE = 10_000  # milliseconds to wait for a lock of SQLite
-_LOG_PATIENCE = 2_000  # milliseconds that a deletion waits for readers of older states
+_PAGE_SIZE = 4096  # bytes; SQLite may be built with another default
+_PATIENCE = 5_000  # milliseconds to wait for a lock of SQLite, and for readers of older states
 _SEGMENT_NAME = re.compile("segment-[0-9a-f]{32}")
 # `digest` is of the caller's id. While `unclean`, unused bytes of the file or its log may hold what was deleted.
 _SCHEMA = f"""
@@ -89,6 +89,7 @@ class Documents:
                 self._database.execute(f"PRAGMA busy_timeout={_PATIENCE}")
                 self.is_new = self._has_no_tables()
                 if not read_only:
+                    self._database.execute(f"PRAGMA page_size={_PAGE_SIZE}")  # of a new file
                     self._database.execute("PRAGMA journal_mode=WAL")
                     self._database.execute("PRAGMA synchronous=FULL")
                     self._database.execute("PRAGMA secure_delete=ON")
@@ -161,13 +162,10 @@ class Documents:
             self._require("a segment", _is_record(row))
         return [SegmentRecord(*row) for row in rows]
 
-    def last(self) -> tuple[int, float]:
-        """Return the number of the newest document, 0 if there is none, and when it was added."""
+    def last(self) -> int:
+        """Return the number of the newest document; 0 if there is none."""
         with self._named_errors("read"):
-            query = "SELECT number, added FROM documents ORDER BY number DESC LIMIT 1"
-            number, added = self._database.execute(query).fetchone() or (0, 0.0)
-        self._require("the newest document", _is_time(added))
-        return number, added
+            return self._number("SELECT coalesce(max(number), 0) FROM documents")
 
     def read(self, first: int = 1, last: int = 2**62) -> Iterator[Document]:
         """Yield the documents `first .. last` in the order of their numbers."""
@@ -198,7 +196,7 @@ class Documents:
         added: Sequence[Document],
         ids: Sequence[str],
         deleted: Sequence[int],
-        evicted_before: int,
+        evicted: Sequence[tuple[int, int]],
         obsolete: Iterable[SegmentRecord],
         records: Iterable[SegmentRecord],
     ) -> None:
@@ -208,7 +206,7 @@ class Documents:
             added: documents with numbers greater than any before.
             ids: of these.
             deleted: numbers of documents.
-            evicted_before: documents with smaller numbers are evicted.
+            evicted: numbers of the first and the last of documents that are evicted.
             obsolete: records of segments that are gone.
             records: of those in their place.
         """
@@ -218,7 +216,7 @@ class Documents:
         ]
         with self._transaction("written"):
             self._database.executemany("INSERT INTO documents VALUES (?, ?, ?, ?, ?)", rows)
-            self._database.execute("DELETE FROM documents WHERE number < ?", (evicted_before,))
+            self._database.executemany("DELETE FROM documents WHERE number BETWEEN ? AND ?", evicted)
             if deleted:
                 self._database.executemany("DELETE FROM documents WHERE number = ?", [(n,) for n in deleted])
                 self._database.execute("UPDATE properties SET unclean = 1")
@@ -237,11 +235,7 @@ class Documents:
             return
         with self._named_errors("rewritten; what was deleted may still be in unused bytes"):
             self._database.execute("VACUUM")
-            self._database.execute(f"PRAGMA busy_timeout={_LOG_PATIENCE}")
-            try:
-                is_kept = self._number("PRAGMA wal_checkpoint(TRUNCATE)")
-            finally:
-                self._database.execute(f"PRAGMA busy_timeout={_PATIENCE}")
+            is_kept = self._number("PRAGMA wal_checkpoint(TRUNCATE)")
         if is_kept:
             where = "in the log, while another process reads an older state"
             raise StorageError(f"{self.path}: what was deleted is still {where}")

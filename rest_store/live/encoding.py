@@ -10,11 +10,13 @@ from uuid import uuid4
 
 import numpy as np
 
+from build_index.staging import put
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.shard import encode_symbols
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.validation import IntSequence, document_ids, document_tokens
 from rest_store.errors import DocumentError, StorageError, TokenizerLoadError, describe
+from rest_store.live.directory import PART_NAME
 from rest_store.live.retention import Retention
 
 if TYPE_CHECKING:
@@ -87,15 +89,16 @@ class Encoder:
 
 
 def store_tokenizer(tokenizer_json: str | None, directory: Path) -> None:
-    """Write the serialization of a tokenizer into `directory`, for encoding text; None: there is none.
+    """Store the serialization of a tokenizer in `directory`, for encoding text; None: there is none.
 
     Raises:
         StorageError: it cannot be written.
     """
-    path = directory / TOKENIZER_FILE_NAME
+    path, part = directory / TOKENIZER_FILE_NAME, directory / PART_NAME
     try:
         path.unlink(missing_ok=True)  # of a datastore that was being begun
         if tokenizer_json is not None:
-            path.write_text(tokenizer_json, encoding="utf-8")
+            part.write_text(tokenizer_json, encoding="utf-8")
+            put(part, path)
     except OSError as error:
         raise StorageError(f"{directory}: the tokenizer cannot be written ({error.strerror})") from error

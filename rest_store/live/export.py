@@ -34,7 +34,7 @@ def export(live: LiveDatastore, out: Path) -> Datastore:
     """
     views = [view for view in live.snapshot.views if view.entry_count]
     if not views:
-        raise EmptyCorpusError(describe(live.path, "the number of documents", 0, "at least 1"))
+        raise EmptyCorpusError(describe(live.path, "live datastore", "empty", "one with documents"))
     with Staging(out) as staging:
         staging.start()
         records = []

@@ -23,6 +23,7 @@ from rest_store.errors import (
     describe,
     optional_packages,
 )
+from rest_store.live.added import AddedDocuments
 from rest_store.live.background import Background
 from rest_store.live.directory import require_live
 from rest_store.live.encoding import Encoder
@@ -164,7 +165,7 @@ class LiveDatastore(Store):
             failure=self._background.failure,
         )
 
-    def add(self, documents: Sequence[IntSequence | str], ids: Sequence[str] | None = None) -> list[str]:
+    def add(self, documents: Sequence[IntSequence | str], ids: Sequence[str] | None = None) -> AddedDocuments:
         """Add documents; return when they are durable, and visible to the queries of this process.
 
         Where additions come faster than their segments can be merged, each is held back by 20 ms.
@@ -176,7 +177,7 @@ class LiveDatastore(Store):
                 the same document, which is not added again. None: new ones.
 
         Returns:
-            The ids, in the order of `documents`.
+            The ids, in the order of `documents`; its `added` and `duplicates` say which were there already.
 
         Raises:
             DocumentError: a document is empty, larger than 2^24 tokens or than `max_tokens`, or neither tokens nor
@@ -189,10 +190,10 @@ class LiveDatastore(Store):
             DatastoreClosedError: after `close`.
         """
         writer = self._writer()
-        new = self._encoder.encode(documents, ids)
-        writer.add(new)
+        encoded = self._encoder.encode(documents, ids)
+        new = writer.add(encoded)
         self._background.wake()
-        return [document.id for document in new]
+        return AddedDocuments([document.id for document in encoded], new)
 
     def delete(self, ids: Sequence[str]) -> int:
         """Delete documents: when this returns, no answer of this process holds them, and no file. Evicted ones, too.

@@ -61,7 +61,7 @@ class Retention:
 
     def may_span(self, oldest: float, newest: float) -> bool:
         """Return whether documents added at these times may be in one segment."""
-        return self.max_age is None or newest - oldest <= self.max_age / _LEAST_SEGMENTS
+        return self.max_age is None or abs(newest - oldest) <= self.max_age / _LEAST_SEGMENTS
 
     def batches(
         self, documents: Iterable[Item], width: int, added: Callable[[Item], float] = lambda document: 0.0

@@ -21,6 +21,13 @@ from rest_store.live.segment import Segment, remove_files, sorted_segment, write
 from rest_store.live.segments import Segments
 
 
+def steady_clock() -> Callable[[], float]:
+    """Return a clock of seconds since 1970 that goes on evenly when the system's is set."""
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the first goes on while a laptop sleeps
+    offset = time.time() - time.clock_gettime(clock)
+    return lambda: offset + time.clock_gettime(clock)
+
+
 class Writer:
     """Writes one live datastore; methods raise what those of `LiveDatastore` say. Thread-safe.
 
@@ -34,7 +41,7 @@ class Writer:
         tokenizer: identity of that which it must have, and which a new one is for; None: any.
         limits: how much to keep from now on; None in it: as before.
         tokenizer_json: serialization of the tokenizer, which a new one stores to encode texts.
-        clock: seconds since 1970.
+        clock: seconds since 1970; None: the system's, as it was at the beginning.
 
     Raises:
         DatastoreNotFoundError: it is empty, and there is no `tokenizer`.
@@ -56,15 +63,15 @@ class Writer:
         tokenizer: TokenizerIdentity | None,
         limits: Retention,
         tokenizer_json: str | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._directory = directory
-        self._clock = clock
+        self._clock = clock or steady_clock()
         self._sorting = Lock()  # held while segments in files are sorted anew; taken before `_lock`
         self._lock = Lock()  # held for a change, which is short
         self._closed = False
         self._may_differ_from_disk = False
-        self._last, self._newest = 0, 0.0  # number and time of the newest document
+        self._last = 0  # number of the newest document
         self._records: list[SegmentRecord] = []  # that are stored
         with ExitStack() as resources:
             resources.callback(take_writer_lock(directory))
@@ -101,13 +108,15 @@ class Writer:
             self.segments = Segments(self._vocabulary_size)  # which keeps no files mapped
             self._resources.close()
 
-    def add(self, documents: Sequence[NewDocument]) -> None:
-        """Add documents, without those whose id is there already; return when they are durable and visible."""
+    def add(self, documents: Sequence[NewDocument]) -> set[str]:
+        """Add documents, without those whose id is there already; return the others' ids when they are durable."""
+        new: set[str] = set()
         for batch in self.retention.batches(documents, self._width):
             if len(segments_to_merge(self.segments.in_files, self.retention)) >= BACKLOG:
                 time.sleep(STALL)
             with self._change():
-                self._add(batch)
+                new.update(self._add(batch))
+        return new
 
     def delete(self, ids: Sequence[str]) -> int:
         """Delete documents and return how many there were; then no answer holds them, and no file."""
@@ -125,7 +134,7 @@ class Writer:
 
     def evict(self) -> bool:
         """Evict what is too old by now; return whether anything was."""
-        if self._first_kept(self.segments.all, self._now()) == 0:
+        if len(self._kept(self.segments.all)) == len(self.segments.all):
             return False
         with self._change():
             self._store(self.segments.all)
@@ -178,8 +187,7 @@ class Writer:
 
     def _load(self, *, verify: bool = False) -> None:
         """Publish what is stored; sort anew what is damaged or missing of the segments in files."""
-        self._last, newest = self._documents.last()
-        self._newest = max(self._newest, newest)
+        self._last = self._documents.last()
         self._records = self._documents.records()
         segments: list[Segment] = []
         for segment in self.segments.stored(self._directory, self._documents, self.retention, verify=verify):
@@ -190,16 +198,20 @@ class Writer:
             segments[-1] = self._flushed(segments[-1])
         self._store(segments)
 
-    def _add(self, added: Sequence[NewDocument]) -> None:
-        """Sort new documents into the memtable, flush it if it is large enough, store and publish them."""
+    def _add(self, added: Sequence[NewDocument]) -> list[str]:
+        """Sort new documents into the memtable, flush it if it is large enough, store and publish them.
+
+        Returns:
+            The ids that are new.
+        """
         stored = self._documents.numbers([document.id for document in added])
         new: dict[str, bytes] = {}
         for document in added:
             if document.id not in stored:
                 new.setdefault(document.id, document.symbols)
         if not new:
-            return
-        now = self._now()
+            return []
+        now = self._clock()
         documents = [Document(number, now, symbols) for number, symbols in enumerate(new.values(), self._last + 1)]
         segments = list(self.segments.all)
         memtable = None
@@ -213,6 +225,7 @@ class Writer:
         is_full = segment.position_count >= self.retention.memtable
         segments.append(self._flushed(segment) if is_full else segment)
         self._store(segments, added=documents, ids=list(new))
+        return list(new)
 
     def _without(self, segment: Segment, deleted: Sequence[int]) -> Segment | None:
         """Return what is left of a segment without the documents of these numbers, ascending; None: nothing."""
@@ -241,18 +254,16 @@ class Writer:
             ids: of these.
             deleted: numbers of documents.
         """
-        last, newest = (added[-1].number, added[-1].added) if added else (self._last, self._newest)
-        first_kept = self._first_kept(segments, max(newest, self._now()))
-        present = segments[first_kept:]
-        first = 0 if not first_kept else present[0].first if present else last + 1
+        present = self._kept(segments)
+        evicted = [(segment.first, segment.last) for segment in segments if segment not in present]
         records = [segment.record for segment in present if segment.record is not None]
         new, obsolete = set(records) - set(self._records), set(self._records) - set(records)
         try:
-            self._documents.commit(added, ids, deleted, first, obsolete, new)
+            self._documents.commit(added, ids, deleted, evicted, obsolete, new)
         except BaseException:
             self._remove_files(record.name for record in new)
             raise
-        self._last, self._newest, self._records = last, newest, records
+        self._last, self._records = added[-1].number if added else self._last, records
         self.segments.set(present)
         self._remove_files(record.name for record in obsolete)  # whoever still reads them has them mapped
 
@@ -266,22 +277,21 @@ class Writer:
         """Return a segment in files."""
         return segment if segment.record else write_segment(segment, self._directory, self._vocabulary_size)
 
-    def _now(self) -> float:
-        """Return the time; a clock that was set back evicts nothing early."""
-        return max(self._newest, self._clock())
+    def _kept(self, segments: Sequence[Segment]) -> list[Segment]:
+        """Return `segments` without those that are too old by now, and without the first of those that are too much.
 
-    def _first_kept(self, segments: Sequence[Segment], now: float) -> int:
-        """Return how many of the oldest `segments` are too much or, at the time `now`, too old."""
+        A time in the future, of a clock that was ahead, counts as now: it keeps its own segment, and no other.
+        """
         most, age = self.retention.max_tokens, self.retention.max_age
-        total = sum(segment.token_count for segment in segments)
-        count = 0
-        for segment in segments:
-            is_old = age is not None and segment.oldest <= now - age
-            if not is_old and (most is None or total <= most):
-                break
-            total -= segment.token_count
-            count += 1
-        return count
+        kept = list(segments)
+        if age is not None:
+            limit = self._clock() - age
+            kept = [segment for segment in kept if segment.oldest > limit]
+        if most is not None:
+            total = sum(segment.token_count for segment in kept)
+            while total > most:
+                total -= kept.pop(0).token_count
+        return kept
 
     def _remove_files(self, names: Iterable[str]) -> None:
         """Remove files of segments that are not stored; those that cannot be removed stay until the next opening."""

@@ -38,7 +38,7 @@ def directory(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("offset", "value", "error", "found", "expected"),
     [
-        (0, b"\x89PNG", NotAShardError, "b'\\x89PNG", "b'\\x89RST"),
+        (0, b"\x89PNG", NotAShardError, "file is of another kind", "a "),
         (8, b"\x0a\x0b\x0c\x0d", ByteOrderError, "big-endian", "little-endian"),
         (8, bytes(4), ShardHeaderError, "0x00000000", "0x0a0b0c0d"),
         (12, b"\2\0", FormatVersionError, "2", "1"),
@@ -149,9 +149,8 @@ def test_a_missing_file(directory: Path, kind: str) -> None:
 @pytest.mark.parametrize(("kind", "other"), [("tokens", "suffixes"), ("suffixes", "tokens")])
 def test_a_file_of_the_other_kind(directory: Path, kind: str, other: str) -> None:
     shutil.copy(directory / f"shard-00000.{other}", directory / f"shard-00000.{kind}")
-    message = refused(NotAShardError, lambda: Datastore.open(directory), f"shard-00000.{kind}: ")
-    assert f"RST{other[:3].upper()}" in message.split(", expected ")[0]
-    assert f"RST{kind[:3].upper()}" in message.split(", expected ")[1]
+    expected = f"shard-00000.{kind}: file is a {other} file, expected a {kind} file"
+    refused(NotAShardError, lambda: Datastore.open(directory), expected)
 
 
 def swap_shards(directory: Path, other: Path) -> None:

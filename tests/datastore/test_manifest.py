@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from rest_store.cli import main
 from rest_store.datastore.check import check_datastore
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.manifest import FILE_NAME, Manifest
@@ -98,7 +100,7 @@ WRONG_FIELDS: list[tuple[tuple[str | int, ...], Any, str, str]] = [
     (("shards", 0, "name"), "a\\b", "'a\\\\b'", "a file name"),
     (("shards", 0, "name"), "/etc/passwd", "'/etc/passwd'", "a file name"),
     (("shards", 0, "name"), "shard-00001", "1 for 2 shards", "one for each shard"),
-    (("tokenizer",), "gpt2", "'gpt2'", "an identity"),
+    (("tokenizer",), "gpt2", "without a valid name, fingerprint, vocabulary_size, special_tokens, added_tokens", "as"),
 ]
 
 
@@ -124,7 +126,7 @@ def test_no_datastore_at_the_path(tmp_path: Path, place: str) -> None:
     path, found = tmp_path / "ds", "absent (no such directory), expected a built one"
     if place == "a file":
         path.write_text("{}", encoding="utf-8")
-        found = "a file, expected a directory"
+        found = "a file, expected its directory"
     elif place == "an empty directory":
         path.mkdir()
         found = "absent (no manifest.json in it), expected a built one"
@@ -132,6 +134,14 @@ def test_no_datastore_at_the_path(tmp_path: Path, place: str) -> None:
         (tmp_path / "file").touch()
         path = tmp_path / "file" / "ds"
     assert refused(DatastoreNotFoundError, lambda: Datastore.open(path)) == f"{path}: datastore is {found}"
+
+
+@pytest.mark.parametrize("name", [FILE_NAME, "shard-00000.tokens"])
+def test_a_command_is_told_that_a_file_is_no_datastore(directory: Path, name: str) -> None:
+    for command in ("info", "check"):
+        result = CliRunner().invoke(main, [command, str(directory / name)])
+        assert result.exit_code == 1
+        assert result.stderr == f"Error: {directory / name}: datastore is a file of one, expected its directory\n"
 
 
 def test_equal_manifests_have_equal_text(directory: Path) -> None:

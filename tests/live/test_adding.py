@@ -20,9 +20,11 @@ from tests.shared.live import new_live, small_segments, until
 
 def test_an_id_stands_for_one_document(tmp_path: Path) -> None:
     with new_live(tmp_path / "live") as live:
-        assert live.add([[1, 2], [1, 3], [1, 4]], ["a", "b", "a"]) == ["a", "b", "a"]
+        ids = live.add([[1, 2], [1, 3], [1, 4]], ["a", "b", "a"])
+        assert (ids, ids.added, ids.duplicates) == (["a", "b", "a"], ["a", "b"], ["a"])
         assert (live.count([1]), live.count([1, 2]), live.count([1, 4])) == (2, 1, 0)
-        live.add([[1, 5]], ["a"])
+        ids = live.add([[1, 5], [2]], ["a", "c"])
+        assert (ids, ids.added, ids.duplicates) == (["a", "c"], ["c"], ["a"])
         assert live.count([1, 5]) == 0
         live.compact()
         live.add([[1, 5]], ["b"])

@@ -196,8 +196,29 @@ def test_values_that_nobody_wrote(place: Path, change: str) -> None:
             LiveDatastore.open(place, read_only=read_only)
 
 
+def test_the_tokenizer_is_on_disk_before_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[str] = []
+    sync, rename = os.fsync, Path.rename
+
+    def synced(descriptor: int) -> None:
+        place = Path(f"/proc/self/fd/{descriptor}").readlink()
+        steps.append(f"sync {place.name}")
+        sync(descriptor)
+
+    def renamed(path: Path, target: Path) -> Path:
+        steps.append(f"name {target.name}")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    LiveDatastore.open(tmp_path / "live", tokenizer=word_level(9)).close()
+    assert steps == ["sync .tokenizer.json.part", "name tokenizer.json", "sync live"]
+    with closing(sqlite3.connect(tmp_path / "live" / "documents.sqlite")) as database:
+        assert database.execute("PRAGMA page_size").fetchone() == (4096,)
+
+
 def test_a_directory_whose_creation_was_killed(tmp_path: Path) -> None:
-    for name in ("writer.lock", "tokenizer.json"):
+    for name in ("writer.lock", "tokenizer.json", ".tokenizer.json.part"):
         tmp_path.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
         new_live(tmp_path).close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -68,17 +69,53 @@ def test_documents_are_evicted_by_age(aged: Writer, clock: Clock) -> None:
     assert there(aged) == [100]
 
 
-def test_a_clock_that_goes_back_evicts_nothing_early_and_nothing_twice(aged: Writer, clock: Clock) -> None:
-    before = there(aged)
-    clock.now -= 500
-    add(aged, 100)
-    assert not aged.evict()
-    assert there(aged) == [*before, 100]
-    times = [document.added for document in aged._documents.read(1)]
-    assert times == sorted(times)
-    clock.now += 500 + 85
-    aged.evict()
-    assert there(aged) in ([], [100])
+def test_a_clock_that_is_set_evicts_nothing_and_stops_no_eviction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process goes on counting from the time at which it opened the datastore."""
+    with new_live(tmp_path / "live", max_age=3600) as live:
+        live.add([[token, 299] for token in range(99)])
+        monkeypatch.setattr(time, "time", lambda: 4e9)
+        live.add([[99, 299]])
+        assert live.info().document_count == 100
+        assert not live._backend.evict()
+        clock = live._backend._clock
+        monkeypatch.setattr(live._backend, "_clock", lambda: clock() + 3601)
+        live._backend.evict()
+        assert live.info().document_count == 0
+
+
+YEAR = 365 * 86_400.0
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_times_of_a_wrong_clock_keep_no_other_document_and_evict_none(
+    tmp_path: Path, clock: Clock, ahead: bool
+) -> None:
+    """An age in the future counts as now; the order is that of addition."""
+    clock.now = 10 * YEAR
+    opened = begun(tmp_path / "live", clock)
+    if ahead:
+        clock.now += YEAR
+        add(opened, 100)
+        clock.now -= YEAR
+    for token in range(40):
+        add(opened, token)
+        clock.now += 1
+    opened.close()
+    clock.now -= 0 if ahead else YEAR
+    opened = begun(tmp_path / "live", clock)
+    assert there(opened) == [*range(40), 100][: 41 if ahead else 40]
+    add(opened, 101)
+    clock.now += 85 if ahead else YEAR + 85
+    opened.evict()
+    assert there(opened) == ([100] if ahead else [])
+    clock.now += 2 * YEAR
+    opened.evict()
+    assert there(opened) == []
+    add(opened, 102)
+    assert there(opened) == [102]
+    opened.close()
 
 
 def test_what_was_too_old_is_gone_when_it_is_opened_again(aged: Writer, clock: Clock, tmp_path: Path) -> None:

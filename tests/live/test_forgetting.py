@@ -69,7 +69,7 @@ def token_of(place: int) -> int:
 def test_a_deletion_says_when_a_reader_keeps_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compacted: bool
 ) -> None:
-    monkeypatch.setattr(documents, "_LOG_PATIENCE", 10)
+    monkeypatch.setattr(documents, "_PATIENCE", 10)
     with new_live(tmp_path / "live") as live:
         live.add([SECRET], ["a"])
         if compacted:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,15 @@ def test_it_is_the_tokenizer_that_transformers_converts(path: Path) -> None:
     assert loaded.special_tokens.items() <= converted.special_tokens_map.items()
     text = "def add(first):\n    return first  # <tool_call> <|im_end|>\n"
     assert Tokenizer.from_str(loaded.json).encode(text).ids == converted.encode(text)
+
+
+def test_only_what_it_takes_is_loaded(path: Path) -> None:
+    """Neither a tensor nor transformers nor numpy: a small build would wait for them."""
+    path.write_bytes(path.read_bytes()[:-1000])
+    code = "import sys; from rest_store.loading.tokenizer import load_tokenizer; load_tokenizer(sys.argv[1])"
+    code += "; print({'transformers', 'torch', 'numpy', 'gguf'} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
 
 
 def test_generation_has_the_same_tokenizer(path: Path) -> None:
