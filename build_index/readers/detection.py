@@ -6,11 +6,12 @@ import zlib
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from build_index.errors import build_packages
 from build_index.readers.files import compression_of, content_of
-from build_index.readers.json_records import first_record
+from build_index.readers.json_records import TOO_LARGE, first_record
 from build_index.readers.parquet import PARQUET_MAGIC, column_names, document_column
 from build_index.readers.records import has_field
-from rest_store.errors import CorpusFormatError, describe
+from rest_store.errors import CorpusError, CorpusFormatError, describe
 
 HEAD_BYTES = 1 << 16
 _UTF8_MARK = b"\xef\xbb\xbf"
@@ -58,23 +59,30 @@ def detect(file: BinaryIO, where: str, field: str | None = None) -> Detection:
         if b"\0" in head or head.startswith(PARQUET_MAGIC):
             return Detection("binary")
         first = first_record(stream) if _is_json_like(head) else None
-    if first is None or not isinstance(first.value, dict | None):
+    if first is None or not (first.value is TOO_LARGE or isinstance(first.value, dict)):
         if named_jsonl and head.strip():
             raise CorpusFormatError(describe(f"{where}:1", "line", "not a JSON object", "one JSON object a line"))
         return Detection("text")
     lines = not first.in_list and (named_jsonl or first.on_one_line)
-    return Detection("jsonl" if lines else "json", first.value is None or has_field(first.value, field), first.in_list)
+    has_documents = first.value is TOO_LARGE or has_field(first.value, field)
+    return Detection("jsonl" if lines else "json", has_documents, first.in_list)
 
 
 def is_compressed(head: bytes) -> bool:
     """Whether a file that begins so is compressed, and does not only begin with the same bytes."""
-    if compression_of(head) != "gzip":
-        return compression_of(head) is not None
+    kind = compression_of(head)
     try:
-        zlib.decompressobj(wbits=31).decompress(head)
+        if kind == "gzip":
+            zlib.decompressobj(wbits=31).decompress(head)
+        elif kind == "zstd":
+            with build_packages("corpus", CorpusError):
+                import pyarrow
+            pyarrow.CompressedInputStream(pyarrow.BufferReader(head), "zstd").read(1)
     except zlib.error:
         return False
-    return True
+    except OSError as error:  # of pyarrow; what begins well is cut here
+        return str(error).startswith("Truncated")
+    return kind is not None
 
 
 def _is_json_like(head: bytes) -> bool:

@@ -14,7 +14,10 @@ from build_index.documents import LARGEST_DOCUMENT_BYTES, Document
 from build_index.readers.records import RecordReader
 from rest_store.errors import CorpusFormatError, describe
 
+TOO_LARGE = object()
+"""Stands for a record that is too large to be read."""
 _CHUNK = 1 << 18  # bytes or characters read at once
+_STRUCTURE = re.compile(r'["\\\[\]{}]')
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -65,14 +68,12 @@ def read_json_lines(stream: io.BufferedReader, where: str, records: RecordReader
 def read_json_records(stream: io.BufferedReader, where: str, records: RecordReader) -> Iterator[Document]:
     """Yield the documents of a JSON file: a list of records, or records one after another.
 
-    The `origin` of a document is `file:line` where its record begins. A record that is too large ends a file of a
-    directory. Takes and raises what `read_json_lines` does.
+    The `origin` of a document is `file:line` where its record begins. Takes and raises what `read_json_lines` does.
     """
-    values = _Values(stream, where)
-    for value, line in values.values():
-        if value is _TOO_LARGE:
+    for value, line in _Values(stream, where).values():
+        if value is TOO_LARGE:
             records.too_large(f"{where}:{line}")
-            return
+            continue
         yield from records.documents(value, f"{where}:{line}")
         del value  # before the next one is decoded: either may be large
 
@@ -82,7 +83,7 @@ class FirstRecord:
     """The first record of a JSON file.
 
     Attributes:
-        value: the record; None: it is too large to be read.
+        value: the record, or TOO_LARGE.
         in_list: whether it stands in a list.
         on_one_line: whether it ends on the line on which it begins.
     """
@@ -101,13 +102,10 @@ def first_record(stream: io.BufferedReader) -> FirstRecord | None:
     values = _Values(stream, "")
     try:
         for value, line in values.values():
-            return FirstRecord(None if value is _TOO_LARGE else value, values.in_list, values.line == line)
+            return FirstRecord(value, values.in_list, values.line == line)
     except CorpusFormatError:
         pass
     return None
-
-
-_TOO_LARGE = object()  # stands for a record that is too large to be read
 
 
 class _Values:
@@ -130,25 +128,29 @@ class _Values:
         self._is_damaged = False  # what follows is not UTF-8
 
     def values(self) -> Iterator[tuple[Any, int]]:
-        """Yield each value, or _TOO_LARGE for one that ends the reading, and the line on which it begins."""
+        """Yield each value, or TOO_LARGE for one that is passed over then, and the line on which it begins."""
         self.in_list = self._next_character() == "["
         if self.in_list:
             self._advance(1)
-        while (character := self._next_character()) and not (self.in_list and character == "]"):
+        while (character := self._next_character()) != ("]" if self.in_list else ""):
+            if not character:
+                raise self._error("the end of the file inside a list", "']'")
             line = self.line
             value = self._value()
             yield value, line
+            if value is TOO_LARGE:
+                self._pass_over()
             if self.in_list and self._next_character() == ",":
                 self._advance(1)
-            elif self.in_list and self._next_character() != "]":
-                raise self._error(f"{self._next_character() or 'the end of the file'} after a record", "',' or ']'")
+            elif self.in_list and (character := self._next_character()) not in ("]", ""):
+                raise self._error(f"{character!r} after a record", "',' or ']'")
         if self.in_list:
             self._advance(1)
-            if not character or self._next_character():
-                raise self._error("more or less than a list", "the end of the file after ']'")
+            if character := self._next_character():
+                raise self._error(f"{character!r} after the list", "the end of the file")
 
     def _value(self) -> Any:
-        """Decode the value at the current position, reading on until it is complete."""
+        """Decode the value at the current position, reading on until it is complete; TOO_LARGE: it stays there."""
         size = _CHUNK
         while True:
             try:
@@ -164,13 +166,36 @@ class _Values:
                 raise self._error("JSON nested too deeply", "records") from error
             else:
                 if end - self._position > LARGEST_DOCUMENT_BYTES:
-                    return _TOO_LARGE  # wherever chunks end
+                    return TOO_LARGE  # wherever chunks end
                 self._advance(end - self._position)
                 return value
             if len(self._text) - self._position > LARGEST_DOCUMENT_BYTES:
-                return _TOO_LARGE
+                return TOO_LARGE
             self._read(size)
             size *= 2  # so that a long record is scanned a few times, not once for each chunk
+
+    def _pass_over(self) -> None:
+        """Move past a string, list or object without decoding it; to the end of the file if it is incomplete."""
+        depth, in_string, escaped = 0, False, -1  # escaped: where a character stands that has no meaning
+        while True:
+            for match in _STRUCTURE.finditer(self._text, self._position):
+                character, position = match[0], match.start()
+                if position == escaped:
+                    continue
+                if character == "\\":
+                    escaped = position + 1
+                elif character == '"':
+                    in_string = not in_string
+                elif not in_string:
+                    depth += 1 if character in "[{" else -1
+                if not in_string and depth <= 0:
+                    self._advance(position + 1 - self._position)
+                    return
+            escaped -= len(self._text)
+            self._advance(len(self._text) - self._position)
+            if self._ended:
+                return
+            self._read(_CHUNK)
 
     def _next_character(self) -> str:
         """Move to the next character that is not white space and return it; an empty string at the end."""
