@@ -132,9 +132,7 @@ class _Values:
         self.in_list = self._next_character() == "["
         if self.in_list:
             self._advance(1)
-        while (character := self._next_character()) != ("]" if self.in_list else ""):
-            if not character:
-                raise self._error("the end of the file inside a list", "']'")
+        while (character := self._next_character()) and not (self.in_list and character == "]"):
             line = self.line
             value = self._value()
             yield value, line
@@ -142,12 +140,12 @@ class _Values:
                 self._pass_over()
             if self.in_list and self._next_character() == ",":
                 self._advance(1)
-            elif self.in_list and (character := self._next_character()) not in ("]", ""):
-                raise self._error(f"{character!r} after a record", "',' or ']'")
+            elif self.in_list and self._next_character() != "]":
+                raise self._error(f"{self._next_character() or 'the end of the file'} after a record", "',' or ']'")
         if self.in_list:
             self._advance(1)
-            if character := self._next_character():
-                raise self._error(f"{character!r} after the list", "the end of the file")
+            if not character or self._next_character():
+                raise self._error("more or less than a list", "the end of the file after ']'")
 
     def _value(self) -> Any:
         """Decode the value at the current position, reading on until it is complete; TOO_LARGE: it stays there."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 from build_index.documents import Document
@@ -43,10 +44,9 @@ def read_parquet(file: BinaryIO, where: str, records: RecordReader, most_bytes: 
         DocumentSizeError: see `RecordReader.too_large`.
         MemoryBudgetError: a row group is larger than `most_bytes`.
     """
-    parquet = _parquet(where)
     row = 0
-    try:
-        table = parquet.ParquetFile(file, buffer_size=_BUFFER_BYTES, pre_buffer=False)
+    with _pyarrow(where) as pyarrow:
+        table = pyarrow.parquet.ParquetFile(file, buffer_size=_BUFFER_BYTES, pre_buffer=False)
         columns, path_column = _columns(table.schema_arrow.names, where, records)
         for number in range(table.num_row_groups):
             size = table.metadata.row_group(number).total_byte_size
@@ -59,10 +59,6 @@ def read_parquet(file: BinaryIO, where: str, records: RecordReader, most_bytes: 
                     origin = f"{where}:row {row}" + (f" ({str(name)[:_NAME_CHARACTERS]})" if name else "")
                     row += 1
                     yield from _row_documents(record, origin, records)
-    except Exception as error:  # those of pyarrow have no common base
-        if isinstance(error, RestStoreError) or getattr(error, "errno", None) is not None:
-            raise
-        raise _damaged(where, error) from error
 
 
 def column_names(file: BinaryIO, where: str) -> list[str]:
@@ -72,12 +68,8 @@ def column_names(file: BinaryIO, where: str) -> list[str]:
         CorpusFormatError: not an intact parquet file.
         CorpusError: pyarrow is not installed.
     """
-    try:
-        return [str(name) for name in _parquet(where).read_schema(file).names]
-    except Exception as error:
-        if isinstance(error, RestStoreError) or getattr(error, "errno", None) is not None:
-            raise
-        raise _damaged(where, error) from error
+    with _pyarrow(where) as pyarrow:
+        return [str(name) for name in pyarrow.parquet.read_schema(file).names]
 
 
 def document_column(names: list[str], field: str | None) -> str | None:
@@ -92,14 +84,20 @@ def document_column(names: list[str], field: str | None) -> str | None:
     return next((name for name in (*CONVERSATION_FIELDS, *TEXT_FIELDS) if name in names), None)
 
 
-def _parquet(where: str) -> Any:
+@contextmanager
+def _pyarrow(where: str) -> Iterator[Any]:
+    """Give pyarrow, and name the file in what it raises inside."""
     with build_packages(where, CorpusError):
         import pyarrow.parquet
-    return pyarrow.parquet
-
-
-def _damaged(where: str, error: Exception) -> CorpusFormatError:
-    return CorpusFormatError(describe(where, "parquet file", f"damaged or truncated ({first_line(error)})", "intact"))
+    try:
+        yield pyarrow
+    except RestStoreError:
+        raise
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        if getattr(error, "errno", None) is not None:  # of the file, not of what is in it
+            raise
+        problem = f"damaged or truncated ({first_line(error)})"
+        raise CorpusFormatError(describe(where, "parquet file", problem, "intact")) from error
 
 
 def _columns(names: list[str], where: str, records: RecordReader) -> tuple[list[str], str | None]:
