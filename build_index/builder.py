@@ -173,9 +173,7 @@ def _tokenizer_threads(workers: int | None) -> Iterator[None]:
 def _import_reader(corpus: Corpus) -> None:
     """Import the packages of a reader, so that they count before the memory is divided."""
     with build_packages(corpus.spec.path, CorpusError):
-        if corpus.reader == "hub":
-            import datasets  # noqa: F401
-        elif corpus.reader == "parquet":
+        if corpus.reader == "parquet":
             import pyarrow.parquet  # noqa: F401
 
 

@@ -11,14 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
 import rest_store
+from build_index.corpus_spec import chat_template_option, corpus_options, corpus_specs
 from build_index.documents import well_formed
 from build_index.interrupt import Interrupted, interrupts
 from build_index.options import BuildOptions, BuildSummary
-from build_index.reading_options import Reading, reading_options
 from build_index.size import parse_size, size_text
 from rest_store.datastore.render import counted, one_line
 from rest_store.errors import MemoryBudgetError, RestStoreError, ResumeError
@@ -56,8 +57,8 @@ def memory_size(text: str) -> int:
     metavar="PATH",
     multiple=True,
     required=True,
-    help="A file (parquet, JSON, JSONL, text, also .gz and .zst), a directory, an address or a glob of files "
-    "(s3://, gs://, https://, hf://datasets/...), or a data set, hf://owner/name[/config][@split]. Repeatable.",
+    help="A file (parquet, JSON, JSONL, text, also .gz and .zst), a directory, or an address or a glob of files "
+    "(s3://, gs://, https://, hf://datasets/...). Repeatable.",
 )
 @click.option(
     "--tokenizer",
@@ -103,7 +104,8 @@ def memory_size(text: str) -> int:
     "All nodes must see corpora and DIR.",
 )
 @click.option("--resume", is_flag=True, help="Resume an interrupted build.")
-@reading_options
+@corpus_options
+@chat_template_option
 @click.option("--keep-duplicates", is_flag=True, help="Store exact duplicates, too.")
 @json_option
 @click.option("--quiet", is_flag=True, help="Print no progress and, without --json, no summary.")
@@ -111,6 +113,7 @@ def memory_size(text: str) -> int:
 @click.pass_context
 def build(
     context: click.Context,
+    /,
     corpora: tuple[str, ...],
     tokenizer: str,
     out: Path,
@@ -119,18 +122,19 @@ def build(
     workers: int | None,
     ray: str | None,
     resume: bool,
-    reading: Reading,
+    chat_template: str | None,
     keep_duplicates: bool,
     as_json: bool,
     quiet: bool,
+    **reading: Any,
 ) -> None:
-    """Run the command; see `_HELP`."""
+    """Run the command; see `_HELP`. `reading` are the options of `corpus_options`."""
     with _one_line_errors(context, out):
         from build_index.builder import build as build_datastore
         from build_index.progress import TerminalBars
 
         options = BuildOptions(
-            corpora=reading.specs(corpora),
+            corpora=corpus_specs(corpora, **reading),
             tokenizer=tokenizer,
             out=out,
             shard_tokens=shard_tokens,
@@ -139,7 +143,7 @@ def build(
             ray=ray,
             resume=resume,
             keep_duplicates=keep_duplicates,
-            chat_template=reading.chat_template,
+            chat_template=chat_template,
         )
         has_bars = not quiet and TerminalBars.fits(sys.stderr)
         summary = build_datastore(options, TerminalBars(sys.stderr) if has_bars else None)

@@ -53,7 +53,7 @@ class CorpusFile:
     """A file of a corpus; can be pickled.
 
     Attributes:
-        path: where to open it; for a data set of the Hugging Face Hub, its address.
+        path: where to open it.
         relative: its path from the top of the corpus, with forward slashes; bytes that are not UTF-8 as U+FFFD.
         size: bytes, compressed if it is; None: not known.
         version: what changes when the file is written again: its time, or the ETag of a remote file.
@@ -72,9 +72,8 @@ class CorpusCounts:
     Attributes:
         documents: documents yielded.
         conversations: conversations among them.
-        files: files opened and read; a data set of the Hugging Face Hub counts as one.
-        bytes_read: bytes of these files on disk (compressed, if they are); for a data set of the Hub, the UTF-8 length
-            of its documents.
+        files: files opened and read.
+        bytes_read: bytes of these files on disk (compressed, if they are).
         split_files: text files so large that they were read as several documents.
         skipped: number of skipped files and documents by reason, such as `"empty"` or `"binary"`.
         left_out: number of what the options left out by kind, which is the language of a record or the ending of a
@@ -111,10 +110,6 @@ class CorpusCounts:
         """Count what an option left out."""
         if kind in self.left_out or len(self.left_out) < _KINDS:
             self.left_out[kind] += number
-
-    def advance(self, number: int) -> None:
-        """Count bytes read."""
-        self.bytes_read += number
 
 
 def well_formed(text: str) -> str:

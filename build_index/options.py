@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from build_index.corpus_spec import CorpusSpec
+from build_index.corpus_spec import CorpusSpec, whole_number
 from rest_store.errors import BuildError, describe
 
 
@@ -50,18 +49,7 @@ class BuildOptions:
             raise BuildError(describe("build", "the number of corpora", 0, "at least 1"))
         for name in ("shard_tokens", "memory", "workers"):
             if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, _positive(name, value))
-
-
-def _positive(name: str, value: object) -> int:
-    """Return a number as an int, which JSON can hold; raise BuildError unless it is a whole one from 1 on."""
-    try:
-        number = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise BuildError(describe("build", name, repr(value), "a whole number")) from None
-    if number < 1:
-        raise BuildError(describe("build", name, number, "at least 1"))
-    return number
+                object.__setattr__(self, name, whole_number(value, "build", name, BuildError))
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,7 @@ import os
 import re
 from pathlib import Path, PurePosixPath
 
-HUB_PREFIX = "hf://"
-HUB_FILES_PREFIX = "hf://datasets/"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_HUB_FILES = re.compile(r"hf://datasets/[^/]+/[^/]+(?:/.*)?", re.DOTALL)
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
@@ -23,11 +20,6 @@ def scheme_of(path: str) -> str | None:
     return match[1] if match else None
 
 
-def is_data_set(path: str) -> bool:
-    """Whether it is the address of a data set of the Hugging Face Hub, and not of files there."""
-    return path.startswith(HUB_PREFIX) and not _HUB_FILES.fullmatch(path)
-
-
 def is_directory(path: str) -> bool:
     """Whether there is a directory; False for a path that the system refuses, such as one that is too long.
 
@@ -35,7 +27,7 @@ def is_directory(path: str) -> bool:
     """
     if scheme_of(path) is not None:
         name = path.rpartition("/")[2]
-        return not is_data_set(path) and ("*" in name or not PurePosixPath(name).suffix)
+        return "*" in name or not PurePosixPath(name).suffix
     try:
         return local_path(path).is_dir()
     except OSError:

@@ -109,7 +109,7 @@ class SliceReport:
 
 
 def cut(corpora: Sequence[Corpus]) -> Iterator[Slice]:
-    """Yield the slices of corpora in order; large files, data sets of the Hub and corpora in part are read meanwhile.
+    """Yield the slices of corpora in order; large files and corpora in part are read meanwhile.
 
     Raises:
         RestStoreError: as reading a corpus does.

@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 from build_index.errors import build_packages
 from build_index.readers.files import compression_of, content_of
-from build_index.readers.json_records import TOO_LARGE, first_record
+from build_index.readers.json_records import TOO_LARGE, JsonValues
 from build_index.readers.parquet import PARQUET_MAGIC, column_names, document_column
 from build_index.readers.records import has_field
 from rest_store.errors import CorpusError, CorpusFormatError, describe
@@ -51,44 +51,49 @@ def detect(file: BinaryIO, where: str, field: str | None = None) -> Detection:
     head = file.read(HEAD_BYTES)
     if head.startswith(PARQUET_MAGIC):
         return Detection("parquet", document_column(column_names(file, where), field) is not None)
-    named_jsonl = is_named_jsonl(where)
-    if not (compression_of(head) or named_jsonl or _is_json_like(head)):
+    compression, named_jsonl = compression_of(head), is_named_jsonl(where)
+    if compression and not _is_compressed(head, where):
+        return Detection("binary")
+    if not (compression or named_jsonl or _is_json_like(head)):
         return Detection("binary" if b"\0" in head else "text")
     with content_of(file, where) as stream:
         head = stream.peek(HEAD_BYTES)
         if b"\0" in head or head.startswith(PARQUET_MAGIC):
             return Detection("binary")
-        first = first_record(stream) if _is_json_like(head) else None
-    if first is None or not (first.value is TOO_LARGE or isinstance(first.value, dict)):
+        values = JsonValues(stream, where)
+        try:
+            first, line = next(iter(values), (None, 0)) if _is_json_like(head) else (None, 0)
+        except CorpusFormatError:
+            first = None
+    if not (first is TOO_LARGE or isinstance(first, dict)):
         if named_jsonl and head.strip():
             raise CorpusFormatError(describe(f"{where}:1", "line", "not a JSON object", "one JSON object a line"))
         return Detection("text")
-    lines = not first.in_list and (named_jsonl or first.on_one_line)
-    has_documents = first.value is TOO_LARGE or has_field(first.value, field)
-    return Detection("jsonl" if lines else "json", has_documents, first.in_list)
+    is_jsonl = not values.in_list and (named_jsonl or values.line == line)
+    has_documents = first is TOO_LARGE or has_field(first, field)
+    return Detection("jsonl" if is_jsonl else "json", has_documents, values.in_list)
 
 
-def is_compressed(head: bytes) -> bool:
+def is_named_jsonl(name: str) -> bool:
+    """Whether a file is named as JSONL, compressed or not."""
+    return name.lower().removesuffix(".gz").removesuffix(".zst").endswith((".jsonl", ".ndjson"))
+
+
+def _is_compressed(head: bytes, where: str) -> bool:
     """Whether a file that begins so is compressed, and does not only begin with the same bytes."""
-    kind = compression_of(head)
     try:
-        if kind == "gzip":
-            zlib.decompressobj(wbits=31).decompress(head)
-        elif kind == "zstd":
-            with build_packages("corpus", CorpusError):
+        if compression_of(head) == "gzip":
+            zlib.decompressobj(wbits=31).decompress(head, 1)
+        else:
+            with build_packages(where, CorpusError):
                 import pyarrow
             pyarrow.CompressedInputStream(pyarrow.BufferReader(head), "zstd").read(1)
     except zlib.error:
         return False
     except OSError as error:  # of pyarrow; what begins well is cut here
         return str(error).startswith("Truncated")
-    return kind is not None
+    return True
 
 
 def _is_json_like(head: bytes) -> bool:
     return head.removeprefix(_UTF8_MARK).lstrip()[:1] in (b"{", b"[")
-
-
-def is_named_jsonl(name: str) -> bool:
-    """Whether a file is named as JSONL, compressed or not."""
-    return name.lower().removesuffix(".gz").removesuffix(".zst").endswith((".jsonl", ".ndjson"))

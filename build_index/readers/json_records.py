@@ -1,4 +1,4 @@
-"""JSON files, read as streams: an object a line (JSONL), a list of objects, or objects one after another."""
+"""JSON files, read as streams: a list of objects, or objects one after another, such as one a line (JSONL)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import io
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from build_index.documents import LARGEST_DOCUMENT_BYTES, Document
@@ -32,8 +31,8 @@ def _integer(digits: str) -> int | float:
 _DECODER = json.JSONDecoder(parse_int=_integer)
 
 
-def read_json_lines(stream: io.BufferedReader, where: str, records: RecordReader) -> Iterator[Document]:
-    """Yield the documents of a JSONL file, with `file:line` as `origin`; blank lines are skipped.
+def read_json(stream: io.BufferedReader, where: str, records: RecordReader) -> Iterator[Document]:
+    """Yield the documents of a JSON file, with `file:line` as `origin`, where its record begins.
 
     Args:
         stream: its content.
@@ -41,79 +40,29 @@ def read_json_lines(stream: io.BufferedReader, where: str, records: RecordReader
         records: extracts the document of each record.
 
     Raises:
-        CorpusFormatError: a line is not JSON, or its record has another layout; the message names file and line.
+        CorpusFormatError: a record is not JSON or has another layout; the message names the file and its first line.
         DocumentSizeError: see `RecordReader.too_large`.
     """
-    number = 0
-    while line := stream.readline(LARGEST_DOCUMENT_BYTES + 1):
-        number += 1
-        origin = f"{where}:{number}"
-        if len(line) > LARGEST_DOCUMENT_BYTES and not line.endswith(b"\n"):
-            records.too_large(origin)
-            while line and not line.endswith(b"\n"):
-                line = stream.readline(_CHUNK)
-            continue
-        if number == 1:
-            line = line.removeprefix(codecs.BOM_UTF8)
-        if line.isspace():
-            continue
-        try:
-            record = _DECODER.decode(line.rstrip(b"\r\n").decode("utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise CorpusFormatError(describe(origin, "line", _reason(error), "one JSON object a line")) from error
-        yield from records.documents(record, origin)
-        del record  # before the next one is decoded: either may be large
-
-
-def read_json_records(stream: io.BufferedReader, where: str, records: RecordReader) -> Iterator[Document]:
-    """Yield the documents of a JSON file: a list of records, or records one after another.
-
-    The `origin` of a document is `file:line` where its record begins. Takes and raises what `read_json_lines` does.
-    """
-    for value, line in _Values(stream, where).values():
+    for value, line in JsonValues(stream, where):
         if value is TOO_LARGE:
             records.too_large(f"{where}:{line}")
-            continue
-        yield from records.documents(value, f"{where}:{line}")
+        else:
+            yield from records.documents(value, f"{where}:{line}")
         del value  # before the next one is decoded: either may be large
 
 
-@dataclass(frozen=True, slots=True)
-class FirstRecord:
-    """The first record of a JSON file.
+class JsonValues:
+    """The values of a JSON file, each with the line on which it begins; read in chunks.
 
-    Attributes:
-        value: the record, or TOO_LARGE.
-        in_list: whether it stands in a list.
-        on_one_line: whether it ends on the line on which it begins.
-    """
-
-    value: Any
-    in_list: bool
-    on_one_line: bool
-
-
-def first_record(stream: io.BufferedReader) -> FirstRecord | None:
-    """Return the first record of a file that may be JSON, or None if it is not JSON of a kind that is read.
+    Iterating yields TOO_LARGE for a value of more than LARGEST_DOCUMENT_BYTES characters.
 
     Args:
-        stream: its content from the beginning; read as far as the record reaches.
-    """
-    values = _Values(stream, "")
-    try:
-        for value, line in values.values():
-            return FirstRecord(value, values.in_list, values.line == line)
-    except CorpusFormatError:
-        pass
-    return None
-
-
-class _Values:
-    """A stream of JSON values, or of one JSON list, read in chunks.
+        stream: the content of the file from its beginning.
+        where: the file, for messages.
 
     Attributes:
         in_list: whether the values stand in a list; known once the first is read.
-        line: line of the current place.
+        line: line of the current place, which is behind the value that was yielded last.
     """
 
     def __init__(self, stream: io.BufferedReader, where: str) -> None:
@@ -127,8 +76,7 @@ class _Values:
         self._ended = False
         self._is_damaged = False  # what follows is not UTF-8
 
-    def values(self) -> Iterator[tuple[Any, int]]:
-        """Yield each value, or TOO_LARGE for one that is passed over then, and the line on which it begins."""
+    def __iter__(self) -> Iterator[tuple[Any, int]]:
         self.in_list = self._next_character() == "["
         if self.in_list:
             self._advance(1)
@@ -138,6 +86,7 @@ class _Values:
             yield value, line
             if value is TOO_LARGE:
                 self._pass_over()
+            del value
             if self.in_list and self._next_character() == ",":
                 self._advance(1)
             elif self.in_list and self._next_character() != "]":
@@ -158,8 +107,7 @@ class _Values:
                 # The text may only end too early.
                 incomplete = error.msg.startswith("Unterminated") or len(self._text) - error.pos < 16
                 if self._ended or not incomplete:
-                    self._advance(max(error.pos, self._position) - self._position)
-                    raise self._error(_reason(error), "JSON") from error
+                    raise self._error(f"not JSON ({error.msg})", "JSON") from error
             except RecursionError as error:
                 raise self._error("JSON nested too deeply", "records") from error
             else:
@@ -226,9 +174,3 @@ class _Values:
 
     def _error(self, problem: str, expected: str) -> CorpusFormatError:
         return CorpusFormatError(describe(f"{self._where}:{self.line}", "content", problem, expected))
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"not JSON ({error.msg}, column {error.colno})"
-    return "not UTF-8" if isinstance(error, UnicodeDecodeError) else f"not JSON ({type(error).__name__})"

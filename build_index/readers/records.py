@@ -32,14 +32,12 @@ class RecordReader:
         counts: counts skipped records.
         field: name of the field, or a dotted path; None: the first known field of the record.
         langs: languages to read, in lower case; empty: all.
-        conversations_only: whether a text is an error.
         strict: whether a document that is too large is an error, as its file was named. Otherwise it is skipped.
     """
 
     counts: CorpusCounts
     field: str | None = None
     langs: frozenset[str] = frozenset()
-    conversations_only: bool = False
     strict: bool = True
 
     def documents(self, record: object, origin: str) -> Iterator[Document]:
@@ -66,8 +64,6 @@ class RecordReader:
         if value is _MISSING:
             raise CorpusFormatError(describe(origin, f"field '{field}'", f"absent ({_keys(record)})", "in each record"))
         document = _document(value, origin, field)
-        if self.conversations_only and document.text:
-            raise CorpusFormatError(describe(origin, f"field '{field}'", "a text", "a conversation"))
         if document.is_empty:
             self.counts.skip("empty")
         elif document.size > LARGEST_DOCUMENT_BYTES:

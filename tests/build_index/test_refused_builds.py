@@ -9,7 +9,7 @@ import pytest
 
 from build_index import shard_sorter
 from build_index.builder import BuildOptions, build
-from build_index.corpus import Corpus, empty_corpora
+from build_index.corpus import empty_corpora, open_corpus
 from build_index.corpus_spec import CorpusSpec
 from build_index.documents import CorpusCounts
 from rest_store.errors import (
@@ -63,7 +63,7 @@ def test_an_empty_result_says_what_is_there(tokenizer, out, tmp_path):
 
 
 def test_not_every_kind_left_out_is_kept_or_named():
-    corpus, counts = Corpus(CorpusSpec("."), "tree"), CorpusCounts()
+    corpus, counts = open_corpus(CorpusSpec(".")), CorpusCounts()
     for number in range(2_000):
         counts.leave_out(f".{number:04}")
     counts.leave_out(".0000")
@@ -78,7 +78,7 @@ def test_input_that_cannot_be_read_leaves_nothing(corpus, tokenizer, out, tmp_pa
         build_quick(tmp_path / "nowhere", tokenizer, out)
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"text": "a"}\n{"text": \n')
-    with pytest.raises(CorpusError, match=r"bad\.jsonl:2: line is not JSON"):
+    with pytest.raises(CorpusError, match=r"bad\.jsonl:2: content is not JSON"):
         build_quick([corpus, bad], tokenizer, out)
     with pytest.raises(TokenizerLoadError, match=r"absent\.json: tokenizer is absent"):
         build_quick(corpus, tmp_path / "absent.json", out)

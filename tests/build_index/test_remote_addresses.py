@@ -9,12 +9,11 @@ import pytest
 
 from build_index import builder
 from build_index.corpus import open_corpus
-from build_index.corpus_spec import CorpusSpec
+from build_index.corpus_spec import CorpusSpec, corpus_specs
 from build_index.documents import CorpusCounts, Document
 from build_index.path import is_directory
 from build_index.readers import files, remote_corpus
 from build_index.readers.remote_corpus import RemoteCorpus
-from build_index.reading_options import Reading
 from rest_store.errors import CorpusError, CorpusNotFoundError
 from tests.shared.builds import build_quick, write_tokenizer
 from tests.shared.corpora import read_corpus
@@ -96,6 +95,8 @@ def test_a_server_that_sends_whole_files_only_is_refused_before_anything_is_read
         ("s3://corpus/t/*.rs", CorpusNotFoundError, "the number of files is 0, expected at least 1"),
         ("s3://", CorpusError, "address is malformed, expected s3://NAME/"),
         ("s3://*/a.txt", CorpusError, "address is malformed"),
+        ("hf://owner/name", CorpusError, "address is malformed, expected hf://datasets/OWNER/NAME/"),
+        ("hf://datasets/owner", CorpusError, "address is malformed, expected hf://datasets/OWNER/NAME/"),
         ("ftp://host/a.txt", CorpusError, "scheme is 'ftp', expected s3, gs, https, http, hf, or a path without one"),
         ("https://user:secret@host/a.txt", CorpusError, "address is one with a password, expected one without"),
         ("URL/corpus/absent.txt", CorpusNotFoundError, "corpus is absent"),
@@ -137,9 +138,8 @@ def test_a_missing_package_names_the_extra(monkeypatch, address, package):
 
 def test_options_for_a_directory_are_refused_for_a_file(s3):
     upload({"a.txt": "x"})
-    for options in ({"include": ("*.py",)}, {"reader": "tree"}):
-        with pytest.raises(CorpusError, match=r"^s3://corpus/a.txt: corpus is a file, expected a directory"):
-            open_corpus(CorpusSpec("s3://corpus/a.txt", **options))
+    with pytest.raises(CorpusError, match=r"^s3://corpus/a.txt: corpus is a file, expected a directory"):
+        open_corpus(CorpusSpec("s3://corpus/a.txt", include=("*.py",)))
 
 
 # --- The hub, and options of the command -----------------------------------------------------------------------------
@@ -154,9 +154,9 @@ def test_the_hub_that_cannot_be_reached_is_said_at_once(monkeypatch):
 
 def test_globs_of_the_command_apply_to_addresses_of_directories(tmp_path):
     expected = {"s3://b/data": True, "s3://b/data/": True, "s3://b/*.jsonl": True, "s3://b/a.parquet": False}
-    expected |= {"hf://a/b": False, "hf://datasets/a/b/data": True, "https://h/a.txt": False, str(tmp_path): True}
+    expected |= {"hf://datasets/a/b/data": True, "https://h/a.txt": False, str(tmp_path): True}
     assert {address: is_directory(address) for address in expected} == expected
-    specs = Reading(None, None, (), ("*.py",), (), None, None).specs(list(expected))
+    specs = corpus_specs(list(expected), include=("*.py",))
     assert [bool(spec.include) for spec in specs] == list(expected.values())
 
 

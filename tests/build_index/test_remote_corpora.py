@@ -57,7 +57,7 @@ def tree():
 
 def facts(corpus):
     provenance = {name: value for name, value in corpus.provenance().items() if name not in ("corpus", "etag")}
-    return provenance, corpus.left_out, corpus.size_hint, corpus.bytes_read
+    return provenance, corpus.counts.left_out, corpus.size_hint, corpus.bytes_read
 
 
 # --- The same as a local corpus --------------------------------------------------------------------------------------
@@ -153,7 +153,7 @@ def test_what_vanishes_meanwhile_is_counted(s3):
     assert next(found).text == "a"
     fsspec.filesystem("s3").rm(["corpus/t/b.txt", "corpus/t/d/e.txt"])
     assert [document.text for document in found] == ["c"]
-    assert corpus.skipped == {"vanished": 2}
+    assert corpus.counts.skipped == {"vanished": 2}
 
 
 def test_of_a_parquet_file_only_the_needed_columns_are_fetched(s3):

@@ -6,9 +6,6 @@ import gzip
 import json
 import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -40,6 +37,7 @@ def test_a_source_tree_is_read_in_order_and_skipped_files_are_counted(tmp_path):
         "list.json": "[1, 2]",
         "settings.toml": "[section]\n",
         "a/fake.gz": b"\x1f\x8bnot gzip at all",
+        "a/fake.zst": b"\x28\xb5\x2f\xfdnot zstd at all",
         "a/readme.gz": gzip.compress(b"compressed text"),
         "a/data.gz": gzip.compress(b"\0\1\2"),
     }
@@ -50,7 +48,7 @@ def test_a_source_tree_is_read_in_order_and_skipped_files_are_counted(tmp_path):
     assert names(tmp_path, documents) == ["a/readme.gz", "a/z.py", "a.txt", *expected[3:]]
     assert documents[0].text == "compressed text"
     provenance = corpus.provenance()
-    assert provenance["skipped"] == {"binary": 3, "empty": 1, "not UTF-8": 1}
+    assert provenance["skipped"] == {"binary": 4, "empty": 1, "not UTF-8": 1}
     assert provenance["reader"] == "tree"
     assert provenance["documents"] == 7
     assert provenance["conversations"] == 0
@@ -111,7 +109,7 @@ def test_a_forced_reader_reads_every_file_of_a_directory(tmp_path):
     assert read_corpus(tmp_path, reader="text")[1] == [Document(text=line)] * 2
     assert read_corpus(tmp_path, reader="jsonl")[1] == [Document(text="x")] * 2
     write_files(tmp_path, {"c": "no JSON"})
-    with pytest.raises(CorpusFormatError, match=f"^{tmp_path}/c:1: line is not JSON"):
+    with pytest.raises(CorpusFormatError, match=f"^{tmp_path}/c:1: content is not JSON"):
         read_corpus(tmp_path, reader="jsonl")
 
 
@@ -215,19 +213,6 @@ def test_a_datastore_is_no_corpus(tmp_path):
     write_files(tmp_path, {"manifest.json": MANIFEST})
     with pytest.raises(CorpusError, match=f"^{tmp_path}: corpus is a datastore, expected documents"):
         read_corpus(tmp_path)
-
-
-def test_directories_may_be_nested_deeper_than_python_calls(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # each is made from the one above: a path may be too long for one call
-    for _ in range(sys.getrecursionlimit() - 10):
-        os.mkdir("d")  # noqa: PTH102
-        os.chdir("d")
-    Path("x.txt").write_text("x")
-    monkeypatch.undo()
-    try:
-        assert [document.text for document in read_corpus(tmp_path)[1]] == ["x"]
-    finally:
-        subprocess.run(["rm", "-r", tmp_path / "d"], check=True)  # shutil.rmtree calls itself
 
 
 def test_what_vanishes_from_a_tree_meanwhile_is_counted_and_passed_over(tmp_path):
