@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -37,11 +36,7 @@ class Encoder:
     Args:
         tokenizer_json: the text of a `tokenizer.json`.
         name: of the tokenizer, for messages.
-        splits_special_tokens: whether the text of special tokens is encoded as any other text.
         vocabulary_size: above all token ids.
-
-    Attributes:
-        tokenizer: the tokenizer of `tokenizers`.
 
     Raises:
         TokenizerLoadError: `tokenizer_json` is not a tokenizer.
@@ -50,21 +45,17 @@ class Encoder:
     then it encodes by `tokenizers`.
     """
 
-    def __init__(self, tokenizer_json: str, name: str, *, splits_special_tokens: bool, vocabulary_size: int) -> None:
-        self.tokenizer = open_tokenizer(tokenizer_json, name)
-        self.tokenizer.encode_special_tokens = splits_special_tokens
+    def __init__(self, tokenizer_json: str, name: str, vocabulary_size: int) -> None:
+        self._tokenizer = open_tokenizer(tokenizer_json, name)
         self._json = tokenizer_json
         self._name = name
-        self._splits_special_tokens = splits_special_tokens
         self._vocabulary_size = vocabulary_size
         self._dtype = np.dtype(np.uint16 if vocabulary_size <= 65535 else np.uint32)
         self._fast: fastokens.Tokenizer | None = None
         self._unchecked_after = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return partial(
-            Encoder, splits_special_tokens=self._splits_special_tokens, vocabulary_size=self._vocabulary_size
-        ), (self._json, self._name)
+        return Encoder, (self._json, self._name, self._vocabulary_size)
 
     def accelerate(self, checked_characters: int = CHECKED_CHARACTERS) -> bool:
         """Encode by `fastokens` from now on; return False if it is not installed or refuses the tokenizer.
@@ -86,9 +77,14 @@ class Encoder:
         self._fast = None
 
     @property
+    def is_accelerated(self) -> bool:
+        """Whether `fastokens` encodes."""
+        return self._fast is not None
+
+    @property
     def program(self) -> str:
         """Name and version of the package that encodes."""
-        package = "tokenizers" if self._fast is None else "fastokens"
+        package = "fastokens" if self.is_accelerated else "tokenizers"
         return f"{package} {version(package)}"
 
     def encode(self, texts: Sequence[str]) -> list[Tokens]:
@@ -97,9 +93,7 @@ class Encoder:
         Raises:
             EncoderError: `fastokens` is in use, and failed or is wrong.
         """
-        if self._fast is None:
-            return self._encode(texts)
-        tokens = self._encode_fast(self._fast, texts)
+        tokens = None if self._fast is None else self._encode_fast(self._fast, texts)
         if tokens is None:
             return self._encode(texts)
         places = [place for place, text in enumerate(texts) if self._is_checked(text)]
@@ -109,13 +103,13 @@ class Encoder:
         return tokens
 
     def _encode(self, texts: Sequence[str]) -> list[Tokens]:
-        encodings = self.tokenizer.encode_batch_fast(texts, add_special_tokens=False) if texts else []
+        encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False) if texts else []
         return [np.array(encoding.ids, dtype=self._dtype) for encoding in encodings]
 
     def _encode_fast(self, fast: fastokens.Tokenizer, texts: Sequence[str]) -> list[Tokens] | None:
         """Return the token ids of each text; None: a text has a byte that the vocabulary lacks, and no token is it."""
         try:
-            ids, ends = fast.encode_batch_flat(list(texts), split_special_tokens=self._splits_special_tokens)
+            ids, ends = fast.encode_batch_flat(list(texts))
         except (KeyboardInterrupt, SystemExit):
             raise
         except ValueError:

@@ -110,7 +110,7 @@ def test_the_tokens_are_those_of_tokenizers(kind, monkeypatch):
     texts = [*TEXTS, *random_texts(300)]
     chats = [conversation(*texts[place : place + 3]) for place in range(0, len(texts), 3)]
     wrong = 0
-    for encode, inputs in ((TargetTokenizer.encode_batch, texts), (TargetTokenizer.encode_conversations, chats)):
+    for encode, inputs in ((TargetTokenizer.encode_batch, texts), (TargetTokenizer.encode_documents, chats)):
         expected = encode(plain, inputs)
         found = encode(fast, inputs)
         assert [ids.dtype for ids in found] == [ids.dtype for ids in expected]
@@ -151,8 +151,8 @@ class Wrong:
     def from_json_str(cls, tokenizer_json: str) -> Wrong:
         return cls(tokenizer_json)
 
-    def encode_batch_flat(self, texts: list[str], split_special_tokens: bool) -> tuple[bytes, bytes]:
-        return self._inner.encode_batch_flat(self.changed(texts), split_special_tokens=split_special_tokens)
+    def encode_batch_flat(self, texts: list[str]) -> tuple[bytes, bytes]:
+        return self._inner.encode_batch_flat(self.changed(texts))
 
     def changed(self, texts: list[str]) -> list[str]:
         return [text.upper() if self.marker in text else text for text in texts]
@@ -166,8 +166,8 @@ class Failing(Wrong):
 
 
 class Outside(Wrong):
-    def encode_batch_flat(self, texts: list[str], split_special_tokens: bool) -> tuple[bytes, bytes]:
-        ids, ends = super().encode_batch_flat(texts, split_special_tokens)
+    def encode_batch_flat(self, texts: list[str]) -> tuple[bytes, bytes]:
+        ids, ends = super().encode_batch_flat(texts)
         if any(self.marker in text for text in texts):
             ids = np.full(len(ids) // 4, 65_536 + 7, np.uint32).tobytes()  # 7 in two bytes
         return ids, ends

@@ -15,7 +15,7 @@ from build_index.corpus_spec import CorpusSpec
 from build_index.documents import Document
 from build_index.readers import json_records, records
 from rest_store.errors import DocumentSizeError, MemoryBudgetError
-from tests.shared.models import conversation
+from tests.shared.models import conversation, decoded
 
 LIMIT = 1000
 LARGE = "x" * LIMIT
@@ -124,7 +124,7 @@ def test_a_line_that_is_too_large_is_not_held(tmp_path, monkeypatch):
 def test_long_conversations_are_encoded_in_pieces(chat, monkeypatch):
     turns = ["word " * 20 + "\n" + "x" * 500, "<|im_end|>" * 10, "", "line\n" * 30]
     document = conversation(*turns)
-    whole = chat.encode_conversations([document, conversation("a", "b")])
+    whole = chat.encode_documents([document, conversation("a", "b")])
     longest = []
     batches = target_tokenizer._batches
     monkeypatch.setattr(
@@ -132,9 +132,9 @@ def test_long_conversations_are_encoded_in_pieces(chat, monkeypatch):
     )
     for size in range(40, 60):
         monkeypatch.setattr(target_tokenizer, "PIECE_CHARACTERS", size)
-        pieces = chat.encode_conversations([document, conversation("a", "b")])
+        pieces = chat.encode_documents([document, conversation("a", "b")])
         assert longest.pop() <= size
-        assert [chat.decode(tokens) for tokens in pieces] == [chat.decode(tokens) for tokens in whole]
+        assert [decoded(chat, tokens) for tokens in pieces] == [decoded(chat, tokens) for tokens in whole]
         controls = set(chat.identity.special_tokens.values())
         assert [token for token in pieces[0].tolist() if token in controls] == [
             token for token in whole[0].tolist() if token in controls

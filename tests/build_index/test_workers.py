@@ -137,7 +137,7 @@ def test_an_error_in_a_worker_is_that_of_one_process(tokenizer, tmp_path, many_s
         messages.append(str(error.value))
         assert kept_shards(out) > 5, "the documents before it are stored"
     assert messages[0] == messages[1]
-    assert f"{bad}:10: line is not JSON" in messages[0]
+    assert f"{bad}:10: content is not JSON" in messages[0]
 
 
 def test_a_worker_that_is_killed_is_an_error_that_can_be_resumed(corpora, tokenizer, out, expected, many_slices):

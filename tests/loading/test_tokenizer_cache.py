@@ -73,7 +73,7 @@ def test_the_builder_reads_the_same_from_the_cache(gguf: Path) -> None:
     assert first.to_json() == again.to_json()
     assert first.chat_template == again.chat_template
     chat = [conversation("Hi <|im_end|>", "Hello.")]
-    assert first.encode_conversations(chat)[0].tolist() == again.encode_conversations(chat)[0].tolist()
+    assert first.encode_documents(chat)[0].tolist() == again.encode_documents(chat)[0].tolist()
 
 
 def test_other_content_is_another_entry(gguf: Path) -> None:
