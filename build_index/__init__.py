@@ -28,9 +28,7 @@ def build(
     tokenizer: Any,
     out: str | os.PathLike[str],
     *,
-    reader: str | None = None,
     field: str | None = None,
-    langs: str | Sequence[str] = (),
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
     max_documents: int | None = None,
@@ -50,9 +48,7 @@ def build(
         tokenizer: of the target model: a tokenizer of `transformers` or `tokenizers`, or where there is one: a Hugging
             Face name, a directory, a `tokenizer.json` or a `.gguf` file.
         out: directory of the datastore; an old datastore there is replaced when the new one is complete.
-        reader: how to read the corpora: "parquet", "jsonl", "json" or "text"; None: by their content.
         field: field of each record that holds the document, such as "text" or "a.b"; None: that of a known layout.
-        langs: languages to read, compared with the field `lang` or `language` of records; empty: all.
         include: globs of the files to read in directories; empty: all.
         exclude: globs of files to skip in directories.
         max_documents: most documents of each corpus.
@@ -80,22 +76,14 @@ def build(
     """
     from build_index.builder import BuildOptions
     from build_index.builder import build as build_datastore
-    from build_index.corpus_spec import corpus_specs
+    from build_index.corpus_spec import CorpusSpec
     from build_index.path import local_path
     from build_index.size import parse_size
     from rest_store.datastore.datastore import Datastore
 
-    corpora = corpus_specs(
-        _texts(corpus),
-        reader=reader,
-        field=field,
-        langs=_texts(langs),
-        include=_texts(include),
-        exclude=_texts(exclude),
-        max_documents=max_documents,
-    )
+    globs = _texts(include), _texts(exclude)
     options = BuildOptions(
-        corpora=corpora,
+        corpora=tuple(CorpusSpec(path, field, *globs, max_documents) for path in _texts(corpus)),
         tokenizer=tokenizer,
         out=Path(out),
         shard_tokens=shard_tokens,

@@ -16,7 +16,7 @@ from typing import Any
 import click
 
 import rest_store
-from build_index.corpus_spec import chat_template_option, corpus_options, corpus_specs
+from build_index.corpus_spec import CorpusSpec, corpus_options
 from build_index.documents import well_formed
 from build_index.interrupt import Interrupted, interrupts
 from build_index.options import BuildOptions, BuildSummary
@@ -57,8 +57,8 @@ def memory_size(text: str) -> int:
     metavar="PATH",
     multiple=True,
     required=True,
-    help="A file (parquet, JSON, JSONL, text, also .gz and .zst), a directory, or an address or a glob of files "
-    "(s3://, gs://, https://, hf://datasets/...). Repeatable.",
+    help="A file (parquet, JSON, JSONL, text, also .gz and .zst), a directory, or the address of one "
+    "(s3://, gs://, hf://datasets/...). Repeatable.",
 )
 @click.option(
     "--tokenizer",
@@ -105,7 +105,6 @@ def memory_size(text: str) -> int:
 )
 @click.option("--resume", is_flag=True, help="Resume an interrupted build.")
 @corpus_options
-@chat_template_option
 @click.option("--keep-duplicates", is_flag=True, help="Store exact duplicates, too.")
 @json_option
 @click.option("--quiet", is_flag=True, help="Print no progress and, without --json, no summary.")
@@ -134,7 +133,7 @@ def build(
         from build_index.progress import TerminalBars
 
         options = BuildOptions(
-            corpora=corpus_specs(corpora, **reading),
+            corpora=tuple(CorpusSpec(path, **reading) for path in corpora),
             tokenizer=tokenizer,
             out=out,
             shard_tokens=shard_tokens,

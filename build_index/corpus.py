@@ -1,6 +1,6 @@
 """Corpora: files and directories, here or at an address, read as a stream of documents.
 
-    corpus = open_corpus(CorpusSpec("the-stack/", langs=("python",)))
+    corpus = open_corpus(CorpusSpec("the-stack/", include=("*.parquet",)))
     for document in corpus:
         ...
     corpus.provenance()                       # what was read and what was skipped
@@ -30,17 +30,15 @@ from typing import Any, BinaryIO
 from build_index.corpus_spec import CorpusSpec
 from build_index.documents import CorpusCounts, CorpusFile, Document, well_formed
 from build_index.path import scheme_of
-from build_index.readers.detection import detect, is_named_jsonl
-from build_index.readers.files import content_of, open_file, public_address, read_errors
+from build_index.readers.detection import NoDocumentsError, reader_of
+from build_index.readers.files import content_of, open_file, read_errors
 from build_index.readers.json_records import read_json
 from build_index.readers.parquet import read_parquet
 from build_index.readers.records import KNOWN_FIELDS, RecordReader
 from build_index.readers.remote_corpus import RemoteCorpus
 from build_index.readers.source_tree import LocalCorpus
 from build_index.readers.text import read_text
-from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError, EmptyCorpusError, describe
-
-_PRESENT = 8  # kinds named of what the options left out
+from rest_store.errors import CorpusFormatError, CorpusNotFoundError, EmptyCorpusError, describe
 
 
 def open_corpus(spec: CorpusSpec) -> Corpus:
@@ -48,38 +46,38 @@ def open_corpus(spec: CorpusSpec) -> Corpus:
 
     Raises:
         CorpusNotFoundError: no such file or directory.
-        CorpusFormatError: the reader cannot read the file, or it holds no documents in a known layout.
-        CorpusError: options contradict each other, or a file cannot be read.
+        CorpusFormatError: the file holds no documents in a known layout.
+        CorpusError: it cannot be read.
     """
-    where = public_address(spec.path)
-    source = LocalCorpus.at(where) if scheme_of(where) is None else RemoteCorpus.at(spec.path)
+    source = LocalCorpus.at(spec.path) if scheme_of(spec.path) is None else RemoteCorpus.at(spec.path)
     if source.is_directory:
-        return Corpus(spec, spec.reader or "tree", source)
-    if spec.include or spec.exclude:
-        raise CorpusError(describe(where, "corpus", "a file", "a directory for --include and --exclude"))
-    return Corpus(spec, spec.reader or _reader_of_file(source.top, spec, where), source)
+        return Corpus(spec, "tree", source)
+    try:
+        with read_errors(spec.path), open_file(source.top) as file:
+            return Corpus(spec, reader_of(file, spec.path, spec.field, is_named=True), source)
+    except NoDocumentsError as error:
+        expected = f"text, or records with one of the fields {KNOWN_FIELDS}; --field names another"
+        if spec.field is not None:
+            expected = f"records (JSON, JSONL or parquet) with the field '{spec.field}'"
+        raise CorpusFormatError(describe(spec.path, "content", str(error), expected)) from None
 
 
 def empty_corpora(corpora: Sequence[Corpus], without_tokens: int = 0) -> EmptyCorpusError:
-    """Return the error for corpora without a document that has tokens: what was skipped, and what is there.
+    """Return the error for corpora without a document that has tokens: what was skipped and left out.
 
     Args:
         corpora: all of them.
         without_tokens: documents that were read, and have no tokens.
     """
-    skipped, present = Counter({"without tokens": without_tokens}), Counter[str]()
+    skipped = Counter({"without tokens": without_tokens})
     for corpus in corpora:
         skipped.update(corpus.counts.skipped)
-        present.update(corpus.counts.left_out)
-    notes = []
-    if +skipped:
-        notes.append("skipped: " + ", ".join(f"{number:,} {reason}" for reason, number in (+skipped).most_common()))
-    if present:
-        named = [f"{kind} ({number:,})" for kind, number in present.most_common(_PRESENT)]
-        notes.append("present are " + ", ".join(named) + ", ..." * (len(present) > _PRESENT))
-    found = f"0 ({'; '.join(notes)})" if notes else "0"
-    where = ", ".join(public_address(corpus.spec.path) for corpus in corpora)
-    return EmptyCorpusError(describe(where, "the number of documents with tokens", found, "at least 1"))
+        skipped["left out by --include"] += corpus.counts.left_out
+    notes = ", ".join(f"{number:,} {reason}" for reason, number in skipped.most_common() if number)
+    found = f"without a text to store ({notes or 'no files'})"
+    where = ", ".join(corpus.spec.path for corpus in corpora)
+    expected = "at least one; check the path, --include, --exclude and --field"
+    return EmptyCorpusError(describe(where, "corpus", found, expected))
 
 
 class Corpus:
@@ -87,7 +85,7 @@ class Corpus:
 
     Attributes:
         spec: what to read.
-        reader: the reader in use: one of `READERS`, or `"tree"`: by content, for each file of a directory.
+        reader: see `reader_of`; `"tree"`: each file of a directory has its own.
         row_group_bytes: most bytes of a row group of a parquet file; None: no bound.
         counts: of the current iteration.
 
@@ -104,7 +102,6 @@ class Corpus:
         self.reader = reader
         self.row_group_bytes: int | None = None
         self.counts = CorpusCounts()
-        self._where = public_address(spec.path)
         self._source = source
 
     def __iter__(self) -> Iterator[Document]:
@@ -139,9 +136,8 @@ class Corpus:
             RestStoreError: as iterating does.
         """
         is_named = not self._source.is_directory
-        where = self._where if is_named else f"{public_address(self._source.top)}/{file.relative}"
-        langs = frozenset(language.lower() for language in self.spec.langs)
-        records = RecordReader(counts, self.spec.field, langs, strict=is_named)
+        where = self.spec.path if is_named else f"{self._source.top}/{file.relative}"
+        records = RecordReader(counts, self.spec.field, strict=is_named)
         before = counts.bytes_read
         try:
             with read_errors(where), open_file(file.path) as opened:
@@ -177,21 +173,15 @@ class Corpus:
         Returns:
             An object for JSON: `corpus` (the path of the spec), `reader`, the fields of `CorpusCounts` (`bytes_read` as
             `bytes`), the `etag` of a remote file, and the options that were set. Equal for equal content and options.
-            What is not UTF-8 in a path or an option is U+FFFD. The query of a web address is left out: it may hold a
-            signature.
+            What is not UTF-8 in a path or an option is U+FFFD.
         """
         counts, spec = self.counts, self.spec
-        options: dict[str, Any] = {
-            "etag": self._source.etag,
-            "forced_reader": spec.reader,
-            "field": None if spec.field is None else well_formed(spec.field),
-            "langs": [well_formed(language) for language in spec.langs],
-            "include": [well_formed(glob) for glob in spec.include],
-            "exclude": [well_formed(glob) for glob in spec.exclude],
-            "max_documents": spec.max_documents,
-        }
+        globs = (spec.include, spec.exclude) if self._source.is_directory else ((), ())
+        include, exclude = ([well_formed(glob) for glob in some] for some in globs)
+        options: dict[str, Any] = {"etag": self._source.etag, "include": include, "exclude": exclude}
+        options |= {"field": well_formed(spec.field or ""), "max_documents": spec.max_documents}
         return {
-            "corpus": well_formed(self._where),
+            "corpus": well_formed(spec.path),
             "reader": self.reader,
             "documents": counts.documents,
             "conversations": counts.conversations,
@@ -204,10 +194,13 @@ class Corpus:
 
     def _documents_of(self, file: BinaryIO, where: str, records: RecordReader) -> Iterator[Document]:
         """Yield the documents of an open file, which are not counted yet."""
-        counts = records.counts
-        reader = self._reader_in_tree(file, where, counts) if self.reader == "tree" else self.reader
-        if reader is None:
-            return
+        counts, reader = records.counts, self.reader
+        if reader == "tree":
+            try:
+                reader = reader_of(file, where, self.spec.field, is_named=False)
+            except NoDocumentsError as error:
+                counts.skip(str(error))
+                return
         counts.files += 1
         if reader == "parquet":
             yield from read_parquet(file, where, records, self.row_group_bytes or sys.maxsize)
@@ -217,38 +210,3 @@ class Corpus:
                 yield from read_text(stream, where, counts, strict=records.strict)
             else:
                 yield from read_json(stream, where, records)
-
-    def _reader_in_tree(self, file: BinaryIO, where: str, counts: CorpusCounts) -> str | None:
-        """Choose the reader of a file in a directory; None: the file is skipped, and counted."""
-        detection = detect(file, where, self.spec.field)
-        has_records = detection.reader != "text" and detection.has_documents
-        if detection.reader == "binary":
-            counts.skip("binary")
-        elif detection.reader == "parquet" and not has_records:
-            counts.skip("table without a known column")
-        elif has_records and (detection.reader != "json" or detection.in_list):
-            return detection.reader
-        elif self.spec.field is not None or self.spec.langs:
-            counts.skip("no records")
-        elif detection.reader == "jsonl" and is_named_jsonl(where):
-            counts.skip("JSONL without a known field")
-        else:
-            return "text"  # also JSON, which in a source tree is mostly configuration and test data
-        return None
-
-
-def _reader_of_file(path: str, spec: CorpusSpec, where: str) -> str:
-    """Choose the reader of a file that the user named."""
-    with read_errors(where), open_file(path) as file:
-        detection = detect(file, where, spec.field)
-    if detection.reader == "binary":
-        raise CorpusFormatError(describe(where, "content", "binary", "UTF-8 text, JSON, JSONL or parquet"))
-    if detection.reader == "text" and (spec.field is not None or spec.langs):
-        option = f"--field {spec.field}" if spec.field is not None else "--lang"
-        expected = f"records (JSON, JSONL or parquet), as {option} needs"
-        raise CorpusFormatError(describe(where, "content", "text", expected))
-    if not detection.has_documents:
-        problem = "without a known layout" if spec.field is None else f"without the field '{spec.field}'"
-        expected = f"one of the fields {KNOWN_FIELDS}; or --field NAME, or --reader text"
-        raise CorpusFormatError(describe(where, "the first record", problem, expected))
-    return detection.reader

@@ -33,7 +33,6 @@ from build_index.duplicates import DIGEST_BYTES, content_digest, digest_keys
 from build_index.encoder import Tokens
 from build_index.errors import output_errors
 from build_index.memory import resident_bytes
-from build_index.readers.files import public_address
 from build_index.staging import whole_file
 from build_index.target_tokenizer import TargetTokenizer
 
@@ -69,7 +68,7 @@ class Slice:
         if not self.files:
             return self.documents[0].origin
         more = f" and {len(self.files) - 1} more" if len(self.files) > 1 else ""
-        return f"{public_address(self.files[0].path)}{more}"
+        return f"{self.files[0].path}{more}"
 
 
 @dataclass(frozen=True)
@@ -232,8 +231,7 @@ def read_slice(path: Path) -> Iterator[TokenBatch | CorpusCounts]:
             documents, count, width = _NUMBERS.unpack(file.read(_NUMBERS.size))
             if not documents:
                 if (fields := json.loads(file.read(count))) is not None:
-                    skipped, left_out = Counter(fields.pop("skipped")), Counter(fields.pop("left_out"))
-                    yield CorpusCounts(**fields, skipped=skipped, left_out=left_out)
+                    yield CorpusCounts(**{**fields, "skipped": Counter(fields["skipped"])})
                 return
             digests = file.read(documents * DIGEST_BYTES)
             lengths = np.frombuffer(file.read(documents * 8), dtype=np.int64)

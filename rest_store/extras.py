@@ -12,7 +12,7 @@ EXTRAS = {  # the extra that installs each optional package
     **dict.fromkeys(("grpc", "grpc_status", "grpc_health", "grpc_reflection", "google", "prometheus_client"), "server"),
     **dict.fromkeys(("torch", "transformers"), "hf"),
     **dict.fromkeys(("tokenizers", "pydivsufsort", "pyarrow", "jinja2", "gguf", "fsspec"), "build"),
-    **dict.fromkeys(("s3fs", "gcsfs", "aiohttp"), "remote"),
+    **dict.fromkeys(("s3fs", "gcsfs"), "remote"),
     "ray": "ray",
 }
 _NEEDS = {  # package of rest-store: what importing it takes, and the extra

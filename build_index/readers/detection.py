@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import BinaryIO
 
 from build_index.errors import build_packages
@@ -17,22 +17,11 @@ HEAD_BYTES = 1 << 16
 _UTF8_MARK = b"\xef\xbb\xbf"
 
 
-@dataclass(frozen=True, slots=True)
-class Detection:
-    """What the content of a file is.
-
-    Attributes:
-        reader: `"parquet"`, `"jsonl"`, `"json"`, `"text"` or `"binary"` (no reader).
-        has_documents: whether records have the field, or, without a field, a known layout; true for text.
-        in_list: whether the records of a JSON file stand in a list.
-    """
-
-    reader: str
-    has_documents: bool = True
-    in_list: bool = False
+class NoDocumentsError(Exception):
+    """A file holds no documents that are wanted; the message is what it is instead, in a few words."""
 
 
-def detect(file: BinaryIO, where: str, field: str | None = None) -> Detection:
+def reader_of(file: BinaryIO, where: str, field: str | None, *, is_named: bool) -> str:
     """Look at the beginning of a file.
 
     Parquet, gzip and zstd are recognized by their magic bytes, JSON by its first record, binary files by a NUL byte.
@@ -42,41 +31,48 @@ def detect(file: BinaryIO, where: str, field: str | None = None) -> Detection:
         file: the file; left anywhere in it.
         where: its name, also in messages.
         field: the field that holds the document; None: any known layout.
+        is_named: whether the user named the file. In a directory, JSON that is neither JSONL nor a list is text: mostly
+            configuration and test data.
+
+    Returns:
+        `"parquet"`, `"jsonl"`, `"json"` or `"text"`.
 
     Raises:
+        NoDocumentsError: there is no reader for it, or records lack the field.
         CorpusFormatError: it is parquet, and damaged; or named `.jsonl`, and not JSONL.
         Exception: see `files.read_errors`.
     """
     file.seek(0)
     head = file.read(HEAD_BYTES)
     if head.startswith(PARQUET_MAGIC):
-        return Detection("parquet", document_column(column_names(file, where), field) is not None)
-    compression, named_jsonl = compression_of(head), is_named_jsonl(where)
-    if compression and not _is_compressed(head, where):
-        return Detection("binary")
-    if not (compression or named_jsonl or _is_json_like(head)):
-        return Detection("binary" if b"\0" in head else "text")
+        if document_column(column_names(file, where), field) is None:
+            raise NoDocumentsError("table without a known column")
+        return "parquet"
+    compression = compression_of(head)
+    if compression and not (is_named or _is_compressed(head, where)):
+        raise NoDocumentsError("binary")
+    is_named_jsonl = where.lower().removesuffix(".gz").removesuffix(".zst").endswith((".jsonl", ".ndjson"))
     with content_of(file, where) as stream:
-        head = stream.peek(HEAD_BYTES)
+        if compression:
+            head = stream.peek(HEAD_BYTES)
         if b"\0" in head or head.startswith(PARQUET_MAGIC):
-            return Detection("binary")
-        values = JsonValues(stream, where)
-        try:
-            first, line = next(iter(values), (None, 0)) if _is_json_like(head) else (None, 0)
-        except CorpusFormatError:
-            first = None
-    if not (first is TOO_LARGE or isinstance(first, dict)):
-        if named_jsonl and head.strip():
-            raise CorpusFormatError(describe(f"{where}:1", "line", "not a JSON object", "one JSON object a line"))
-        return Detection("text")
-    is_jsonl = not values.in_list and (named_jsonl or values.line == line)
-    has_documents = first is TOO_LARGE or has_field(first, field)
-    return Detection("jsonl" if is_jsonl else "json", has_documents, values.in_list)
-
-
-def is_named_jsonl(name: str) -> bool:
-    """Whether a file is named as JSONL, compressed or not."""
-    return name.lower().removesuffix(".gz").removesuffix(".zst").endswith((".jsonl", ".ndjson"))
+            raise NoDocumentsError("binary")
+        values, first, line = JsonValues(stream, where), None, 0
+        if head.removeprefix(_UTF8_MARK).lstrip()[:1] in (b"{", b"["):
+            with suppress(CorpusFormatError):
+                first, line = next(iter(values), (None, 0))
+    is_record = first is TOO_LARGE or isinstance(first, dict)
+    if is_named_jsonl and head.strip() and not is_record:
+        raise CorpusFormatError(describe(f"{where}:1", "line", "not a JSON object", "one JSON object a line"))
+    is_lines = is_record and not values.in_list and (is_named_jsonl or values.line == line)
+    has_document = first is TOO_LARGE or has_field(first, field)
+    if has_document and (is_lines or values.in_list or is_named):
+        return "jsonl" if is_lines else "json"
+    if field is not None:
+        raise NoDocumentsError("no records")
+    if is_record and (is_named_jsonl or is_named):
+        raise NoDocumentsError("JSONL without a known field" if is_lines else "JSON without a known field")
+    return "text"
 
 
 def _is_compressed(head: bytes, where: str) -> bool:
@@ -93,7 +89,3 @@ def _is_compressed(head: bytes, where: str) -> bool:
     except OSError as error:  # of pyarrow; what begins well is cut here
         return str(error).startswith("Truncated")
     return True
-
-
-def _is_json_like(head: bytes) -> bool:
-    return head.removeprefix(_UTF8_MARK).lstrip()[:1] in (b"{", b"[")

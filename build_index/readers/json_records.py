@@ -20,15 +20,7 @@ _STRUCTURE = re.compile(r'["\\\[\]{}]')
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
-def _integer(digits: str) -> int | float:
-    """Convert an integer; Python refuses one of more than 4,300 digits, which no document is made of."""
-    try:
-        return int(digits)
-    except ValueError:
-        return float(digits)
-
-
-_DECODER = json.JSONDecoder(parse_int=_integer)
+_DECODER = json.JSONDecoder(parse_int=float)  # no document is made of numbers, and `int` refuses 4,301 digits
 
 
 def read_json(stream: io.BufferedReader, where: str, records: RecordReader) -> Iterator[Document]:

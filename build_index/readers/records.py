@@ -16,8 +16,6 @@ from rest_store.errors import CorpusFormatError, DocumentSizeError, describe
 
 CONVERSATION_FIELDS = ("messages", "conversations", "conversation", "data")
 TEXT_FIELDS = ("content", "text")
-LANGUAGE_FIELDS = ("lang", "language")
-PATH_FIELDS = ("max_stars_repo_path", "path")
 KNOWN_FIELDS = ", ".join(f"'{name}'" for name in (*CONVERSATION_FIELDS, *TEXT_FIELDS))
 
 _ROLES = {"human": "user", "gpt": "assistant", "bing": "assistant", "chatgpt": "assistant"}  # ShareGPT's
@@ -31,17 +29,15 @@ class RecordReader:
     Attributes:
         counts: counts skipped records.
         field: name of the field, or a dotted path; None: the first known field of the record.
-        langs: languages to read, in lower case; empty: all.
         strict: whether a document that is too large is an error, as its file was named. Otherwise it is skipped.
     """
 
     counts: CorpusCounts
     field: str | None = None
-    langs: frozenset[str] = frozenset()
     strict: bool = True
 
     def documents(self, record: object, origin: str) -> Iterator[Document]:
-        """Yield the document of a record, unless it is empty or in another language.
+        """Yield the document of a record, unless it is empty.
 
         Args:
             record: one row or JSON value.
@@ -53,9 +49,6 @@ class RecordReader:
         """
         if not isinstance(record, Mapping):
             raise CorpusFormatError(describe(origin, "record", f"a {_kind(record)}", "an object"))
-        if self.langs and not self._has_language(record, origin):
-            self.counts.skip("language")
-            return
         field = self.field or known_field(record)
         if field is None:
             expected = f"one of {KNOWN_FIELDS}, or --field NAME"
@@ -81,17 +74,6 @@ class RecordReader:
             limit = size_text(LARGEST_DOCUMENT_BYTES)
             raise DocumentSizeError(describe(origin, "the size of the record", f"above {limit}", f"at most {limit}"))
         self.counts.skip("too large")
-
-    def _has_language(self, record: Mapping[str, object], origin: str) -> bool:
-        for name in LANGUAGE_FIELDS:
-            if name in record:
-                language = record[name]
-                if isinstance(language, str) and language.lower() in self.langs:
-                    return True
-                self.counts.leave_out(language if isinstance(language, str) else "no language")
-                return False
-        expected = "'lang' or 'language' in each record (for --lang)"
-        raise CorpusFormatError(describe(origin, "language", f"absent ({_keys(record)})", expected))
 
 
 def known_field(record: Mapping[str, object]) -> str | None:

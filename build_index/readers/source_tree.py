@@ -11,7 +11,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from build_index.documents import CorpusCounts, CorpusFile
 from build_index.errors import build_packages, read_error
@@ -49,10 +49,10 @@ class Globs:
         return self._excluded.fullmatch(relative) is not None
 
     def includes(self, relative: str, counts: CorpusCounts) -> bool:
-        """Whether a file is to be read; count the ending of one that is not."""
+        """Whether a file is to be read; count one that is not."""
         if self._included is None or self._included.fullmatch(relative):
             return True
-        counts.leave_out(PurePosixPath(relative).suffix or "no ending")
+        counts.left_out += 1
         return False
 
     def choose(self, relative: str, counts: CorpusCounts) -> bool:
@@ -95,11 +95,6 @@ class LocalCorpus:
             if not stat.S_ISDIR(mode):
                 expected = "a regular file or a directory"
                 raise CorpusError(describe(where, "corpus", "a pipe, socket or device", expected))
-            if is_datastore(path):
-                raise CorpusError(describe(where, "corpus", "a datastore", "documents"))
-            if is_live(path):
-                expected = "documents; rest-store live export makes a datastore of it"
-                raise CorpusError(describe(where, "corpus", "a live datastore", expected))
         except OSError as error:
             raise read_error(where, error) from error
         return cls(where.rstrip("/") or "/", is_directory=True)
@@ -114,7 +109,7 @@ class LocalCorpus:
         Args:
             include: see `Globs`.
             exclude: see `Globs`.
-            counts: counts what is skipped, and by its ending what `include` leaves out.
+            counts: counts what is skipped, and what `include` leaves out.
 
         Raises:
             CorpusError: a directory or the metadata of a file cannot be read.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from build_index.corpus_spec import chat_template_option, corpus_options, corpus_specs
+from build_index.corpus_spec import CorpusSpec, corpus_options
 from build_index.size import size_text
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.render import counted, table
@@ -98,7 +98,6 @@ Examples:
     help="Print the id of each document, one per line, and all else to standard error; with --json, a list of them.",
 )
 @corpus_options
-@chat_template_option
 @json_option
 def add(
     directory: Path,
@@ -121,7 +120,7 @@ def add(
     from build_index.tokenization import load_tokenizer
     from rest_store.live.corpora import add_corpora
 
-    corpora = [open_corpus(spec) for spec in corpus_specs(paths, **reading)]
+    corpora = [open_corpus(CorpusSpec(path, **reading)) for path in paths]
     if tokenizer is None and not is_live(directory):
         _open(directory)  # says what is there instead
     source = tokenizer or directory / TOKENIZER_FILE_NAME

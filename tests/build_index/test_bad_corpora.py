@@ -93,7 +93,7 @@ def test_a_bad_json_file_is_named_with_its_line(tmp_path, content, message, chun
     path.write_bytes(content)
     monkeypatch.setattr(json_records, "_CHUNK", chunk)
     with pytest.raises(CorpusFormatError, match=f"^{path}{message}"):
-        documents(path, reader="json")
+        documents(path)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
@@ -138,10 +138,10 @@ def test_a_damaged_compressed_file_is_an_error(tmp_path, suffix):
     data[-3] ^= 1  # in the checksum, or the length
     path.write_bytes(data)
     with pytest.raises(CorpusFormatError, match=r"compressed file is damaged or truncated \(.*\), expected an intact"):
-        documents(path, reader="jsonl")
+        documents(path)
     path.write_bytes(compressed(lines, suffix) + b"trailing garbage")
     with pytest.raises(CorpusFormatError, match="compressed file is damaged or truncated"):
-        documents(path, reader="jsonl")
+        documents(path)
 
 
 def test_a_truncated_or_damaged_parquet_file_is_an_error(tmp_path):
@@ -170,39 +170,30 @@ def test_every_error_of_pyarrow_names_the_file(tmp_path, monkeypatch, error):
         monkeypatch.undo()
 
 
-def test_a_parquet_file_without_a_known_column_is_refused_unless_one_is_named(tmp_path):
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"code": ["x"], "id": [1]}), path)
-    with pytest.raises(
-        CorpusFormatError, match=r"the first record is without a known layout, expected one of .*--field"
-    ):
-        documents(path)
-    with pytest.raises(CorpusFormatError, match="the list of columns is 'code', 'id', expected one of 'messages'"):
-        documents(path, reader="parquet")
-    with pytest.raises(CorpusFormatError, match="the first record is without the field 'body'"):
-        documents(path, field="body")
-    with pytest.raises(CorpusFormatError, match="the list of columns is 'code', 'id', expected one with 'lang'"):
-        documents(path, field="code", langs=("c",))
-    with pytest.raises(CorpusFormatError, match=":row 0: field 'id' is a number, expected a text"):
-        documents(path, field="id")
-    assert documents(path, field="code") == [Document(text="x")]
-
-
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        (b"a\x00b", {}, "content is binary, expected UTF-8 text, JSON, JSONL or parquet"),
+        (
+            b"a\x00b",
+            {},
+            "content is binary, expected text, or records with one of .*--field names",
+        ),
         (b"abc\xff", {}, r"content is not UTF-8 \(byte 0xff at 3\), expected UTF-8 text"),
-        (b"x = 1", {"field": "code"}, "content is text, expected records .*, as --field code needs"),
-        (b"x = 1", {"langs": ("c",)}, "content is text, expected records .*, as --lang needs"),
-        (b'{"code": "x"}', {}, "the first record is without a known layout, expected .* or --reader text"),
-        (b'{"code": "x"}', {"field": "body"}, "the first record is without the field 'body'"),
-        (b'{"text": "x"}', {"langs": ("c",)}, r":1: language is absent \(fields 'text'\), expected 'lang'"),
+        (b"x = 1", {"field": "code"}, r"content is no records, expected records .* with the field 'code'"),
+        (b'{"code": "x"}', {}, "content is JSONL without a known field, expected text, or records with one of"),
+        (b'{"code":\n"x"}', {}, "content is JSON without a known field, expected text, or records with one of"),
+        (b'{"code": "x"}', {"field": "body"}, r"content is no records, expected records .* with the field 'body'"),
+        (None, {}, "content is table without a known column, expected text, or records with one of the fields"),
+        (None, {"field": "body"}, r"content is table without a known column, expected records .* the field 'body'"),
+        (None, {"field": "id"}, ":row 0: field 'id' is a number, expected a text"),
     ],
 )
 def test_a_file_that_holds_no_documents_is_refused(tmp_path, content, options, message):
     path = tmp_path / "a"
-    path.write_bytes(content)
+    pq.write_table(pa.table({"code": ["x"], "id": [1]}), path)
+    assert documents(path, field="code") == [Document(text="x")]
+    if content is not None:
+        path.write_bytes(content)
     with pytest.raises(CorpusFormatError, match=f"^{path}.*{message}"):
         documents(path, **options)
 

@@ -130,20 +130,16 @@ def test_options_reach_the_build(tokenizer, out, tmp_path):
     assert second["documents"] == 2
     assert "include" not in second, "globs are for directories"
     result = run(
-        *("--corpus", records, "--field", "code", "--max-documents", 1, "--reader", "jsonl", "--keep-duplicates"),
+        *("--corpus", records, "--field", "code", "--max-documents", 1, "--keep-duplicates"),
         *("--tokenizer", tokenizer, "--out", out),
     )
     assert result.exit_code == 0, result.output
     (only,) = Manifest.read(out).corpora
-    assert (only["field"], only["documents"], only["forced_reader"]) == ("code", 1, "jsonl")
+    assert (only["field"], only["documents"]) == ("code", 1)
 
 
-def test_languages_and_a_chat_template_reach_the_build(tokenizer, out, tmp_path):
+def test_a_chat_template_reaches_the_build(tokenizer, out, tmp_path):
     records = tmp_path / "records.jsonl"
-    languages = ("Python", "C", "python")
-    records.write_text("".join(json.dumps({"content": f"x {lang}", "lang": lang}) + "\n" for lang in languages))
-    assert run("--corpus", records, "--lang", "python", "--tokenizer", tokenizer, "--out", out).exit_code == 0
-    assert Manifest.read(out).document_count == 2
     records.write_text('{"data": ["a", "b"]}\n')
     template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     result = run("--corpus", records, "--chat-template", template, "--tokenizer", tokenizer, "--out", out)
@@ -163,7 +159,6 @@ def test_languages_and_a_chat_template_reach_the_build(tokenizer, out, tmp_path)
         (("--shard-tokens", "1"), "1 is not in the range 2<=x<=1073741824"),
         (("--workers", "0"), "0 is not in the range x>=1"),
         (("--max-documents", "-1"), "-1 is not in the range x>=1"),
-        (("--reader", "pdf"), "'pdf' is not one of"),
         (("--no-such-option",), "No such option"),
     ],
 )
@@ -195,9 +190,8 @@ def test_failures_are_status_1_and_one_line(corpus, tokenizer, out, tmp_path):
         ),
         (
             {"--corpus": tmp_path / "empty.jsonl"},
-            "the number of documents with tokens is 0 (skipped: 1 empty), expected at least 1",
+            "empty.jsonl: corpus is without a text to store (1 empty), expected at least one; check the path",
         ),
-        ({"--corpus": tokenizer.parent, "--reader": "jsonl"}, "tokenizer"),
         ({"--tokenizer": tmp_path / "absent.json"}, "absent.json: tokenizer is absent"),
         ({"--tokenizer": tmp_path / "bad.json"}, "bad.json: tokenizer is refused by tokenizers"),
         ({"--out": tmp_path / "notes"}, "notes: directory is one with other content ('notes.txt')"),
