@@ -82,7 +82,7 @@ def _require_valid(address: str) -> None:
     if not is_whole:
         expected = "hf://datasets/OWNER/NAME/..." if scheme == "hf" else f"{scheme}://NAME/..."
         raise CorpusError(describe(address, "address", "malformed", expected))
-    if scheme == "hf" and (failure := hub_failure("/".join(names[:2]), kind="dataset")):
+    if scheme == "hf" and (failure := hub_failure("/".join(names[:2]).partition("@")[0], kind="dataset")):
         raise CorpusError(f"{address}: the Hugging Face hub cannot be reached ({failure})")
 
 

@@ -30,9 +30,7 @@ def corpus(tmp_path):
 def test_empty_corpora_are_refused(tokenizer, out, tmp_path):
     first, second = write_jsonl(tmp_path / "a.jsonl", ["", " "]), tmp_path / "tree"
     second.mkdir()
-    expected = (
-        f"{first}, {second}: corpus is without a text to store (2 empty), expected at least one; "
-    )
+    expected = f"{first}, {second}: corpus is without a text to store (2 empty), expected at least one; "
     with pytest.raises(EmptyCorpusError) as error:
         build_quick([first, second], tokenizer, out)
     assert str(error.value).startswith(expected)
@@ -46,9 +44,7 @@ def test_an_empty_result_says_what_was_left_out(tokenizer, out, tmp_path):
     for name in ("a.py", "b.py", "c.rs"):
         (tmp_path / "tree" / name).write_text("text")
     spec = CorpusSpec(str(tmp_path / "tree"), include=("*.cbl",))
-    with pytest.raises(
-        EmptyCorpusError, match=r"tree: corpus is without a text to store \(3 left out by --include\)"
-    ):
+    with pytest.raises(EmptyCorpusError, match=r"tree: corpus is without a text to store \(3 left out by --include\)"):
         build(BuildOptions((spec,), str(tokenizer), out, memory=1 << 40))
 
 
