@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import signal
 import sys
@@ -147,9 +146,9 @@ def build(
         has_bars = not quiet and TerminalBars.fits(sys.stderr)
         summary = build_datastore(options, TerminalBars(sys.stderr) if has_bars else None)
     if as_json:
-        _print(json.dumps(asdict(summary), sort_keys=True))
+        click.echo(json.dumps(asdict(summary), sort_keys=True))
     elif not quiet:
-        _print(summary_text(summary))
+        click.echo(summary_text(summary))
 
 
 @click.command(
@@ -178,19 +177,9 @@ def merge(context: click.Context, datastores: tuple[Path, ...], out: Path, copy:
         merged = merge_datastores(datastores, out, copy=copy)
     counts = {"document": merged.document_count, "token": merged.token_count, "shard": len(merged.shards)}
     if as_json:
-        _print(json.dumps({"out": str(out), **{f"{what}s": number for what, number in counts.items()}}))
+        click.echo(json.dumps({"out": str(out), **{f"{what}s": number for what, number in counts.items()}}))
     else:
-        _print(f"{out}: " + ", ".join(counted(number, what) for what, number in counts.items()))
-
-
-def _print(text: str) -> None:
-    """Print the result of a command that has succeeded."""
-    try:
-        click.echo(text)
-    except OSError as error:
-        if error.errno == errno.EPIPE:  # the reader has gone, which click takes for the end
-            raise
-        raise click.ClickException(f"standard output cannot be written ({error.strerror or error})") from error
+        click.echo(f"{out}: " + ", ".join(counted(number, what) for what, number in counts.items()))
 
 
 @contextmanager

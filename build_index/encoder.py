@@ -57,13 +57,9 @@ class Encoder:
     def __reduce__(self) -> tuple[Any, ...]:
         return Encoder, (self._json, self._name, self._vocabulary_size)
 
-    def accelerate(self, checked_characters: int = CHECKED_CHARACTERS) -> bool:
-        """Encode by `fastokens` from now on; return False if it is not installed or refuses the tokenizer.
-
-        Args:
-            checked_characters: how many `tokenizers` encodes, too, before it takes samples.
-        """
-        self._unchecked_after = checked_characters
+    def accelerate(self) -> bool:
+        """Encode by `fastokens` from now on; return False if it is not installed or refuses the tokenizer."""
+        self._unchecked_after = CHECKED_CHARACTERS
         try:
             import fastokens
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from build_index.chat_template import ChatTemplate
 from build_index.documents import Document, well_formed
-from build_index.encoder import CHECKED_CHARACTERS, Encoder, Tokens, open_tokenizer
+from build_index.encoder import Encoder, Tokens, open_tokenizer
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import CorpusError, describe
 
@@ -55,29 +55,30 @@ class TargetTokenizer:
 
     def __init__(self, tokenizer_json: str, name: str, chat_template: ChatTemplate | None = None) -> None:
         self._original = open_tokenizer(tokenizer_json, name)
-        self._json = _canonical_json(json.loads(self._original.to_str()))
-        self.identity = TokenizerIdentity.from_tokenizer_json(self._json, name)
+        fields = json.loads(self._original.to_str())
+        fields["truncation"] = fields["padding"] = None
+        if fields["model"].get("dropout") is not None:
+            fields["model"]["dropout"] = None
+        self._json = json.dumps(fields, ensure_ascii=False, sort_keys=True, separators=(",", ":")) + "\n"
+        self.identity = TokenizerIdentity.from_tokenizer_json(fields, name)
         self._template = chat_template
         self._controls = sorted(text for text in self.identity.special_tokens if text)
         longest_first = sorted(self._controls, key=len, reverse=True)  # as `tokenizers` matches them
         self._control_text = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._places = {text: place for place, text in enumerate(self._controls)}
-        marked = json.dumps(_with_marked_controls(json.loads(self._json), self._places))
-        self._encoder = Encoder(marked, name, self.identity.vocabulary_size)
+        _mark_controls(fields, self._places)
+        self._encoder = Encoder(json.dumps(fields), name, self.identity.vocabulary_size)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled: what takes long to derive, without what shows tokens."""
         return {name: value for name, value in vars(self).items() if name != "_original"}
 
-    def accelerate(self, checked_characters: int = CHECKED_CHARACTERS) -> bool:
+    def accelerate(self) -> bool:
         """Encode by `fastokens` from now on, if it is installed and knows this tokenizer; return whether.
 
         Encoding may then raise EncoderError.
-
-        Args:
-            checked_characters: how many `tokenizers` encodes, too, before it takes samples.
         """
-        return self._encoder.accelerate(checked_characters)
+        return self._encoder.accelerate()
 
     def decelerate(self) -> None:
         """Encode by `tokenizers` from now on."""
@@ -171,14 +172,7 @@ def _unmarked(text: str) -> str:
     return well_formed(text).replace(CONTROL_MARK, "\ufffd").replace(TEXT_MARK, "\ufffd")
 
 
-def _canonical_json(tokenizer: dict[str, Any]) -> str:
-    tokenizer["truncation"] = tokenizer["padding"] = None
-    if tokenizer["model"].get("dropout") is not None:
-        tokenizer["model"]["dropout"] = None
-    return json.dumps(tokenizer, ensure_ascii=False, sort_keys=True, separators=(",", ":")) + "\n"
-
-
-def _with_marked_controls(tokenizer: dict[str, Any], places: dict[str, int]) -> dict[str, Any]:
+def _mark_controls(tokenizer: dict[str, Any], places: dict[str, int]) -> None:
     """Give each control token its marked text, everywhere in the object of a `tokenizer.json`."""
 
     def renamed(text: str) -> str:
@@ -200,7 +194,6 @@ def _with_marked_controls(tokenizer: dict[str, Any], places: dict[str, int]) -> 
             # Matched before normalization, which could change or drop the marks.
             token["content"], token["normalized"] = renamed(token["content"]), False
     tokenizer["post_processor"] = None
-    return tokenizer
 
 
 def split_text(text: str) -> Iterator[str]:

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -86,14 +85,6 @@ def test_a_reader_that_has_gone_is_no_failure_of_the_build(corpus, tokenizer, ou
     with os.fdopen(writing, "w") as closed:
         process = build_and_say(closed, corpus, tokenizer, out)
     assert (process.returncode, process.stderr) == (1, "")
-    assert Manifest.read(out).document_count == 40
-
-
-def test_an_output_that_cannot_be_written_is_one_line(corpus, tokenizer, out):
-    with Path("/dev/full").open("w") as full:
-        process = build_and_say(full, corpus, tokenizer, out)
-    assert process.stderr == "Error: standard output cannot be written (No space left on device)\n"
-    assert process.returncode == 1
     assert Manifest.read(out).document_count == 40
 
 
