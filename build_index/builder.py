@@ -22,7 +22,6 @@ from typing import Any
 from build_index.build_plan import build_plan, program, require_same_plan, template_digest, text_sha256
 from build_index.corpus import Corpus, empty_corpora, open_corpus
 from build_index.duplicates import SeenDocuments
-from build_index.encoder import EncoderError
 from build_index.errors import build_packages, output_errors
 from build_index.memory import (
     WORKER_BYTES,
@@ -39,6 +38,7 @@ from build_index.shard_tokens import ShardTokens
 from build_index.slices import Setup
 from build_index.stages import Stages
 from build_index.staging import Staging, final_place, kept_shards
+from build_index.target_tokenizer import EncoderError
 from build_index.tokenization import TargetTokenizer, load_tokenizer
 from build_index.workers import OwnProcess, Processes, Workers, useful_processes
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME

@@ -13,21 +13,10 @@ from rest_store.errors import BuildError, describe
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What to build.
+    """What to build; the attributes are the arguments of `build_index.build`, with `corpora` instead of its first ones.
 
-    Attributes:
-        corpora: what to read, in this order.
-        tokenizer: see `load_tokenizer`.
-        out: directory of the datastore; an old datastore there is replaced when the new one is complete.
-        shard_tokens: tokens and separators of a shard; None: as many as the memory allows, a power of two.
-        memory: bound on the peak of resident memory, in bytes; None: half of the available memory.
-        workers: processes that read and tokenize, and most shards sorted at once, memory permitting; None: one for each
-            core. 1: this process alone. Small corpora are read by this process, and tokenized by as many threads, if
-            nothing has been tokenized in it before. The result does not depend on it.
-        ray: address of a Ray cluster whose CPUs are the workers, or "auto"; None: this machine alone.
-        resume: resume an interrupted build.
-        keep_duplicates: store exact duplicates, too.
-        chat_template: Jinja text, or a file with it, instead of the tokenizer's own.
+    The result does not depend on `workers` and `ray`. Small corpora are read by this process, and tokenized by as many
+    threads, if nothing has been tokenized in it before.
 
     Raises:
         BuildError: no corpus, or something else than a whole number, or one that is out of range.

@@ -17,12 +17,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from build_index.encoder import EncoderError
 from build_index.errors import build_packages, first_line, output_errors
 from build_index.path import local_path, scheme_of
 from build_index.shard_sorter import SortSeconds, sort_shard
 from build_index.size import size_text
 from build_index.slices import Setup, Slice, SliceReport
+from build_index.target_tokenizer import EncoderError
 from build_index.workers import prepare, tokenize_elsewhere
 from rest_store.errors import ClusterError, MemoryBudgetError, MissingExtraError, RestStoreError, WorkerError, describe
 

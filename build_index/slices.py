@@ -30,11 +30,10 @@ import numpy.typing as npt
 from build_index.corpus import Corpus
 from build_index.documents import CorpusCounts, CorpusFile, Document, batches
 from build_index.duplicates import DIGEST_BYTES, content_digest, digest_keys
-from build_index.encoder import Tokens
 from build_index.errors import output_errors
 from build_index.memory import resident_bytes
 from build_index.staging import whole_file
-from build_index.target_tokenizer import TargetTokenizer
+from build_index.target_tokenizer import TargetTokenizer, Tokens
 
 SLICE_BYTES = 1 << 22  # of the files of a slice
 SLICE_FILES = 1 << 10

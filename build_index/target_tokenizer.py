@@ -12,26 +12,41 @@ from __future__ import annotations
 
 import json
 import re
+import zlib
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from importlib.metadata import version
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from build_index.chat_template import ChatTemplate
 from build_index.documents import Document, well_formed
-from build_index.encoder import Encoder, Tokens, open_tokenizer
+from build_index.errors import build_packages, first_line
 from rest_store.datastore.tokenizer import TokenizerIdentity
-from rest_store.errors import CorpusError, describe
+from rest_store.errors import CorpusError, TokenizerLoadError, describe
 
 if TYPE_CHECKING:
+    import fastokens
     from tokenizers import Tokenizer
+
+Tokens: TypeAlias = NDArray[np.unsignedinteger[Any]]
+"""Token ids of one document: 1-D, 2 bytes each if the vocabulary has at most 65,535 tokens, otherwise 4."""
 
 CONTROL_MARK = "\U0010ffff"  # noncharacters (Unicode 23.7), which text for interchange does not contain
 TEXT_MARK = "\U0010fffe"
 PIECE_CHARACTERS = 1 << 17  # longer texts are encoded in pieces, split at line ends
 BATCH_CHARACTERS = 1 << 19  # encoded at once: up to 400 bytes a character, by tokenizers and in the allocator
+CHECKED_CHARACTERS = 1 << 20
+"""The first texts of a build, all checked."""
+_SAMPLE = 256  # of the others, one in so many texts
+_SHOWN = 60  # characters of a text in a message
+
+
+class EncoderError(Exception):
+    """`fastokens` gave other tokens than `tokenizers`, or none; the message says for which text."""
 
 
 class TargetTokenizer:
@@ -54,7 +69,7 @@ class TargetTokenizer:
     """
 
     def __init__(self, tokenizer_json: str, name: str, chat_template: ChatTemplate | None = None) -> None:
-        self._original = open_tokenizer(tokenizer_json, name)
+        self._original = _open(tokenizer_json, name)
         fields = json.loads(self._original.to_str())
         fields["truncation"] = fields["padding"] = None
         if fields["model"].get("dropout") is not None:
@@ -67,32 +82,55 @@ class TargetTokenizer:
         self._control_text = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
         self._places = {text: place for place, text in enumerate(self._controls)}
         _mark_controls(fields, self._places)
-        self._encoder = Encoder(json.dumps(fields), name, self.identity.vocabulary_size)
+        self._marked_json = json.dumps(fields)
+        self._marked = _open(self._marked_json, name)
+        self._dtype = np.dtype(np.uint16 if self.identity.vocabulary_size <= 65535 else np.uint32)
+        self._fast: fastokens.Tokenizer | None = None
+        self._unchecked_after = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled: what takes long to derive, without what shows tokens."""
-        return {name: value for name, value in vars(self).items() if name != "_original"}
+        """Return what is pickled: what takes long to derive, without what encodes and shows tokens."""
+        state = {name: value for name, value in vars(self).items() if name not in ("_original", "_marked")}
+        return {**state, "_fast": None}
+
+    @cached_property
+    def _original(self) -> Tokenizer:
+        """The tokenizer itself, which shows tokens; made again where this one was pickled."""
+        return _open(self._json, self.identity.name)
+
+    @cached_property
+    def _marked(self) -> Tokenizer:
+        """The copy with marked control tokens, which encodes."""
+        return _open(self._marked_json, self.identity.name)
 
     def accelerate(self) -> bool:
-        """Encode by `fastokens` from now on, if it is installed and knows this tokenizer; return whether.
+        """Encode by `fastokens` from now on, many times as fast; return False if it is absent or refuses the tokenizer.
 
-        Encoding may then raise EncoderError.
+        `tokenizers` encodes the first texts, too, and samples of the others. Encoding may then raise EncoderError.
         """
-        return self._encoder.accelerate()
+        self._unchecked_after = CHECKED_CHARACTERS
+        try:
+            import fastokens
+
+            self._fast = fastokens.Tokenizer.from_json_str(self._marked_json)
+        except Exception:  # it says what it does not know by a ValueError, or what its parser raises
+            return False
+        return True
 
     def decelerate(self) -> None:
         """Encode by `tokenizers` from now on."""
-        self._encoder.decelerate()
+        self._fast = None
 
     @property
     def is_accelerated(self) -> bool:
         """Whether `fastokens` encodes."""
-        return self._encoder.is_accelerated
+        return self._fast is not None
 
     @property
     def encoder(self) -> str:
         """Name and version of the package that encodes."""
-        return self._encoder.program
+        package = "fastokens" if self.is_accelerated else "tokenizers"
+        return f"{package} {version(package)}"
 
     @property
     def chat_template(self) -> str | None:
@@ -124,12 +162,13 @@ class TargetTokenizer:
 
         Raises:
             CorpusError: there is no chat template, or it refuses a conversation.
+            EncoderError: `fastokens` is in use, and failed or is wrong.
         """
         texts = [self._rendered(one) if one.is_conversation else _unmarked(one.text) for one in documents]
         pieces = [list(split_text(text)) for text in texts]
         tokens: list[Tokens] = []
         for batch in _batches([piece for parts in pieces for piece in parts]):
-            tokens += self._encoder.encode(batch)
+            tokens += self._encode(batch)
         in_order = iter(tokens)
         encoded = [list(islice(in_order, len(parts))) for parts in pieces]
         return [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in encoded]
@@ -146,11 +185,6 @@ class TargetTokenizer:
         before = str(self._original.decode(anchor, skip_special_tokens=False))
         return str(self._original.decode([*anchor, token], skip_special_tokens=False)).removeprefix(before)
 
-    @cached_property
-    def _original(self) -> Tokenizer:
-        """The tokenizer itself, which shows tokens; made again where this one was pickled."""
-        return open_tokenizer(self._json, self.identity.name)
-
     def _rendered(self, document: Document) -> str:
         """Render a conversation, with marked texts for the control tokens that the template writes."""
         if self._template is None:
@@ -166,6 +200,55 @@ class TargetTokenizer:
         messages = [(sealed(role), sealed(content)) for role, content in document.messages]
         rendered = marked(self._template.render(messages, document.origin), CONTROL_MARK)
         return re.sub(f"{TEXT_MARK}(\\d+){TEXT_MARK}", lambda match: self._controls[int(match[1])], rendered)
+
+    def _encode(self, texts: Sequence[str]) -> list[Tokens]:
+        """Return the token ids of each text, in which control tokens are marked."""
+        tokens = None if self._fast is None else self._encode_fast(self._fast, texts)
+        if tokens is None:
+            return self._encode_slowly(texts)
+        places = [place for place, text in enumerate(texts) if self._is_checked(text)]
+        for place, expected in zip(places, self._encode_slowly([texts[place] for place in places]), strict=True):
+            if not np.array_equal(tokens[place], expected):
+                shown = texts[place] if len(texts[place]) <= _SHOWN else texts[place][:_SHOWN] + "..."
+                raise EncoderError(f"other tokens than tokenizers for {shown!r}")
+        return tokens
+
+    def _encode_slowly(self, texts: Sequence[str]) -> list[Tokens]:
+        encodings = self._marked.encode_batch_fast(texts, add_special_tokens=False) if texts else []
+        return [np.array(encoding.ids, dtype=self._dtype) for encoding in encodings]
+
+    def _encode_fast(self, fast: fastokens.Tokenizer, texts: Sequence[str]) -> list[Tokens] | None:
+        """Return the token ids of each text; None: a text has a byte that the vocabulary lacks, and no token is it."""
+        try:
+            ids, ends = fast.encode_batch_flat(list(texts))
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except ValueError:
+            return None
+        except BaseException as error:  # a panic is no Exception
+            raise EncoderError(f"failed: {first_line(error)}") from error
+        tokens = np.frombuffer(ids, np.uint32)
+        size = self.identity.vocabulary_size
+        if tokens.size and tokens.max() >= size:
+            raise EncoderError(f"token id {tokens.max()} of a vocabulary of {size}")
+        return np.split(tokens.astype(self._dtype), np.frombuffer(ends, np.uint64)[1:-1].astype(np.int64))
+
+    def _is_checked(self, text: str) -> bool:
+        """Whether `tokenizers` encodes this text, too: the first ones, then a sample by content."""
+        if self._unchecked_after > 0:
+            self._unchecked_after -= len(text)
+            return True
+        return zlib.crc32(text.encode("utf-8")) % _SAMPLE == 0
+
+
+def _open(tokenizer_json: str, name: str) -> Tokenizer:
+    with build_packages(name, TokenizerLoadError):
+        import tokenizers
+    try:
+        return tokenizers.Tokenizer.from_str(tokenizer_json)
+    except Exception as error:  # tokenizers raises Exception itself
+        problem = f"refused by tokenizers ({first_line(error)})"
+        raise TokenizerLoadError(describe(name, "tokenizer", problem, "a tokenizer.json")) from error
 
 
 def _unmarked(text: str) -> str:

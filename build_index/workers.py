@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Protocol
 
 from build_index.corpus import Corpus
-from build_index.encoder import EncoderError
 from build_index.errors import first_line
 from build_index.memory import limit_arenas
 from build_index.shard_sorter import SortSeconds, sort_shard
 from build_index.slices import Setup, Slice, SliceReport, tokenize
+from build_index.target_tokenizer import EncoderError
 from rest_store.errors import BuildError, RestStoreError, WorkerError
 
 # A pool of one thread encodes by half as fast again as the main thread, which is what `TOKENIZERS_PARALLELISM=false`

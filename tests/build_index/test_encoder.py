@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from build_index import builder, encoder
+from build_index import builder, target_tokenizer
 from build_index.chat_template import ChatTemplate
-from build_index.encoder import EncoderError
+from build_index.target_tokenizer import EncoderError
 from build_index.tokenization import TargetTokenizer, load_tokenizer
 from rest_store.datastore.manifest import Manifest
 from rest_store.errors import OutputError
@@ -102,8 +102,8 @@ def random_texts(count: int) -> list[str]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_tokens_are_those_of_tokenizers(kind, monkeypatch):
-    monkeypatch.setattr(encoder, "_SAMPLE", 1 << 40)  # nothing is compared but here
-    monkeypatch.setattr(encoder, "CHECKED_CHARACTERS", 0)
+    monkeypatch.setattr(target_tokenizer, "_SAMPLE", 1 << 40)  # nothing is compared but here
+    monkeypatch.setattr(target_tokenizer, "CHECKED_CHARACTERS", 0)
     plain, fast = target(KINDS[kind]()), target(KINDS[kind]())
     assert fast.accelerate() or kind not in SERVED
     if not fast.encoder.startswith("fastokens "):
@@ -212,7 +212,7 @@ def test_a_text_with_a_byte_that_the_vocabulary_lacks_is_left_to_tokenizers(tmp_
 
 def test_after_the_first_texts_a_sample_by_content_is_checked(byte_level_file, monkeypatch):
     monkeypatch.setattr(fastokens, "Tokenizer", Wrong)
-    monkeypatch.setattr(encoder, "CHECKED_CHARACTERS", 1000)
+    monkeypatch.setattr(target_tokenizer, "CHECKED_CHARACTERS", 1000)
     texts = [f"{number} document 31" for number in range(4000)]
 
     def first_difference() -> int:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from build_index import builder, encoder, slices, workers
+from build_index import builder, slices, target_tokenizer, workers
 from build_index.builder import BuildOptions, build
 from build_index.corpus_spec import CorpusSpec
 from build_index.memory import MIB, WORKER_BYTES, plan_memory
@@ -60,7 +60,7 @@ def corpora(tmp_path_factory):
     pq.write_table(pa.table({"content": ["only here", *TEXTS[:20]]}), top / "table.parquet")
     return (
         CorpusSpec(str(tree)),
-        CorpusSpec(str(tree), include=("*.txt",), reader="text", exclude=("z.txt",)),
+        CorpusSpec(str(tree), include=("*.txt",), exclude=("z.txt",)),
         *(CorpusSpec(str(top / name)) for name in ("one.jsonl", "chats.jsonl", "list.json", "table.parquet")),
         CorpusSpec(str(top / "one.jsonl"), max_documents=7),
     )
@@ -104,13 +104,13 @@ def test_neither_slices_nor_batches_change_a_byte(corpora, tokenizer, out, expec
 
 def test_duplicates_within_a_slice_are_not_tokenized(tokenizer, out, tmp_path, monkeypatch):
     encoded = []
-    encode = encoder.Encoder.encode
+    encode = target_tokenizer.TargetTokenizer._encode
 
     def counting(self, texts):
         encoded.extend(texts)
         return encode(self, texts)
 
-    monkeypatch.setattr(encoder.Encoder, "encode", counting)
+    monkeypatch.setattr(target_tokenizer.TargetTokenizer, "_encode", counting)
     corpus = (CorpusSpec(str(write_jsonl(tmp_path / "twice.jsonl", TEXTS[:40] * 2))),)
     build(options_of(corpus, tokenizer, out, workers=1))
     assert len(encoded) == 40
