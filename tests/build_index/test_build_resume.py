@@ -241,7 +241,7 @@ def test_a_build_that_ends_while_it_is_put_in_place_is_put_there_by_the_next(
 def test_a_file_of_a_corpus_that_is_repaired_begins_the_build_anew(corpus, tokenizer, out, expected):
     good = corpus.read_text()
     corpus.write_text("".join(good.splitlines(keepends=True)[:50]) + "{not JSON\n")
-    with pytest.raises(CorpusError, match=r"corpus\.jsonl:51: line is not JSON"):
+    with pytest.raises(CorpusError, match=r"corpus\.jsonl:51: content is not JSON"):
         build_quick(corpus, tokenizer, out, shard_tokens=500)
     assert kept_shards(out) > 2
     corpus.write_text(good)
