@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import sys
 import warnings
 from collections.abc import Iterator
@@ -17,7 +16,6 @@ import click
 import rest_store
 from build_index.corpus_spec import CorpusSpec, corpus_options
 from build_index.documents import well_formed
-from build_index.interrupt import Interrupted, interrupts
 from build_index.options import BuildOptions, BuildSummary
 from build_index.size import parse_size, size_text
 from rest_store.datastore.render import counted, one_line
@@ -33,7 +31,7 @@ Example:
   rest-build --corpus src/ --include '*.py' --corpus chats.jsonl \\
              --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct --out datastore/
 """
-_SIGNAL_STATUS = 128  # and the number of the signal, as shells report it
+_INTERRUPTED_STATUS = 130  # as shells report SIGINT
 
 
 def memory_size(text: str) -> int:
@@ -129,7 +127,7 @@ def build(
     """Run the command; see `_HELP`. `reading` are the options of `corpus_options`."""
     with _one_line_errors(context, out):
         from build_index.builder import build as build_datastore
-        from build_index.progress import TerminalBars
+        from build_index.progress import ProgressLine
 
         options = BuildOptions(
             corpora=tuple(CorpusSpec(path, **reading) for path in corpora),
@@ -143,8 +141,8 @@ def build(
             keep_duplicates=keep_duplicates,
             chat_template=chat_template,
         )
-        has_bars = not quiet and TerminalBars.fits(sys.stderr)
-        summary = build_datastore(options, TerminalBars(sys.stderr) if has_bars else None)
+        has_line = not quiet and ProgressLine.fits(sys.stderr)
+        summary = build_datastore(options, ProgressLine(sys.stderr) if has_line else None)
     if as_json:
         click.echo(json.dumps(asdict(summary), sort_keys=True))
     elif not quiet:
@@ -184,14 +182,13 @@ def merge(context: click.Context, datastores: tuple[Path, ...], out: Path, copy:
 
 @contextmanager
 def _one_line_errors(context: click.Context, out: Path) -> Iterator[None]:
-    """Report an error in one line and exit with status 1, or that of a signal."""
-    with interrupts(), warnings.catch_warnings():
+    """Report an error in one line and exit with status 1, or 130 after Ctrl-C."""
+    with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: click.echo(f"Warning: {message}", err=True)
         try:
             yield
-        except Interrupted as error:
-            message = "terminated" if error.signal == signal.SIGTERM else "interrupted"
-            status = _SIGNAL_STATUS + error.signal
+        except KeyboardInterrupt:
+            message, status = "interrupted", _INTERRUPTED_STATUS
         except ResumeError as error:  # which says what to do
             click.echo(f"Error: {one_line(str(error))}", err=True)
             context.exit(1)
@@ -207,12 +204,11 @@ def _one_line_errors(context: click.Context, out: Path) -> Iterator[None]:
 
 def _resume_hint(out: Path) -> str:
     try:
-        from build_index.staging import kept_shards
+        from build_index.staging import resume_hint
 
-        count = kept_shards(out)
+        return resume_hint(out)
     except Exception:  # also of a module whose import was interrupted
         return ""
-    return f" ({counted(count, 'finished shard')} kept: continue with --resume)" if count else ""
 
 
 def summary_text(summary: BuildSummary) -> str:

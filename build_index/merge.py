@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import rest_store
+from build_index.build_plan import program
 from build_index.errors import output_errors
 from build_index.shard_tokens import shard_name
 from build_index.staging import Staging, final_place
@@ -50,25 +51,20 @@ def merge(datastores: Sequence[Path], out: Path, *, copy: bool = False) -> Manif
     _require_distinct(datastores, manifests)
     with Staging(out) as staging:
         staging.require_nothing_unfinished()
-        try:
-            staging.start()
-            records: list[ShardRecord] = []
-            for path, manifest in zip(datastores, manifests, strict=True):
-                for record in manifest.shards:
-                    name = shard_name(len(records))
-                    for kind in _FILES:
-                        _place(path / f"{record.name}.{kind}", staging.datastore / f"{name}.{kind}", copy=copy)
-                    records.append(ShardRecord(**{**vars(record), "name": name}))
-            digest = _copy_tokenizer(datastores, manifests, staging)
-            program = f"rest-store {rest_store.__version__}"
-            corpora = tuple(corpus for manifest in manifests for corpus in manifest.corpora)
-            options = {"merged": [build for manifest in manifests for build in _merged_options(manifest)]}
-            merged = Manifest(program, manifests[0].tokenizer, tuple(records), corpora, options, digest)
-            staging.write(MANIFEST_NAME, merged.to_json())
-            staging.put_in_place()
-        except BaseException:
-            staging.abandon()
-            raise
+        staging.start()
+        records: list[ShardRecord] = []
+        for path, manifest in zip(datastores, manifests, strict=True):
+            for record in manifest.shards:
+                name = shard_name(len(records))
+                for kind in _FILES:
+                    _place(path / f"{record.name}.{kind}", staging.datastore / f"{name}.{kind}", copy=copy)
+                records.append(replace(record, name=name))
+        digest = _copy_tokenizer(datastores, manifests, staging)
+        corpora = tuple(corpus for manifest in manifests for corpus in manifest.corpora)
+        options = {"merged": [build for manifest in manifests for build in _merged_options(manifest)]}
+        merged = Manifest(program(), manifests[0].tokenizer, tuple(records), corpora, options, digest)
+        staging.write(MANIFEST_NAME, merged.to_json())
+        staging.put_in_place()
     return merged
 
 

@@ -2,14 +2,14 @@
 
     ds/                     the old datastore, if there is one; untouched until the very end
     .ds.building/
+        lock                held (flock) as long as a build runs
         plan.json           what is built; written first (build_index/build_plan.py)
         slices/             tokens of parts of the corpora (build_index/slices.py)
         datastore/          the files of the new datastore
-        complete            the checksum of its manifest, as soon as it is complete
         replaced/           for a moment, where directories cannot be exchanged: the old datastore
 
 Every file in slices/ and datastore/ is complete: it is written under another name and renamed. A build that was killed
-is resumed by making what is not there. A build holds a lock (flock) on `.ds.building` as long as it runs.
+is resumed by making what is not there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import re
@@ -39,11 +38,11 @@ from rest_store.datastore.render import counted
 from rest_store.errors import OutputError, ResumeError, describe
 
 PLAN_NAME = "plan.json"
+_LOCK_NAME = "lock"
 _OUR_FILES = re.compile(
     "|".join(map(re.escape, (MANIFEST_NAME, TOKENIZER_FILE_NAME))) + r"|shard-\d+\.(tokens|suffixes)"
 )
 _LIVE_FILES = (DOCUMENTS_FILE_NAME, "writer.lock")
-_BUILDING_NAME = re.compile(r"\..*\.building", re.DOTALL)
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -74,14 +73,8 @@ class Staging:
         self.datastore = self.path / "datastore"
         self.slices = self.path / "slices"
         self._plan = self.path / PLAN_NAME
-        self._complete = self.path / "complete"
-        self._replaced = self.path / "replaced"
         with output_errors(self.path):
             self._lock = self._locked()
-            if self._complete.exists():  # a build that was killed when it had only to rename
-                self._replace()
-                os.close(self._lock)
-                self._lock = self._locked()
 
     def __enter__(self) -> Staging:
         return self
@@ -89,11 +82,17 @@ class Staging:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        """Release the lock, and remove the directory if there is nothing to resume."""
+        if not self._plan.exists():
+            self._remove_files()
+            with suppress(OSError):
+                (self.path / _LOCK_NAME).unlink()
+                self.path.rmdir()
         os.close(self._lock)
 
     def _locked(self) -> int:
         self.path.mkdir(parents=True, exist_ok=True)
-        lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        lock = os.open(self.path / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -113,9 +112,8 @@ class Staging:
     def start(self, plan: dict[str, Any] | None = None) -> None:
         """Remove the files of an earlier build, make the directories of a new one, and write its plan."""
         with output_errors(self.path):
-            # The plan first: a build that is killed meanwhile leaves nothing that claims to be resumable.
-            for entry in sorted(self.path.iterdir(), key=lambda entry: entry != self._plan):
-                _remove(entry)
+            self._plan.unlink(missing_ok=True)  # first: what is left by a kill meanwhile cannot be resumed
+            self._remove_files()
             self.datastore.mkdir()
             self.slices.mkdir()
             if plan is not None:
@@ -128,14 +126,9 @@ class Staging:
         Raises:
             ResumeError: there is nothing to resume.
         """
-        with output_errors(self.path):
-            try:
-                plan: dict[str, Any] = json.loads(self._plan.read_bytes())
-                for part in self.path.glob("*.part"):  # cut short by a kill
-                    part.unlink()
-                return plan
-            except FileNotFoundError:
-                self.discard()
+        with output_errors(self.path), suppress(FileNotFoundError):
+            plan: dict[str, Any] = json.loads(self._plan.read_bytes())
+            return plan
         expected = "one that was interrupted; build without --resume"
         raise ResumeError(describe(self.out, "unfinished build", "absent", expected))
 
@@ -145,41 +138,42 @@ class Staging:
             path.write_text(text, encoding="utf-8", newline="")
 
     def put_in_place(self) -> None:
-        """Put the new datastore, whose manifest is written, at `out` in one step, and remove the old one.
+        """Put the new datastore, whose manifest is written, at `out` in one step; leaving this removes the old one.
 
         Raises:
             OutputError: that is not possible, or `out` must not be replaced any more.
         """
         with output_errors(self.out):
             require_replaceable(self.out)
-            with whole_file(self._complete) as path:
-                path.write_text(_sha256(self.datastore / MANIFEST_NAME))
-            self._replace()
-
-    def _replace(self) -> None:
-        """Put the complete datastore in place, unless it is there, and discard the rest."""
-        digest = self._complete.read_text()
-        if _sha256(self.out / MANIFEST_NAME) != digest:
-            if not (self.out / MANIFEST_NAME).exists():
-                self.datastore.rename(self.out)  # over an empty directory, if there is one
-            elif not _exchanged(self.datastore, self.out):
-                self.out.rename(self._replaced)
-                self.datastore.rename(self.out)
+            for part in self.datastore.glob(".*.part"):  # of a process that was killed
+                part.unlink()
+            done = self.path / "done.json"
+            if self._plan.exists():
+                self._plan.rename(done)  # the old datastore, which comes here, cannot be resumed
+            try:
+                if not (self.out / MANIFEST_NAME).exists():
+                    self.datastore.rename(self.out)  # over an empty directory, if there is one
+                elif not _exchanged(self.datastore, self.out):
+                    self.out.rename(self.path / "replaced")
+                    self.datastore.rename(self.out)
+            except OSError:
+                if done.exists():
+                    done.rename(self._plan)
+                raise
             _sync(self.out.parent)
-        self.discard()
-
-    def abandon(self) -> None:
-        """After a failure, remove the directory, unless it has what can be resumed or must be put in place."""
-        if not self._complete.exists() and not kept_shards(self.out):
-            self.discard()
 
     def discard(self) -> None:
-        """Remove the directory as far as possible: the build is done, or there is nothing to resume."""
-        with suppress(OSError):
-            # Last what says that the datastore is in place: until then, the directory may hold the old one.
-            for entry in sorted(self.path.iterdir(), key=lambda entry: entry == self._complete):
-                _remove(entry)
-            self.path.rmdir()
+        """Leave nothing to resume."""
+        with output_errors(self.path):
+            self._plan.unlink(missing_ok=True)
+
+    def _remove_files(self) -> None:
+        """Remove all but the lock, as far as possible."""
+        for entry in self.path.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            elif entry.name != _LOCK_NAME:
+                entry.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -201,9 +195,8 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def part_of(path: Path) -> Path:
-    """Return where to write a file of the staging directory until it is complete: outside the datastore."""
-    top = next((parent for parent in path.parents if _BUILDING_NAME.fullmatch(parent.name)), path.parent)
-    return top / f"{path.name}.{uuid.uuid4().hex}.part"
+    """Return where to write a file of the staging directory until it is complete."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
 
 
 def put(part: Path, path: Path) -> None:
@@ -216,9 +209,15 @@ def put(part: Path, path: Path) -> None:
 def kept_shards(out: Path) -> int:
     """Return the number of tokenized shards of an unfinished build of this datastore."""
     place = building_place(_resolved(out))
-    if not (place / PLAN_NAME).is_file() or (place / "complete").exists():
-        return 0
-    return sum(1 for _ in (place / "datastore").glob("shard-*.tokens"))
+    return sum(1 for _ in (place / "datastore").glob("shard-*.tokens")) if (place / PLAN_NAME).is_file() else 0
+
+
+def resume_hint(out: Path) -> str:
+    """Return what to say after a failure: how to go on with the unfinished build, if there is one."""
+    if not (building_place(_resolved(out)) / PLAN_NAME).is_file():
+        return ""
+    kept = f"{counted(count, 'finished shard')} kept: " if (count := kept_shards(out)) else ""
+    return f" ({kept}continue with --resume)"
 
 
 def final_place(out: Path) -> Path:
@@ -269,7 +268,8 @@ def is_live(directory: Path) -> bool:
 
 def is_staging(directory: Path) -> bool:
     """Whether a directory is that of an unfinished build."""
-    return _BUILDING_NAME.fullmatch(directory.name) is not None and (directory / "slices").is_dir()
+    name = directory.name
+    return name.startswith(".") and name.endswith(".building") and (directory / "slices").is_dir()
 
 
 def building_place(place: Path) -> Path:
@@ -303,18 +303,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _remove(entry: Path) -> None:
-    if entry.is_dir() and not entry.is_symlink():
-        shutil.rmtree(entry)
-    else:
-        entry.unlink()
-
-
-def _sha256(path: Path) -> str:
-    """Return the checksum of a file; empty if there is none."""
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except (FileNotFoundError, NotADirectoryError):
-        return ""

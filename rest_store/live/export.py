@@ -41,31 +41,27 @@ def export(live: LiveDatastore, out: Path) -> Datastore:
         raise EmptyCorpusError(describe(live.path, "the number of documents", 0, "at least 1"))
     with Staging(out) as staging:
         staging.require_nothing_unfinished()
-        try:
-            staging.start()
-            records = []
-            for number, view in enumerate(views):
-                _require_intact(view)
-                write_shard(view, staging.datastore, shard_name(number), live.vocabulary_size)
-                shard = Shard.open(staging.datastore, shard_name(number))
-                for file in (shard.tokens, shard.suffixes):
-                    _flush(file.path)
-                records.append(ShardRecord.of(shard_name(number), shard))
-            stored = live.path / TOKENIZER_FILE_NAME
-            tokenizer = stored.read_text(encoding="utf-8") if stored.is_file() else None
-            digest = None
-            if tokenizer is not None:
-                staging.write(TOKENIZER_FILE_NAME, tokenizer)
-                digest = hashlib.sha256(tokenizer.encode("utf-8")).hexdigest()
-            count = sum(record.document_count for record in records)
-            corpus = {"corpus": str(live.path), "reader": "live", "documents": count}
-            program = f"rest-store {rest_store.__version__}"
-            manifest = Manifest(program, live.tokenizer, tuple(records), (corpus,), {}, digest)
-            staging.write(MANIFEST_NAME, manifest.to_json())
-            staging.put_in_place()
-        except BaseException:
-            staging.abandon()
-            raise
+        staging.start()
+        records = []
+        for number, view in enumerate(views):
+            _require_intact(view)
+            write_shard(view, staging.datastore, shard_name(number), live.vocabulary_size)
+            shard = Shard.open(staging.datastore, shard_name(number))
+            for file in (shard.tokens, shard.suffixes):
+                _flush(file.path)
+            records.append(ShardRecord.of(shard_name(number), shard))
+        stored = live.path / TOKENIZER_FILE_NAME
+        tokenizer = stored.read_text(encoding="utf-8") if stored.is_file() else None
+        digest = None
+        if tokenizer is not None:
+            staging.write(TOKENIZER_FILE_NAME, tokenizer)
+            digest = hashlib.sha256(tokenizer.encode("utf-8")).hexdigest()
+        count = sum(record.document_count for record in records)
+        corpus = {"corpus": str(live.path), "reader": "live", "documents": count}
+        program = f"rest-store {rest_store.__version__}"
+        manifest = Manifest(program, live.tokenizer, tuple(records), (corpus,), {}, digest)
+        staging.write(MANIFEST_NAME, manifest.to_json())
+        staging.put_in_place()
     return Datastore.open(out)
 
 

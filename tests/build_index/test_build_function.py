@@ -54,7 +54,7 @@ def test_a_build_is_that_of_the_command(corpus: Path, tmp_path: Path) -> None:
         max_documents=8,
         shard_tokens=100,
         memory="4G",
-        progress=lambda running: stages.update(stage.stage for stage in running),
+        progress=lambda progress: stages.add(progress.stage),
     ) as store:
         assert isinstance(store, rest_store.Datastore)
         assert [corpus["documents"] for corpus in store.manifest.corpora] == [8, 8]

@@ -272,11 +272,11 @@ def test_a_difference_begins_the_build_again(corpus, byte_level_file, out, tmp_p
 
 
 def test_a_resumed_build_does_not_return_to_fastokens(corpus, byte_level_file, out, monkeypatch):
-    def refuse(self, *arguments):
+    def refuse(*arguments):
         raise OutputError("disk full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(builder.Build, "complete", refuse)
+        patched.setattr(builder, "_manifest", refuse)
         patched.setattr(fastokens, "Tokenizer", Wrong)
         with pytest.warns(UserWarning, match="tokenized by tokenizers"), pytest.raises(OutputError):
             build_quick(corpus, byte_level_file, out, shard_tokens=500)

@@ -92,14 +92,6 @@ def test_a_package_that_is_not_installed_is_named(corpus, tokenizer, out, monkey
         build_quick(corpus, tokenizer, out)
 
 
-def test_too_little_memory_is_refused_before_the_tokenizer_is_loaded(corpus, tmp_path, out):
-    with pytest.raises(
-        MemoryBudgetError, match=r"the memory budget is 100.0 MiB, expected at least \d+\.\d [MG]iB for"
-    ):
-        build_quick(corpus, tmp_path / "absent.json", out, memory=100 << 20)
-    assert leftovers(out) == []
-
-
 def test_the_output_and_other_datastores_inside_a_corpus_are_no_part_of_it(tokenizer, tmp_path):
     """Neither the datastore of the last build nor the new one is read, so that each build stores the same."""
     tree = tmp_path / "tree"
