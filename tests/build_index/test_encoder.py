@@ -19,7 +19,7 @@ from build_index.tokenization import TargetTokenizer, load_tokenizer
 from rest_store.datastore.manifest import Manifest
 from rest_store.errors import OutputError
 from tests.shared.builds import build_quick, contents, documents, stored_documents, write_jsonl
-from tests.shared.models import CHATML, byte_level_bpe, conversation, unigram, word_level, word_piece
+from tests.shared.models import CHATML, byte_level_bpe, conversation, unigram
 
 fastokens = pytest.importorskip("fastokens")
 
@@ -80,11 +80,7 @@ KINDS = {
     "Llama 3": lambda: split_byte_level(GPT4),
     "Qwen": lambda: split_byte_level(GPT4, normalizers.NFC()),
     "byte fallback": byte_fallback,
-    "Unigram": unigram,
-    "WordPiece": word_piece,
-    "WordLevel": lambda: word_level(300),
 }
-SERVED = {"GPT-2", "Llama 3", "Qwen", "byte fallback"}
 
 
 def target(tokenizer: Tokenizer) -> TargetTokenizer:
@@ -105,18 +101,14 @@ def test_the_tokens_are_those_of_tokenizers(kind, monkeypatch):
     monkeypatch.setattr(target_tokenizer, "_SAMPLE", 1 << 40)  # nothing is compared but here
     monkeypatch.setattr(target_tokenizer, "CHECKED_CHARACTERS", 0)
     plain, fast = target(KINDS[kind]()), target(KINDS[kind]())
-    assert fast.accelerate() or kind not in SERVED
-    if not fast.encoder.startswith("fastokens "):
-        pytest.skip(f"fastokens refuses {kind}")
+    assert fast.accelerate()
     texts = [*TEXTS, *random_texts(300)]
     chats = [conversation(*texts[place : place + 3]) for place in range(0, len(texts), 3)]
-    wrong = 0
     for encode, inputs in ((TargetTokenizer.encode_batch, texts), (TargetTokenizer.encode_documents, chats)):
         expected = encode(plain, inputs)
         found = encode(fast, inputs)
         assert [ids.dtype for ids in found] == [ids.dtype for ids in expected]
-        wrong += sum(not np.array_equal(*pair) for pair in zip(found, expected, strict=True))
-    assert wrong == 0 or kind not in SERVED
+        assert all(np.array_equal(*pair) for pair in zip(found, expected, strict=True))
 
 
 def test_without_fastokens_tokenizers_encodes(byte_level_file, monkeypatch):
@@ -126,14 +118,11 @@ def test_without_fastokens_tokenizers_encodes(byte_level_file, monkeypatch):
     assert tokenizer.encoder.startswith("tokenizers ")
 
 
-def test_a_tokenizer_that_fastokens_refuses_is_encoded_by_tokenizers(byte_level_file, monkeypatch):
-    def refuse(text):
-        raise ValueError("unknown model")
-
-    monkeypatch.setattr(fastokens, "Tokenizer", type("Refusing", (), {"from_json_str": staticmethod(refuse)}))
-    tokenizer = load_tokenizer(byte_level_file)
+def test_a_tokenizer_that_fastokens_refuses_is_encoded_by_tokenizers():
+    tokenizer = target(unigram())
     assert not tokenizer.accelerate()
-    assert tokenizer.encode("print").tolist() == load_tokenizer(byte_level_file).encode("print").tolist()
+    assert tokenizer.encoder.startswith("tokenizers ")
+    assert tokenizer.encode("def add").tolist() == target(unigram()).encode("def add").tolist()
 
 
 # --- Other tokens ----------------------------------------------------------------------------------------------------
