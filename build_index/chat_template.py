@@ -10,10 +10,10 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from build_index.errors import build_packages, first_line
+from build_index.path import local_path
 from rest_store.errors import CorpusError, TokenizerLoadError, describe
 
 if TYPE_CHECKING:
@@ -75,12 +75,15 @@ class ChatTemplate:
             raise CorpusError(describe(origin, f"a conversation ({roles})", problem, "valid turns")) from error
 
 
-def read_template(path: Path) -> str:
-    """Return the Jinja text of a file.
+def read_template(template: str) -> str:
+    """Return a Jinja text as it is (it holds a brace), or that of the file named.
 
     Raises:
-        TokenizerLoadError: it cannot be read as UTF-8.
+        TokenizerLoadError: the file cannot be read as UTF-8.
     """
+    if "{" in template:
+        return template
+    path = local_path(template)
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

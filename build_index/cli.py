@@ -32,6 +32,13 @@ Example:
              --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct --out datastore/
 """
 _INTERRUPTED_STATUS = 130  # as shells report SIGINT
+_out_option = click.option(
+    "--out",
+    metavar="DIR",
+    required=True,
+    type=PATH,
+    help="Directory of the datastore; an old datastore there is replaced.",
+)
 
 
 def memory_size(text: str) -> int:
@@ -63,13 +70,7 @@ def memory_size(text: str) -> int:
     required=True,
     help="Tokenizer of the target model: a Hugging Face name, a directory, a tokenizer.json or a .gguf file.",
 )
-@click.option(
-    "--out",
-    metavar="DIR",
-    required=True,
-    type=PATH,
-    help="Directory of the datastore; an old datastore there is replaced.",
-)
+@_out_option
 @click.option(
     "--shard-tokens",
     metavar="N",
@@ -111,38 +112,23 @@ def build(
     context: click.Context,
     /,
     corpora: tuple[str, ...],
-    tokenizer: str,
     out: Path,
-    shard_tokens: int | None,
-    memory: int | None,
-    workers: int | None,
-    ray: str | None,
-    resume: bool,
-    chat_template: str | None,
-    keep_duplicates: bool,
     as_json: bool,
     quiet: bool,
-    **reading: Any,
+    field: str | None,
+    include: tuple[str, ...],
+    exclude: tuple[str, ...],
+    max_documents: int | None,
+    **options: Any,
 ) -> None:
-    """Run the command; see `_HELP`. `reading` are the options of `corpus_options`."""
+    """Run the command; see `_HELP`. `options` are attributes of `BuildOptions`."""
     with _one_line_errors(context, out):
         from build_index.builder import build as build_datastore
         from build_index.progress import ProgressLine
 
-        options = BuildOptions(
-            corpora=tuple(CorpusSpec(path, **reading) for path in corpora),
-            tokenizer=tokenizer,
-            out=out,
-            shard_tokens=shard_tokens,
-            memory=memory,
-            workers=workers,
-            ray=ray,
-            resume=resume,
-            keep_duplicates=keep_duplicates,
-            chat_template=chat_template,
-        )
-        has_line = not quiet and ProgressLine.fits(sys.stderr)
-        summary = build_datastore(options, ProgressLine(sys.stderr) if has_line else None)
+        specs = tuple(CorpusSpec(path, field, include, exclude, max_documents) for path in corpora)
+        progress = ProgressLine(sys.stderr) if not quiet and ProgressLine.fits(sys.stderr) else None
+        summary = build_datastore(BuildOptions(specs, out=out, **options), progress)
     if as_json:
         click.echo(json.dumps(asdict(summary), sort_keys=True))
     elif not quiet:
@@ -154,13 +140,7 @@ def build(
     epilog="Example: rest-store merge python.ds rust.ds --out code.ds",
 )
 @click.argument("datastores", metavar="DIR DIR...", nargs=-1, required=True, type=PATH)
-@click.option(
-    "--out",
-    metavar="DIR",
-    required=True,
-    type=PATH,
-    help="Directory of the datastore; an old datastore there is replaced.",
-)
+@_out_option
 @click.option("--copy", is_flag=True, help="Copy files even where they can be linked.")
 @json_option
 @click.pass_context
@@ -187,18 +167,13 @@ def _one_line_errors(context: click.Context, out: Path) -> Iterator[None]:
         warnings.showwarning = lambda message, *_, **__: click.echo(f"Warning: {message}", err=True)
         try:
             yield
-        except KeyboardInterrupt:
-            message, status = "interrupted", _INTERRUPTED_STATUS
-        except ResumeError as error:  # which says what to do
-            click.echo(f"Error: {one_line(str(error))}", err=True)
-            context.exit(1)
-        except RestStoreError as error:
-            message, status = str(error), 1
-        except OSError as error:
-            message, status = f"{error.filename or out}: the datastore cannot be written ({error.strerror or error})", 1
-        else:
             return
-        click.echo(f"Error: {one_line(message)}{_resume_hint(out)}", err=True)
+        except KeyboardInterrupt:
+            message, status = "interrupted" + _resume_hint(out), _INTERRUPTED_STATUS
+        except (RestStoreError, OSError) as error:
+            hint = "" if isinstance(error, ResumeError) else _resume_hint(out)  # it says itself what to do
+            message, status = str(error) + hint, 1
+        click.echo(f"Error: {one_line(message)}", err=True)
         context.exit(status)
 
 

@@ -42,9 +42,7 @@ def load_tokenizer(tokenizer: Any, *, chat_template: str | None = None) -> Targe
         TokenizerLoadError: there is no such tokenizer, it has no `tokenizer.json` form (as tokenizers in pure Python),
             a package is not installed, or the template cannot be read.
     """
-    override = chat_template
-    if chat_template is not None and "{" not in chat_template:
-        override = read_template(local_path(chat_template))
+    override = None if chat_template is None else read_template(chat_template)
     if not isinstance(tokenizer, str | os.PathLike):
         return _converted(tokenizer, getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__, override)
     name = os.fspath(tokenizer)
@@ -79,7 +77,7 @@ def _from_file(path: Path, name: str, override: str | None) -> TargetTokenizer:
     if template is None:
         template = _default_template(config.get("chat_template"))
         if (jinja := path.with_name("chat_template.jinja")).is_file():
-            template = read_template(jinja)
+            template = read_template(os.fspath(jinja))
     special = {key: _token_text(value) for key, value in config.items() if key.endswith("_token")}
     return _assemble(text, name, template, {key: token for key, token in special.items() if token is not None})
 
