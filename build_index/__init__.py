@@ -60,7 +60,8 @@ def build(
         workers: processes that read and tokenize, and most shards sorted at once; None: one for each core.
         ray: address of a Ray cluster whose CPUs do the work, or "auto" (needs the extra [ray]); None: this machine. All
             nodes must see corpora and `out`.
-        resume: resume an interrupted build.
+        resume: only go on with an interrupted build, which is an error if there is none, or with other inputs or
+            options; False: go on with it if it is the same, or else begin anew.
         progress: called with the progress of each stage, a few times a second.
 
     Returns:

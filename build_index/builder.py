@@ -54,14 +54,15 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
         MemoryBudgetError: the build does not fit into the memory budget.
         OutputError: the datastore cannot be written, or something else is at its place.
         DatastoreError: new shards cannot be opened, for instance because too many files are open.
-        ResumeError: there is nothing to resume, or it has other inputs, options or another tokenizer; or an unfinished
-            build is there and `options.resume` is not set.
+        ResumeError: `options.resume` is set, and there is nothing to resume, or it has other inputs, options or another
+            tokenizer, or is damaged.
         WorkerError: a worker process ends.
         MissingExtraError: `options.ray` is set, and Ray is not installed.
         ClusterError: its cluster cannot do the build.
 
     Whatever happens, even if the process is killed, `options.out` holds its old content or the complete datastore. What
-    can be resumed is kept beside it. Not thread-safe, since `options.workers` acts on the whole process.
+    an interrupted build has made is kept beside it: the next one of the same inputs and options goes on with it, and
+    any other removes it. Not thread-safe, since `options.workers` acts on the whole process.
     """
     start = time.perf_counter()
     final_place(options.out)
@@ -78,21 +79,8 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
         for corpus in corpora:
             _import_reader(corpus)
         staging = stack.enter_context(Staging(options.out))
-        unfinished = staging.unfinished_plan() if options.resume else None
-        if unfinished is None:
-            staging.require_nothing_unfinished()
-        if unfinished is None or not str(unfinished["encoder"]).startswith("tokenizers "):
-            tokenizer.accelerate()
         load_seconds = time.perf_counter() - start
-        try:
-            summary = _build(options, corpora, tokenizer, staging, unfinished, progress)
-        except EncoderError as error:
-            warnings.warn(f"{staging.out}: {tokenizer.encoder}: {error}; tokenized by tokenizers", stacklevel=2)
-            tokenizer.decelerate()
-            summary = _build(options, corpora, tokenizer, staging, None, progress)
-        except CorpusFormatError:
-            staging.discard()  # the corpus has to change, and then nothing of this build can be resumed
-            raise
+        summary = _build_or_resume(options, corpora, tokenizer, staging, progress)
     seconds, stages = time.perf_counter() - start, {"load": load_seconds, **summary.stage_seconds}
     return replace(summary, seconds=seconds, stage_seconds=stages)
 
@@ -117,6 +105,39 @@ def _import_reader(corpus: Corpus) -> None:
             import pyarrow.parquet  # noqa: F401
 
 
+def _build_or_resume(
+    options: BuildOptions,
+    corpora: list[Corpus],
+    tokenizer: TargetTokenizer,
+    staging: Staging,
+    progress: ProgressListener | None,
+) -> BuildSummary:
+    """Go on with the unfinished build if it is the same, or else begin anew; so, too, if `fastokens` is wrong."""
+    unfinished = staging.unfinished_plan()
+    if unfinished is None and options.resume:
+        expected = "one that was interrupted; build without --resume"
+        raise ResumeError(describe(staging.out, "unfinished build", "absent", expected))
+    is_wrong = unfinished is not None and str(unfinished["encoder"]).startswith("tokenizers ")
+    while True:
+        if is_wrong:
+            tokenizer.decelerate()
+        else:
+            tokenizer.accelerate()
+        try:
+            return _build(options, corpora, tokenizer, staging, unfinished, progress)
+        except EncoderError as error:
+            warnings.warn(f"{staging.out}: {tokenizer.encoder}: {error}; tokenized by tokenizers", stacklevel=3)
+            is_wrong = True
+        except ResumeError:
+            if options.resume:
+                raise
+            is_wrong = False
+        except CorpusFormatError:
+            staging.discard()  # the corpus has to change, and then nothing of this build can be resumed
+            raise
+        unfinished = None
+
+
 def _build(
     options: BuildOptions,
     corpora: list[Corpus],
@@ -126,12 +147,13 @@ def _build(
     progress: ProgressListener | None,
 ) -> BuildSummary:
     """Build; `unfinished` is the plan of the build to resume, None: build from the beginning."""
-    plan = build_plan(options, corpora, tokenizer)
-    if unfinished is not None:
-        require_same_plan(staging.out, unfinished, plan)
-    memory = _memory(options, corpora, tokenizer, None if unfinished is None else unfinished["shard_positions"])
+    positions = unfinished["shard_positions"] if unfinished is not None and options.resume else options.shard_tokens
+    memory = _memory(options, corpora, tokenizer, positions)
+    plan = {**build_plan(options, corpora, tokenizer), "shard_positions": memory.shard_positions}
     if unfinished is None:
-        staging.start({**plan, "shard_positions": memory.shard_positions})
+        staging.start(plan)
+    else:
+        require_same_plan(staging.out, unfinished, plan)
     resumed_shards = kept_shards(staging.out)
     for corpus in corpora:
         corpus.row_group_bytes = memory.decoder_bytes
@@ -188,12 +210,12 @@ def _build(
 def _memory(
     options: BuildOptions, corpora: list[Corpus], tokenizer: TargetTokenizer, shard_positions: int | None
 ) -> MemoryPlan:
-    """Divide the memory; `shard_positions` are those of the build that is resumed."""
+    """Divide the memory for shards of so many positions; None: as many as fit."""
     budget = available_budget() // 2 if options.memory is None else options.memory
     most = options.workers or len(os.sched_getaffinity(0))
     workers = 0 if options.ray is not None else useful_processes(most, corpora)
-    size = shard_positions or options.shard_tokens
-    return plan_memory(budget, resident_bytes(), tokenizer.identity.vocabulary_size, size, most, workers)
+    vocabulary_size = tokenizer.identity.vocabulary_size
+    return plan_memory(budget, resident_bytes(), vocabulary_size, shard_positions, most, workers)
 
 
 def _workers(options: BuildOptions, setup: Setup, memory: MemoryPlan) -> Workers:

@@ -101,7 +101,7 @@ def memory_size(text: str) -> int:
     help="Let the Ray cluster at ADDRESS (HOST:PORT of its head node) do the work, or else that of this machine. "
     "All nodes must see corpora and DIR.",
 )
-@click.option("--resume", is_flag=True, help="Resume an interrupted build.")
+@click.option("--resume", is_flag=True, help="Fail unless there is an interrupted build of this to go on with.")
 @corpus_options
 @click.option("--keep-duplicates", is_flag=True, help="Store exact duplicates, too.")
 @json_option

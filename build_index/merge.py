@@ -11,8 +11,7 @@ from typing import Any
 
 from build_index.build_plan import program
 from build_index.errors import output_errors
-from build_index.shard_tokens import shard_name
-from build_index.staging import Staging, final_place
+from build_index.staging import Staging, final_place, shard_name
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest, ShardRecord
@@ -40,7 +39,6 @@ def merge(datastores: Sequence[Path], out: Path, *, copy: bool = False) -> Manif
         TokenizerMismatchError: they have different tokenizers.
         BuildError: there are fewer than two.
         OutputError: the new one cannot be written, or something else is at its place.
-        ResumeError: an unfinished build is there, whose shards would be lost.
     """
     if len(datastores) < 2:
         raise BuildError(describe("merge", "the number of datastores", len(datastores), "at least 2"))
@@ -50,7 +48,6 @@ def merge(datastores: Sequence[Path], out: Path, *, copy: bool = False) -> Manif
         manifests[0].tokenizer.require_same(manifest.tokenizer, str(path))
     _require_distinct(datastores, manifests)
     with Staging(out) as staging:
-        staging.require_nothing_unfinished()
         staging.start()
         records: list[ShardRecord] = []
         for path, manifest in zip(datastores, manifests, strict=True):

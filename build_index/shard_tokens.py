@@ -7,15 +7,10 @@ from contextlib import suppress
 from pathlib import Path
 
 from build_index.errors import output_errors
-from build_index.staging import part_of, put
+from build_index.staging import part_of, put, shard_name
 from build_index.target_tokenizer import Tokens
 from rest_store.datastore.shard import TokensFile, TokensWriter
 from rest_store.errors import ResumeError, describe
-
-
-def shard_name(number: int) -> str:
-    """Return the name of a shard, counted from 0."""
-    return f"shard-{number:05}"
 
 
 class ShardTokens:

@@ -6,7 +6,6 @@
         plan.json           what is built; written first (build_index/build_plan.py)
         slices/             tokens of parts of the corpora (build_index/slices.py)
         datastore/          the files of the new datastore
-        replaced/           for a moment, where directories cannot be exchanged: the old datastore
 
 Every file in slices/ and datastore/ is complete: it is written under another name and renamed. A build that was killed
 is resumed by making what is not there.
@@ -16,7 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
+import itertools
 import json
 import os
 import re
@@ -24,23 +23,25 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from build_index.errors import output_errors
 from build_index.path import local_path
-from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME, TOKENIZER_FILE_NAME
+from rest_store.datastore.file_lock import take_lock
+from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME, TOKENIZER_FILE_NAME, Manifest
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import MAX_SIZE as MAX_MANIFEST_SIZE
 from rest_store.datastore.regular_file import open_regular
 from rest_store.datastore.render import counted
-from rest_store.errors import OutputError, ResumeError, describe
+from rest_store.errors import OutputError, describe
 
 PLAN_NAME = "plan.json"
 _LOCK_NAME = "lock"
 _OUR_FILES = re.compile(
-    "|".join(map(re.escape, (MANIFEST_NAME, TOKENIZER_FILE_NAME))) + r"|shard-\d+\.(tokens|suffixes)"
+    "|".join(map(re.escape, (MANIFEST_NAME, TOKENIZER_FILE_NAME))) + r"|shard-\d+\.(tokens|suffixes)|\.nfs.*"
 )
 _LIVE_FILES = (DOCUMENTS_FILE_NAME, "writer.lock")
 _AT_FDCWD = -100
@@ -61,7 +62,7 @@ class Staging:
 
     Raises:
         OutputError: `out` must not be replaced (a file, a directory with other content, a mount point), the directory
-            cannot be made, or another process is building there.
+            cannot be made or locked, or another process is building there.
 
     A context manager: leaving it releases the lock. Not thread-safe. All methods raise OutputError if the directory
     cannot be read or written.
@@ -74,7 +75,11 @@ class Staging:
         self.slices = self.path / "slices"
         self._plan = self.path / PLAN_NAME
         with output_errors(self.path):
-            self._lock = self._locked()
+            self.path.mkdir(parents=True, exist_ok=True)
+            release = take_lock(self.path / _LOCK_NAME)
+        if release is None:
+            raise OutputError(f"{self.path}: another process is building this datastore")
+        self._release = release
 
     def __enter__(self) -> Staging:
         return self
@@ -88,26 +93,7 @@ class Staging:
             with suppress(OSError):
                 (self.path / _LOCK_NAME).unlink()
                 self.path.rmdir()
-        os.close(self._lock)
-
-    def _locked(self) -> int:
-        self.path.mkdir(parents=True, exist_ok=True)
-        lock = os.open(self.path / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            raise OutputError(f"{self.path}: another process is building this datastore") from None
-        except OSError:
-            pass  # a file system without locks
-        return lock
-
-    def require_nothing_unfinished(self) -> None:
-        """Raise ResumeError if an unfinished build has shards that `start` would remove: they may have taken hours."""
-        if count := kept_shards(self.out):
-            found = f"present, with {counted(count, 'finished shard')}"
-            expected = f"none: continue it with --resume, or remove {self.path}"
-            raise ResumeError(describe(self.out, "unfinished build", found, expected))
+        self._release()
 
     def start(self, plan: dict[str, Any] | None = None) -> None:
         """Remove the files of an earlier build, make the directories of a new one, and write its plan."""
@@ -120,17 +106,12 @@ class Staging:
                 with whole_file(self._plan) as path:
                     path.write_text(json.dumps(plan, sort_keys=True), encoding="utf-8")
 
-    def unfinished_plan(self) -> dict[str, Any]:
-        """Return the plan of the build to resume.
-
-        Raises:
-            ResumeError: there is nothing to resume.
-        """
+    def unfinished_plan(self) -> dict[str, Any] | None:
+        """Return the plan of the build that can be resumed, or None."""
         with output_errors(self.path), suppress(FileNotFoundError):
             plan: dict[str, Any] = json.loads(self._plan.read_bytes())
             return plan
-        expected = "one that was interrupted; build without --resume"
-        raise ResumeError(describe(self.out, "unfinished build", "absent", expected))
+        return None
 
     def write(self, name: str, text: str) -> None:
         """Write a file of the new datastore and sync it to disk."""
@@ -154,13 +135,37 @@ class Staging:
                 if not (self.out / MANIFEST_NAME).exists():
                     self.datastore.rename(self.out)  # over an empty directory, if there is one
                 elif not _exchanged(self.datastore, self.out):
-                    self.out.rename(self.path / "replaced")
-                    self.datastore.rename(self.out)
+                    self._replace_files()
             except OSError:
                 if done.exists():
                     done.rename(self._plan)
                 raise
             _sync(self.out.parent)
+
+    def _replace_files(self) -> None:
+        """Turn the old datastore into the new one: its manifest, which names the shards, is replaced by one rename.
+
+        The new shards get names that are free in the directory, so until then nothing of the old datastore changes, and
+        only the file of its tokenizer may be that of the new one already.
+        """
+        manifest = Manifest.read(self.datastore)
+        free = (name for name in map(shard_name, itertools.count()) if not any(self.out.glob(f"{name}.*")))
+        shards = tuple(replace(shard, name=next(free)) for shard in manifest.shards)
+        self.write(MANIFEST_NAME, replace(manifest, shards=shards).to_json())
+        kept = {MANIFEST_NAME, TOKENIZER_FILE_NAME}
+        for before, after in zip(manifest.shards, shards, strict=True):
+            for kind in ("tokens", "suffixes"):
+                (self.datastore / f"{before.name}.{kind}").rename(self.out / f"{after.name}.{kind}")
+                kept.add(f"{after.name}.{kind}")
+        if (self.datastore / TOKENIZER_FILE_NAME).exists():
+            (self.datastore / TOKENIZER_FILE_NAME).rename(self.out / TOKENIZER_FILE_NAME)
+        _sync(self.out)
+        (self.datastore / MANIFEST_NAME).rename(self.out / MANIFEST_NAME)
+        _sync(self.out)
+        for entry in self.out.iterdir():
+            if entry.name not in kept:
+                with suppress(OSError):  # the next build removes it
+                    entry.unlink()
 
     def discard(self) -> None:
         """Leave nothing to resume."""
@@ -218,6 +223,11 @@ def resume_hint(out: Path) -> str:
         return ""
     kept = f"{counted(count, 'finished shard')} kept: " if (count := kept_shards(out)) else ""
     return f" ({kept}continue with --resume)"
+
+
+def shard_name(number: int) -> str:
+    """Return the name of a shard, counted from 0."""
+    return f"shard-{number:05}"
 
 
 def final_place(out: Path) -> Path:

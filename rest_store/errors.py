@@ -387,7 +387,7 @@ class ClusterError(BuildError, ConnectionError):
 
 
 class ResumeError(BuildError, ValueError):
-    """There is no unfinished build to resume, it has other inputs or options, or there is one that nobody resumes."""
+    """There is no unfinished build to resume, or it has other inputs or options, or is damaged."""
 
 
 def describe(where: object, what: str, found: object, expected: object) -> str:

@@ -7,8 +7,7 @@ import os
 from pathlib import Path
 
 import rest_store
-from build_index.shard_tokens import shard_name
-from build_index.staging import Staging
+from build_index.staging import Staging, shard_name
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest, ShardRecord
@@ -32,7 +31,6 @@ def export(live: LiveDatastore, out: Path) -> Datastore:
     Raises:
         EmptyCorpusError: there are no documents.
         OutputError: something else is at `out`, or another process builds there.
-        ResumeError: an unfinished build is there, whose shards would be lost.
         StorageError: a shard cannot be written.
         ChecksumError, ShardHeaderError: the files of a segment have been damaged since they were opened.
     """
@@ -40,7 +38,6 @@ def export(live: LiveDatastore, out: Path) -> Datastore:
     if not views:
         raise EmptyCorpusError(describe(live.path, "the number of documents", 0, "at least 1"))
     with Staging(out) as staging:
-        staging.require_nothing_unfinished()
         staging.start()
         records = []
         for number, view in enumerate(views):

@@ -8,15 +8,20 @@ import subprocess
 
 import pytest
 
+from build_index import staging
+from rest_store.datastore.check import check_datastore
 from rest_store.datastore.datastore import Datastore
 from tests.shared.builds import (
+    build_here,
     command,
     contents,
     documents,
+    leftovers,
     place_of,
     require_whole_and_resumable,
     run_build,
     signal_at_step,
+    stored_documents,
     write_jsonl,
     write_tokenizer,
 )
@@ -62,3 +67,43 @@ def test_killed_at_every_kind_of_step(inputs, tmp_path, has_old, after_rename):
     assert killed >= 3
     if not after_rename:
         assert len(kept) >= 3, "at different shards"
+
+
+# --- Where directories cannot be exchanged ----------------------------------------------------------------------------
+
+WITHOUT_EXCHANGE = """
+import ctypes
+class OldLibrary(ctypes.CDLL):
+    def __getattr__(self, name):
+        if name == "renameat2":
+            raise AttributeError(name)
+        return super().__getattr__(name)
+ctypes.CDLL = OldLibrary
+"""
+
+
+def test_without_exchange_a_kill_leaves_the_old_datastore_or_the_new_one(inputs, tmp_path, monkeypatch):
+    """As on NFS and macOS: whenever the build is killed, the datastore is whole, and the next build succeeds."""
+    arguments, _, old = inputs
+    assert build_here(*arguments, "--out", tmp_path / "new").exit_code == 0
+    monkeypatch.setattr(staging, "_exchanged", lambda first, second: False)
+    documents_of = {"old": stored_documents(old), "new": stored_documents(tmp_path / "new")}
+    found = []
+    for step in range(1, 200, 9):
+        directory = tmp_path / str(step)
+        directory.mkdir()
+        out, _ = place_of(directory, old)
+        script = WITHOUT_EXCHANGE + signal_at_step(directory, signal.SIGKILL, step, after_rename=True)
+        status = run_build(*arguments, "--out", out, before=script).returncode
+        assert status in (0, -signal.SIGKILL)
+        check_datastore(out)
+        found.append(next(name for name, stored in documents_of.items() if stored == stored_documents(out)))
+        assert build_here(*arguments, "--out", out).exit_code == 0
+        assert stored_documents(out) == documents_of["new"]
+        assert len(contents(out)) == len(contents(tmp_path / "new"))
+        assert leftovers(out) == []
+        if status == 0:
+            break
+    assert found[0] == "old"
+    assert found[-1] == "new"
+    assert len(found) > 4

@@ -156,24 +156,6 @@ def test_nothing_to_resume(corpus, tokenizer, out):
     assert leftovers(out) == []
 
 
-def test_an_unfinished_build_is_not_overwritten_unasked(interrupted, tokenizer, tmp_path, corpus, expected):
-    message = (
-        r"unfinished build is present, with 2 finished shards, expected none: continue it with --resume, or remove"
-    )
-    refuse(replace(interrupted, resume=False), message)
-    others = [tmp_path / "a", tmp_path / "b"]
-    for number, out in enumerate(others):
-        build_quick(write_jsonl(tmp_path / f"{number}.jsonl", [f"text {number}"]), tokenizer, out)
-    with pytest.raises(ResumeError, match=message):
-        merge(others, interrupted.out)
-    with LiveDatastore.open(tmp_path / "live", tokenizer=load_tokenizer(tokenizer).identity) as live:
-        live.add([[1, 2, 3]])
-        with pytest.raises(ResumeError, match=message):
-            export(live, interrupted.out)
-    build(interrupted)
-    assert contents(interrupted.out) == expected
-
-
 def test_other_options_are_refused_by_name(interrupted, expected):
     refuse(replace(interrupted, shard_tokens=600), "ds: shard_tokens is 600, expected 500, as in the unfinished build")
     refuse(replace(interrupted, shard_tokens=None), "ds: shard_tokens is not set, expected 500")
@@ -214,6 +196,46 @@ def test_a_damaged_shard_is_refused(interrupted):
     assert len(other) != len(before)
     tokens.write_bytes(other)
     refuse(interrupted, r"shard-00001\.tokens: the number of positions is \d+, expected \d+; remove .*\.ds\.building")
+
+
+# --- Without `resume` ------------------------------------------------------------------------------------------------
+
+
+def test_the_same_build_goes_on_with_what_is_there(interrupted, expected, tmp_path):
+    assert build(replace(interrupted, resume=False)).resumed_shards == 2
+    assert contents(interrupted.out) == expected
+
+
+def test_another_build_begins_anew(interrupted, tokenizer, tmp_path):
+    summary = build(replace(interrupted, resume=False, shard_tokens=None))
+    assert (summary.shards, summary.resumed_shards) == (1, 0)
+    assert leftovers(interrupted.out) == []
+
+
+def test_the_memory_decides_the_size_of_shards_again(corpus, tokenizer, out, monkeypatch):
+    interrupt(monkeypatch, builder, "_manifest", 1)
+    with pytest.raises(KilledError):
+        build_quick(corpus, tokenizer, out, memory=4 << 30)
+    monkeypatch.undo()
+    assert build_quick(corpus, tokenizer, out).resumed_shards == 0
+
+
+def test_a_damaged_build_begins_anew(interrupted, expected):
+    tokens = interrupted.out.parent / ".ds.building" / "datastore" / "shard-00001.tokens"
+    tokens.write_bytes(tokens.read_bytes()[:-1])
+    build(replace(interrupted, resume=False))
+    assert contents(interrupted.out) == expected
+
+
+def test_a_merge_and_an_export_take_the_place_of_an_unfinished_build(interrupted, tokenizer, tmp_path):
+    others = [tmp_path / "a", tmp_path / "b"]
+    for number, out in enumerate(others):
+        build_quick(write_jsonl(tmp_path / f"{number}.jsonl", [f"text {number}"]), tokenizer, out)
+    assert merge(others, interrupted.out).document_count == 2
+    with LiveDatastore.open(tmp_path / "live", tokenizer=load_tokenizer(tokenizer).identity) as live:
+        live.add([[1, 2, 3]])
+        assert export(live, interrupted.out).info().document_count == 1
+    assert leftovers(interrupted.out) == []
 
 
 # --- Failures --------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -51,6 +52,20 @@ def test_the_template_and_special_tokens_beside_a_tokenizer_json_are_used(tmp_pa
     assert rendered(load_tokenizer(tmp_path / "tokenizer.json"), "hi") == "user"
 
 
+def test_a_template_that_is_not_utf8_is_refused(byte_level_file, tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes(byte_level_file.read_bytes())
+    (tmp_path / "chat_template.jinja").write_bytes("café".encode("latin-1"))
+    with pytest.raises(TokenizerLoadError, match=r"chat_template\.jinja: chat template is not UTF-8"):
+        load_tokenizer(tmp_path)
+
+
+def test_templates_with_strange_names_are_passed_over(byte_level_file, tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes(byte_level_file.read_bytes())
+    templates = [{"name": ["x"], "template": "x"}, 7, {"name": "default", "template": "{{ messages[0].role }}"}]
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+    assert rendered(load_tokenizer(tmp_path / "tokenizer.json"), "hi") == "user"
+
+
 def test_a_directory_with_only_a_tokenizer_json_is_loaded(byte_level_file):
     loaded = load_tokenizer(byte_level_file.parent)
     assert loaded.identity == identity_of(byte_level_bpe())
@@ -85,7 +100,6 @@ def test_a_gguf_file_is_loaded():
     assert (cached.to_json(), cached.chat_template) == (loaded.to_json(), loaded.chat_template)
 
 
-@pytest.mark.slow
 def test_mistrals_vocabulary_of_131072_tokens_is_loaded(tmp_path):
     path = installed_file("mistral_common", "data/tekken_240911.json")
     converter = pytest.importorskip("transformers.integrations.mistral.tokenizer")
@@ -148,26 +162,19 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path, monkeypatch):
         load_tokenizer(path)
 
 
-@pytest.mark.parametrize(
-    ("name", "content", "found"),
-    [
-        ("tokenizer_config.json", b"{", r"tokenizer_config\.json: content is not JSON"),
-        ("tokenizer_config.json", b"[]", r"tokenizer_config\.json: content is a list"),
-        ("chat_template.jinja", "café".encode("latin-1"), r"chat_template\.jinja: chat template is not UTF-8"),
-    ],
-)
-def test_a_damaged_file_beside_a_tokenizer_is_named(byte_level_file, tmp_path, name, content, found):
-    (tmp_path / "tokenizer.json").write_bytes(byte_level_file.read_bytes())
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(TokenizerLoadError, match=found):
-        load_tokenizer(tmp_path / "tokenizer.json")
-
-
 def test_a_directory_that_holds_no_tokenizer_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(TokenizerLoadError, match="tokenizer is refused by transformers") as error:
         load_tokenizer(tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_a_damaged_configuration_is_named(tmp_path):
+    byte_level_bpe().save(str(tmp_path / "tokenizer.json"))
+    for content, found in (("{", "not JSON"), ("[]", "a list")):
+        (tmp_path / "tokenizer_config.json").write_text(content)
+        with pytest.raises(TokenizerLoadError, match=f"tokenizer_config.json: content is {found}"):
+            load_tokenizer(tmp_path / "tokenizer.json")
 
 
 def _from_pretrained(monkeypatch, function):
@@ -186,6 +193,15 @@ def test_a_name_that_the_hub_does_not_know_is_refused_in_one_line(monkeypatch):
         TokenizerLoadError, match=r"^nobody/nothing: .*\(nobody/nothing is not a local folder\), expected"
     ):
         load_tokenizer("nobody/nothing")
+
+
+def test_a_tokenizer_in_pure_python_is_refused(monkeypatch):
+    class SlowTokenizer:
+        chat_template = None
+
+    _from_pretrained(monkeypatch, lambda name, **_options: SlowTokenizer())
+    with pytest.raises(TokenizerLoadError, match=r"a SlowTokenizer without tokenizer.json, expected a fast tokenizer"):
+        load_tokenizer("owner/slow")
 
 
 @pytest.mark.parametrize(
@@ -293,6 +309,14 @@ def test_long_texts_are_encoded_in_pieces_at_line_ends_and_in_several_batches(ch
     assert [decoded(chat, tokens) for tokens in pieces] == texts
 
 
+def test_several_threads_get_the_same_tokens(chat):
+    texts = [f"for i in range({number}): print(i)\n" * 20 for number in range(40)]
+    expected = [tokens.tolist() for tokens in chat.encode_batch(texts)]
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda _: [tokens.tolist() for tokens in chat.encode_batch(texts)], range(8)))
+    assert results == [expected] * 8
+
+
 # --- Showing tokens --------------------------------------------------------------------------------------------------
 
 
@@ -308,3 +332,9 @@ def test_token_text_keeps_the_space_that_decoders_drop_at_the_beginning():
     loaded = TargetTokenizer(unigram().to_str(), "x")
     tokens = loaded.encode("ab c").tolist()
     assert [loaded.token_text(token) for token in tokens[1:]] == ["a", "b", " ", "c"]
+
+
+def test_an_id_without_token_is_shown_by_its_number():
+    fields = json.loads(word_level(3).to_str())
+    fields["model"]["vocab"]["w9"] = 9
+    assert TargetTokenizer(json.dumps(fields), "x").token_text(5) == "<5>"
