@@ -39,7 +39,7 @@ CONTROL_MARK = "\U0010ffff"  # noncharacters (Unicode 23.7), which text for inte
 TEXT_MARK = "\U0010fffe"
 PIECE_CHARACTERS = 1 << 17  # longer texts are encoded in pieces, split at line ends
 BATCH_CHARACTERS = 1 << 19  # encoded at once: up to 400 bytes a character, by tokenizers and in the allocator
-CHECKED_CHARACTERS = 1 << 20
+CHECKED_CHARACTERS = 1 << 18
 """The first texts of a build, all checked."""
 _SAMPLE = 256  # of the others, one in so many texts
 _SHOWN = 60  # characters of a text in a message

@@ -46,7 +46,7 @@ def read_parquet(file: BinaryIO, where: str, records: RecordReader, most_bytes: 
         for number in range(table.num_row_groups):
             size = table.metadata.row_group(number).total_byte_size
             if size > most_bytes:
-                expected = f"at most {size_text(most_bytes)}, as --memory allows beside the shards"
+                expected = f"at most {size_text(most_bytes)}, as --memory and --workers allow"
                 raise MemoryBudgetError(describe(where, f"the size of row group {number}", size_text(size), expected))
             for batch in table.iter_batches(_ROWS, [number], [column], use_threads=False):
                 for value in _values(batch.column(0)):

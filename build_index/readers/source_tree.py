@@ -22,11 +22,11 @@ from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.errors import CorpusError, describe
 
 # What tools keep in a source tree and nobody wrote.
-DEFAULT_EXCLUDES = (
+DEFAULT_EXCLUDES = {
     *(".git", ".hg", ".svn", ".bzr", ".DS_Store", "__pycache__", "node_modules", "bower_components"),
     *(".venv", "venv", ".tox", ".nox", ".eggs", ".ipynb_checkpoints"),
     *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis"),
-)
+}
 
 
 class Globs:
@@ -34,7 +34,7 @@ class Globs:
 
     Args:
         include: globs; a file that matches none is left out, unless there are no globs.
-        exclude: globs of files and directories to leave out, besides `DEFAULT_EXCLUDES`.
+        exclude: globs of files and directories to leave out, besides the names in `DEFAULT_EXCLUDES`.
 
     Raises:
         CorpusError: a glob is malformed.
@@ -42,11 +42,13 @@ class Globs:
 
     def __init__(self, include: Sequence[str], exclude: Sequence[str]) -> None:
         self._included = compile_globs(include) if include else None
-        self._excluded = compile_globs((*DEFAULT_EXCLUDES, *exclude))
+        self._excluded = compile_globs(exclude) if exclude else None
 
     def excludes(self, relative: str) -> bool:
         """Whether a file or directory, by its path from the top, is left out."""
-        return self._excluded.fullmatch(relative) is not None
+        if relative.rpartition("/")[2] in DEFAULT_EXCLUDES:
+            return True
+        return self._excluded is not None and self._excluded.fullmatch(relative) is not None
 
     def includes(self, relative: str, counts: CorpusCounts) -> bool:
         """Whether a file is to be read; count one that is not."""
