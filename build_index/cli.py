@@ -29,7 +29,7 @@ DIR appears when the datastore is complete. An old datastore at DIR stays unchan
 \b
 Example:
   rest-build --corpus src/ --include '*.py' --corpus chats.jsonl \\
-             --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct --out datastore/
+    --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct --out code.ds
 """
 _INTERRUPTED_STATUS = 130  # as shells report SIGINT
 _out_option = click.option(
@@ -39,6 +39,14 @@ _out_option = click.option(
     type=PATH,
     help="Directory of the datastore; an old datastore there is replaced.",
 )
+
+
+class _BuildCommand(click.Command):
+    """Shows its example with the name by which it was called."""
+
+    def get_help(self, ctx: click.Context) -> str:
+        """Return what `--help` prints."""
+        return super().get_help(ctx).replace("rest-build", ctx.command_path)
 
 
 def memory_size(text: str) -> int:
@@ -51,6 +59,7 @@ def memory_size(text: str) -> int:
 
 @click.command(
     "build",
+    cls=_BuildCommand,
     help=_HELP,
     context_settings=SETTINGS,
     epilog="--memory sets the size of shards. It does not affect the answers of the datastore.",

@@ -20,6 +20,7 @@ from build_index.cli import build, summary_text
 from build_index.options import BuildSummary
 from build_index.progress import ProgressLine, StageProgress, clock, line_of
 from build_index.staging import kept_shards
+from rest_store.cli import main
 from rest_store.datastore.manifest import Manifest
 from tests.shared.builds import command, contents, documents, leftovers, run_build, write_jsonl
 
@@ -36,13 +37,15 @@ def run(*arguments):
 # --- What it prints --------------------------------------------------------------------------------------------------
 
 
-def test_help_has_an_example_and_every_option(tmp_path):
-    result = run("--help")
-    assert result.exit_code == 0
-    assert "rest-build --corpus src/ --include '*.py' --corpus chats.jsonl \\\n" in result.output
-    for option in build.params:
-        assert option.opts[0] in result.output
-        assert getattr(option, "help", None)
+@pytest.mark.parametrize(("command", "arguments"), [("rest-build", ["--help"]), ("rest-store", ["build", "--help"])])
+def test_help_has_an_example_and_every_option_in_80_columns(command, arguments, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = CliRunner().invoke(build if command == "rest-build" else main, arguments, prog_name=command).output
+    called = " ".join([command, *arguments[:-1]])
+    assert f"  {called} --corpus src/ --include '*.py' --corpus chats.jsonl \\\n" in shown
+    assert ("rest-build" in shown) is (command == "rest-build")
+    assert all(len(line) <= 80 and not line.endswith("...") for line in shown.splitlines())
+    assert all(option.opts[0] in shown and getattr(option, "help", None) for option in build.params)
 
 
 def test_a_summary_for_people(corpus, tokenizer, out):

@@ -99,7 +99,9 @@ def test_a_row_group_beyond_the_memory_is_refused_with_its_size(tmp_path):
     pq.write_table(pa.table({"text": ["first", "x" * 5000]}), path, row_group_size=1, compression="none")
     corpus = open_corpus(CorpusSpec(str(path)))
     corpus.row_group_bytes = 4096
-    expected = r"a.parquet: the size of row group 1 is .* KiB, expected at most 4.0 KiB, as --memory and --workers allow"
+    expected = (
+        r"a.parquet: the size of row group 1 is .* KiB, expected at most 4.0 KiB, as --memory and --workers allow"
+    )
     with pytest.raises(MemoryBudgetError, match=expected):
         list(corpus)
     corpus.row_group_bytes = None
