@@ -36,7 +36,7 @@ from build_index.readers.json_records import read_json
 from build_index.readers.parquet import read_parquet
 from build_index.readers.records import KNOWN_FIELDS, RecordReader
 from build_index.readers.remote_corpus import RemoteCorpus
-from build_index.readers.source_tree import LocalCorpus
+from build_index.readers.source_tree import Globs, LocalCorpus
 from build_index.readers.text import read_text
 from rest_store.errors import CorpusFormatError, CorpusNotFoundError, EmptyCorpusError, describe
 
@@ -47,7 +47,7 @@ def open_corpus(spec: CorpusSpec) -> Corpus:
     Raises:
         CorpusNotFoundError: no such file or directory.
         CorpusFormatError: the file holds no documents in a known layout.
-        CorpusError: it cannot be read.
+        CorpusError: it cannot be read, or a glob is malformed.
     """
     source = LocalCorpus.at(spec.path) if scheme_of(spec.path) is None else RemoteCorpus.at(spec.path)
     if source.is_directory:
@@ -59,7 +59,8 @@ def open_corpus(spec: CorpusSpec) -> Corpus:
         expected = f"text, or records with one of the fields {KNOWN_FIELDS}; --field names another"
         if spec.field is not None:
             expected = f"records (JSON, JSONL or parquet) with the field '{spec.field}'"
-        raise CorpusFormatError(describe(spec.path, "content", str(error), expected)) from None
+        found = f"{error} ({error.fields})" if error.fields else str(error)
+        raise CorpusFormatError(describe(spec.path, "content", found, expected)) from None
 
 
 def empty_corpora(corpora: Sequence[Corpus], without_tokens: int = 0) -> EmptyCorpusError:
@@ -103,6 +104,7 @@ class Corpus:
         self.row_group_bytes: int | None = None
         self.counts = CorpusCounts()
         self._source = source
+        self._globs = Globs(spec.include, spec.exclude)
 
     def __iter__(self) -> Iterator[Document]:
         self.counts = counts = CorpusCounts()
@@ -123,7 +125,7 @@ class Corpus:
             CorpusNotFoundError: the corpus has vanished.
             CorpusError: a directory or the metadata of a file cannot be read.
         """
-        return self._source.files(self.spec.include, self.spec.exclude, counts)
+        return self._source.files(self._globs, counts)
 
     def documents(self, file: CorpusFile, counts: CorpusCounts) -> Generator[Document, None, None]:
         """Yield the documents of one file; `max_documents` of the spec is for all files together, not for this one.

@@ -10,7 +10,7 @@ from build_index.errors import build_packages
 from build_index.readers.files import compression_of, content_of
 from build_index.readers.json_records import TOO_LARGE, JsonValues
 from build_index.readers.parquet import PARQUET_MAGIC, column_names, document_column
-from build_index.readers.records import has_field
+from build_index.readers.records import fields_text, has_field
 from rest_store.errors import CorpusError, CorpusFormatError, describe
 
 HEAD_BYTES = 1 << 16
@@ -18,7 +18,16 @@ _UTF8_MARK = b"\xef\xbb\xbf"
 
 
 class NoDocumentsError(Exception):
-    """A file holds no documents that are wanted; the message is what it is instead, in a few words."""
+    """A file holds no documents that are wanted.
+
+    Args:
+        what: it is instead, in a few words.
+        fields: those of its records, as a text.
+    """
+
+    def __init__(self, what: str, fields: str = "") -> None:
+        super().__init__(what)
+        self.fields = fields
 
 
 def reader_of(file: BinaryIO, where: str, field: str | None, *, is_named: bool) -> str:
@@ -45,8 +54,9 @@ def reader_of(file: BinaryIO, where: str, field: str | None, *, is_named: bool) 
     file.seek(0)
     head = file.read(HEAD_BYTES)
     if head.startswith(PARQUET_MAGIC):
-        if document_column(column_names(file, where), field) is None:
-            raise NoDocumentsError("table without a known column")
+        names = column_names(file, where)
+        if document_column(names, field) is None:
+            raise NoDocumentsError("table without a known column", fields_text(names))
         return "parquet"
     compression = compression_of(head)
     if compression and not (is_named or _is_compressed(head, where)):
@@ -68,10 +78,11 @@ def reader_of(file: BinaryIO, where: str, field: str | None, *, is_named: bool) 
     has_document = first is TOO_LARGE or has_field(first, field)
     if has_document and (is_lines or values.in_list or is_named):
         return "jsonl" if is_lines else "json"
+    fields = fields_text(first) if isinstance(first, dict) else ""
     if field is not None:
-        raise NoDocumentsError("no records")
+        raise NoDocumentsError("no records" if not (is_named and fields) else "records without this field", fields)
     if is_record and (is_named_jsonl or is_named):
-        raise NoDocumentsError("JSONL without a known field" if is_lines else "JSON without a known field")
+        raise NoDocumentsError("JSONL without a known field" if is_lines else "JSON without a known field", fields)
     return "text"
 
 

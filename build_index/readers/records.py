@@ -7,7 +7,7 @@ Any other field can be named.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from build_index.documents import LARGEST_DOCUMENT_BYTES, CorpusCounts, Document, Message, well_formed
@@ -52,10 +52,12 @@ class RecordReader:
         field = self.field or known_field(record)
         if field is None:
             expected = f"one of {KNOWN_FIELDS}, or --field NAME"
-            raise CorpusFormatError(describe(origin, "record", f"one with {_keys(record)}", expected))
+            raise CorpusFormatError(describe(origin, "record", f"one with {fields_text(record)}", expected))
         value = lookup(record, field)
         if value is _MISSING:
-            raise CorpusFormatError(describe(origin, f"field '{field}'", f"absent ({_keys(record)})", "in each record"))
+            raise CorpusFormatError(
+                describe(origin, f"field '{field}'", f"absent ({fields_text(record)})", "in each record")
+            )
         document = _document(value, origin, field)
         if document.is_empty:
             self.counts.skip("empty")
@@ -136,7 +138,7 @@ def _messages(turns: Sequence[object], origin: str, field: str) -> tuple[Message
         if isinstance(turn, Mapping):
             speaker = turn.get("role", turn.get("from"))
             if not isinstance(speaker, str):
-                problem = f"one with {_keys(turn)}"
+                problem = f"one with {fields_text(turn)}"
                 raise CorpusFormatError(describe(origin, f"turn {number} of '{field}'", problem, "role and content"))
             role = _ROLES.get(speaker, speaker) if "role" not in turn else speaker
             content = _joined(turn.get("content", turn.get("value", "")))
@@ -162,6 +164,7 @@ def _kind(value: object) -> str:
     return names.get(type(value), "object" if isinstance(value, Mapping) else type(value).__name__)
 
 
-def _keys(record: Mapping[str, object]) -> str:
-    keys = [f"'{key}'" for key in record]
-    return ("fields " + ", ".join(keys[:8]) + (", ..." if len(keys) > 8 else "")) if keys else "no fields"
+def fields_text(names: Iterable[str]) -> str:
+    """Return the names of fields for a message."""
+    quoted = [f"'{name}'" for name in names]
+    return ("fields " + ", ".join(quoted[:8]) + (", ..." if len(quoted) > 8 else "")) if quoted else "no fields"

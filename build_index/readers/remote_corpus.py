@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from build_index.documents import CorpusCounts, CorpusFile
@@ -47,13 +47,12 @@ class RemoteCorpus:
             return cls(top, is_directory=True)
         return cls(top, is_directory=False, size=info["size"], etag=_etag(info))
 
-    def files(self, include: Sequence[str], exclude: Sequence[str], counts: CorpusCounts) -> Iterator[CorpusFile]:
+    def files(self, globs: Globs, counts: CorpusCounts) -> Iterator[CorpusFile]:
         """Yield the files in the order of `LocalCorpus.files`.
 
         Args:
-            include: see `Globs`.
-            exclude: see `Globs`.
-            counts: counts what `include` leaves out.
+            globs: which files of a directory are read.
+            counts: counts what `globs` leaves out.
 
         Raises:
             CorpusNotFoundError: there is no such directory.
@@ -62,7 +61,6 @@ class RemoteCorpus:
         if not self.is_directory:
             yield CorpusFile(self.top, self.top.rpartition("/")[2], self.size, self.etag)
             return
-        globs = Globs(include, exclude)
         system = file_system(self.top)
         with read_errors(self.top):
             found = system.find(self.top, detail=True)
@@ -77,7 +75,7 @@ def _require_valid(address: str) -> None:
     """Raise CorpusError for an address that names nothing which can be read, or a hub that cannot be reached."""
     scheme, (place, *names) = scheme_of(address), address.split("/")[2:]
     if scheme not in SCHEMES:
-        raise CorpusError(describe(address, "scheme", f"'{scheme}'", ", ".join(SCHEMES) + ", or a path without one"))
+        raise CorpusError(describe(address, "scheme", f"'{scheme}'", "s3, gs, hf, or a path: download it first"))
     is_whole = place == "datasets" and len(names) >= 2 and all(names[:2]) if scheme == "hf" else bool(place)
     if not is_whole:
         expected = "hf://datasets/OWNER/NAME/..." if scheme == "hf" else f"{scheme}://NAME/..."

@@ -30,7 +30,7 @@ DEFAULT_EXCLUDES = {
 
 
 class Globs:
-    """Which files of a directory are read.
+    """Which files of a directory are read. Can be pickled.
 
     Args:
         include: globs; a file that matches none is left out, unless there are no globs.
@@ -101,7 +101,7 @@ class LocalCorpus:
             raise read_error(where, error) from error
         return cls(where.rstrip("/") or "/", is_directory=True)
 
-    def files(self, include: Sequence[str], exclude: Sequence[str], counts: CorpusCounts) -> Iterator[CorpusFile]:
+    def files(self, globs: Globs, counts: CorpusCounts) -> Iterator[CorpusFile]:
         """Yield the file, or the regular files below the directory, sorted by name in each directory.
 
         Links to files are followed. Links to directories are not, so there are no loops. They, what is not a regular
@@ -109,16 +109,15 @@ class LocalCorpus:
         directories of unfinished builds are left out like `DEFAULT_EXCLUDES`: the output may be below the corpus.
 
         Args:
-            include: see `Globs`.
-            exclude: see `Globs`.
-            counts: counts what is skipped, and what `include` leaves out.
+            globs: which files of a directory are read.
+            counts: counts what is skipped, and what `globs` leaves out.
 
         Raises:
             CorpusError: a directory or the metadata of a file cannot be read.
         """
         path = local_path(self.top)
         if self.is_directory:
-            yield from self._walk(os.fspath(path), "", Globs(include, exclude), counts)
+            yield from self._walk(os.fspath(path), "", globs, counts)
             return
         try:
             status = path.stat()

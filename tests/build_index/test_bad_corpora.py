@@ -180,11 +180,31 @@ def test_every_error_of_pyarrow_names_the_file(tmp_path, monkeypatch, error):
         ),
         (b"abc\xff", {}, r"content is not UTF-8 \(byte 0xff at 3\), expected UTF-8 text"),
         (b"x = 1", {"field": "code"}, r"content is no records, expected records .* with the field 'code'"),
-        (b'{"code": "x"}', {}, "content is JSONL without a known field, expected text, or records with one of"),
-        (b'{"code":\n"x"}', {}, "content is JSON without a known field, expected text, or records with one of"),
-        (b'{"code": "x"}', {"field": "body"}, r"content is no records, expected records .* with the field 'body'"),
-        (None, {}, "content is table without a known column, expected text, or records with one of the fields"),
-        (None, {"field": "body"}, r"content is table without a known column, expected records .* the field 'body'"),
+        (
+            b'{"code": "x"}',
+            {},
+            r"content is JSONL without a known field \(fields 'code'\), expected text, or records with one of",
+        ),
+        (
+            b'{"code":\n"x"}',
+            {},
+            r"content is JSON without a known field \(fields 'code'\), expected text, or records with one of",
+        ),
+        (
+            b'{"code": "x"}',
+            {"field": "body"},
+            r"content is records without this field \(fields 'code'\), expected records .* with the field 'body'",
+        ),
+        (
+            None,
+            {},
+            r"content is table without a known column \(fields 'code', 'id'\), expected text, or records with one of the fields",
+        ),
+        (
+            None,
+            {"field": "body"},
+            r"content is table without a known column \(.*\), expected records .* the field 'body'",
+        ),
         (None, {"field": "id"}, ":row 0: field 'id' is a number, expected a text"),
     ],
 )

@@ -171,7 +171,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_an_error(s3):
         ("s3://", CorpusError, "address is malformed, expected s3://NAME/"),
         ("hf://owner/name", CorpusError, "address is malformed, expected hf://datasets/OWNER/NAME/"),
         ("hf://datasets/owner", CorpusError, "address is malformed, expected hf://datasets/OWNER/NAME/"),
-        ("ftp://host/a.txt", CorpusError, "scheme is 'ftp', expected s3, gs, hf, or a path without one"),
+        ("ftp://host/a.txt", CorpusError, "scheme is 'ftp', expected s3, gs, hf, or a path: download it first"),
     ],
 )
 def test_what_is_not_there_is_one_named_error_at_once(s3, address, kind, message):

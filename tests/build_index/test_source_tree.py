@@ -154,6 +154,11 @@ def test_globs_match(glob, path, matches):
     assert compile_globs([]).fullmatch(path) is None
 
 
+def test_a_malformed_glob_is_refused_at_once(tmp_path):
+    with pytest.raises(CorpusError, match=r"a glob is '\*\*x' .*, expected one with \*\* for whole names"):
+        open_corpus(CorpusSpec(str(tmp_path), include=("**x",)))
+
+
 def test_links_make_no_loops_and_special_files_are_counted(tmp_path):
     write_files(tmp_path, {"a/x.py": "x", "other/y.py": "y"})
     (tmp_path / "a/loop").symlink_to(tmp_path, target_is_directory=True)
