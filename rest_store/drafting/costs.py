@@ -263,8 +263,8 @@ class DraftPolicy:
     def observe(self, rows: int, drafted: int, seconds: float) -> None:
         """Learn from a step: its rows, its draft tokens in all, and the seconds that it took without drafting.
 
-        Where the model runs on the processor, its time may be given instead, for which other processes matter less; then
-        also in `settle`.
+        Where the model runs on the processor, its time may be given instead, for which other processes matter less;
+        then also in `settle`.
         """
         self._costs.observe(rows, drafted, seconds)
 
