@@ -181,19 +181,52 @@ def _median(values: Floats, weights: Floats) -> float:
     return float(values[order[np.searchsorted(below, below[-1] / 2)]])
 
 
+class Pauses:
+    """Steps in which somebody is not asked for drafts, because that loses more than it saves.
+
+    Pauses grow until asking costs about a hundredth of the time, or to 128 steps; steps that save time shorten the next
+    pause.
+    """
+
+    def __init__(self) -> None:
+        self._saved = 0.0  # smoothed, in plain steps
+        self._left, self._next = 0, float(_SHORTEST_PAUSE)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the next step does not ask."""
+        return self._left > 0
+
+    def ends(self) -> bool:
+        """Return whether to ask in this step; called once for each."""
+        if not self._left:
+            return True
+        self._left -= 1
+        return False
+
+    def settle(self, saved: float) -> None:
+        """Learn what a step that asked has saved, in plain steps; less than 0: it has lost."""
+        self._saved += _SMOOTHING * (saved - self._saved)
+        if saved > 0:
+            self._next = max(_RELIEF * self._next, _SHORTEST_PAUSE)
+        elif self._saved < -_LOSS:
+            self._left = math.ceil(min(self._next, -self._saved / (_SMOOTHING * _LOSS)))
+            self._saved, self._next = 0.0, min(_GROWTH * self._left, _LONGEST_PAUSE)
+
+
 class DraftPolicy:
-    """Decides for each step whether to ask for drafts, and how many draft tokens to verify.
+    """Decides for each step whether to ask for drafts, and whom, and how many draft tokens to verify.
 
     A session that drafts a tree is told what draft tokens cost (`costs`), and cuts it. Of a batch of chains, `chosen`
-    takes the best tokens of all rows. Asking takes time, too. While it takes longer than it saves, as with a slow
-    service or in texts that nothing matches, asking pauses. Pauses grow until drafting costs about a hundredth of the
-    time, or to 128 steps; steps that save time shorten the next one.
+    takes the best tokens of all rows. Asking takes time, too. Where it takes longer than it saves, as in texts that
+    nothing matches, it pauses. Asking services pauses by itself, while the rest goes on.
 
     The sum of the scores of verified draft tokens is what they promise. Where fewer are accepted, scores count for
     less. So scores that promise too much cost a bounded time: in the long run about
     `_SLACK * _PRIOR * (1 - _KEPT_PROMISES)` tokens a step.
 
-    A step: `wants_drafts`; `costs` or `chosen`; after it `observe`, and if drafts were asked for `settle` and `judge`.
+    A step: `wants_drafts`, and if so `wants_services`; `costs` or `chosen`; after it `observe`, and if drafts were
+    asked for `settle` and `judge`.
 
     Args:
         slope: that of new `StepCosts`.
@@ -207,22 +240,23 @@ class DraftPolicy:
     def begin(self) -> None:
         """Start another generation: what steps cost is kept, all else is forgotten."""
         self._promised = self._accepted = 0.0  # tokens for each row
-        self._saved = 0.0  # smoothed, in plain steps
-        self._pause, self._next_pause = 0, float(_SHORTEST_PAUSE)
+        self._drafting, self._services = Pauses(), Pauses()
+        self._waited = 0.0  # for services in the latest step, in plain steps
 
     @property
     def is_paused(self) -> bool:
         """Whether the next step does not ask."""
-        return self._pause > 0
+        return self._drafting.is_on
 
     def wants_drafts(self) -> bool:
         """Whether to ask for drafts in this step; called once for each."""
         self._promised *= _KEPT_PROMISES
         self._accepted *= _KEPT_PROMISES
-        if self._pause:
-            self._pause -= 1
-            return False
-        return not self._costs.wants_plain()
+        return self._drafting.ends() and not self._costs.wants_plain()
+
+    def wants_services(self) -> bool:
+        """Whether to ask services, too, in a step that asks for drafts; called once for each."""
+        return self._services.ends()
 
     @property
     def reliability(self) -> float:
@@ -268,7 +302,7 @@ class DraftPolicy:
         """
         self._costs.observe(rows, drafted, seconds)
 
-    def settle(self, rows: int, drafted: int, promised: float, seconds: float) -> None:
+    def settle(self, rows: int, drafted: int, promised: float, seconds: float, waited: float = 0.0) -> None:
         """Learn that drafting for a step took `seconds`; pause if it loses more than it saves.
 
         Args:
@@ -276,25 +310,25 @@ class DraftPolicy:
             drafted: draft tokens that are verified, in all.
             promised: the sum of their scores.
             seconds: of drafting, for all rows.
+            waited: how many of these services took; 0: none was asked.
         """
         if not self._costs.observed:
             return
         plain, time = self._costs.time(rows, 0), self._costs.time(rows, drafted)
-        saved = 1 + self.reliability * promised / rows - (time + seconds) / plain
-        self._saved += _SMOOTHING * (saved - self._saved)
-        if saved > 0:
-            self._next_pause = max(_RELIEF * self._next_pause, _SHORTEST_PAUSE)
-        elif self._saved < -_LOSS:
-            self._pause = math.ceil(min(self._next_pause, -self._saved / (_SMOOTHING * _LOSS)))
-            self._saved, self._next_pause = 0.0, min(_GROWTH * self._pause, _LONGEST_PAUSE)
+        self._drafting.settle(1 + self.reliability * promised / rows - (time + seconds - waited) / plain)
+        self._waited = waited / plain
 
-    def judge(self, rows: int, promised: float, accepted: float) -> None:
+    def judge(self, rows: int, promised: float, accepted: float, of_services: float = 0.0) -> None:
         """Learn what became of verified draft tokens.
 
         Args:
             rows: of the step.
             promised: the sum of their scores.
             accepted: how many of these the model also produced.
+            of_services: how many of the accepted ones would not have been without services.
         """
         self._promised += promised / rows
         self._accepted += accepted / rows
+        if self._waited:
+            self._services.settle(of_services / rows - self._waited)
+            self._waited = 0.0

@@ -392,6 +392,23 @@ def test_after_the_longest_pause_a_source_is_tried_again() -> None:
     assert run(policy, cpu, 1, 0.8, 0.1, 600).asked > 450
 
 
+@pytest.mark.parametrize(("gain", "seldom"), [(0.0, True), (0.2, True), (0.5, False)])
+def test_services_are_asked_while_they_bring_what_they_cost(gain: float, seldom: bool) -> None:
+    """They take 0.3 of a plain step, and everything else drafts on."""
+    policy, asked = DraftPolicy(), 0
+    for _ in range(600):
+        if policy.wants_drafts():
+            services = policy.wants_services()
+            asked += services
+            policy.observe(1, 4, 1.1)
+            policy.settle(1, 4, 1.0, 0.01 + 0.3 * services, 0.3 * services)
+            policy.judge(1, 1.0, 1.0, gain * services)
+        else:
+            assert not policy.is_paused
+            policy.observe(1, 0, 1.0)
+    assert asked < 120 if seldom else asked > 580
+
+
 def some_slow(chance: Random) -> Callable[[], float]:
     """A third of all steps takes three times as long on average, with drafts or without."""
     return lambda: 1 + chance.expovariate(0.5) * (chance.random() < 1 / 3)
