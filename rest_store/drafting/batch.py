@@ -21,6 +21,7 @@ def draft_all(
     *,
     shape: str = "tree",
     min_score: float = 0.0,
+    services: bool = True,
 ) -> list[TokenTree]:
     """Return the next draft of each session: what its `draft` alone would return.
 
@@ -32,6 +33,7 @@ def draft_all(
         max_nodes: most draft tokens of each, or one number for each session, 0..1024.
         shape: as in `DraftSession.draft`.
         min_score: the same.
+        services: the same.
 
     Raises:
         BatchError: a session is given twice, something is no session, or there are not as many numbers as sessions.
@@ -46,9 +48,9 @@ def draft_all(
         expected = f"{len(sessions)}, one for each session"
         raise BatchError(describe("draft_all", "number of max_nodes", len(numbers), expected))
     limits = [DraftLimits.of(most, None, shape, min_score) for most in numbers]
-    trees = draft_step([session.sources for session in sessions], limits)
+    trees = draft_step([session.sources for session in sessions], limits, services=services)
     for session, tree in zip(sessions, trees, strict=True):
-        session.statistics.add_step(len(tree), session.sources.drops)
+        session.statistics.add_step(len(tree), session.sources.drops, session.sources.waited)
     return trees
 
 

@@ -42,6 +42,7 @@ class SessionStatistics:
         dropped: steps that went on without a source, or without one of its parts, by its place among the sources and
             the reason: "error", "late" or "tokenizer".
         absent: the sources that the latest step went on without, by place.
+        waited: seconds that the latest step spent on services.
     """
 
     steps: int = 0
@@ -50,15 +51,18 @@ class SessionStatistics:
     tokens: int = 0
     dropped: dict[tuple[int, str], int] = field(default_factory=dict)
     absent: dict[int, Absence] = field(default_factory=dict)
+    waited: float = field(default=0.0, compare=False)
 
-    def add_step(self, drafted: int, drops: Iterable[Drop]) -> None:
+    def add_step(self, drafted: int, drops: Iterable[Drop], waited: float) -> None:
         """Count a step.
 
         Args:
             drafted: draft tokens of its tree.
             drops: the sources that it went on without.
+            waited: seconds that it spent on services.
         """
         self.steps += 1
+        self.waited = waited
         self.drafted += drafted
         before, self.absent = self.absent, {}
         for place, why, error in {drop.place: drop for drop in drops}.values():  # parts of a source count once
@@ -132,7 +136,13 @@ class DraftSession:
         return int(self.sources.native.length())
 
     def draft(
-        self, max_nodes: int = 16, costs: npt.ArrayLike | None = None, *, shape: str = "tree", min_score: float = 0.0
+        self,
+        max_nodes: int = 16,
+        costs: npt.ArrayLike | None = None,
+        *,
+        shape: str = "tree",
+        min_score: float = 0.0,
+        services: bool = True,
     ) -> TokenTree:
         """Return the draft that is worth verifying next.
 
@@ -148,6 +158,7 @@ class DraftSession:
                 has the number of nodes that makes (1 + sum of scores) / time greatest, which may be 0.
             shape: "tree", or "chain": one path, for engines that verify no trees.
             min_score: nodes with a lower score are left out, 0..1; then drafting takes less time, too.
+            services: whether services are asked in this step; what is in this process drafts in any case.
 
         Returns:
             The draft, with `scores` and `origins`; its counts are zero. The parents of a chain are -1, 0, 1 ..
@@ -161,8 +172,8 @@ class DraftSession:
         through, and the session is as if nothing had been drafted since the last `accept`.
         """
         self.sources.require_open("draft")
-        [tree] = draft_step([self.sources], [DraftLimits.of(max_nodes, costs, shape, min_score)])
-        self.statistics.add_step(len(tree), self.sources.drops)
+        [tree] = draft_step([self.sources], [DraftLimits.of(max_nodes, costs, shape, min_score)], services=services)
+        self.statistics.add_step(len(tree), self.sources.drops, self.sources.waited)
         return tree
 
     def accept(

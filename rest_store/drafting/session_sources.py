@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -87,6 +87,7 @@ class SessionSources:
         native: the kernel's side of the session.
         datastores: those in this process, by place.
         members: the sessions elsewhere.
+        waited: seconds that the latest step spent on these.
 
     Raises:
         DatastoreClosedError, DatastoreUnavailableError, NativeKernelError: as `kernel_session`.
@@ -106,6 +107,7 @@ class SessionSources:
     ) -> None:
         self.native, self.datastores = kernel_session(calibration, sources, learn=learn)
         self.members: list[OpenMember] = []
+        self.waited = 0.0
         self._left_out: list[Drop] = []  # for good
         self._drops: list[Drop] = []  # from this step
         self._timeout = timeout
@@ -153,23 +155,30 @@ class SessionSources:
         """Whether the kernel's tree is a part of the session's, also if members answer."""
         return bool(self.datastores) or not self.members
 
-    def send(self, limits: DraftLimits) -> None:
-        """Ask the members for the next step."""
+    def send(self, limits: DraftLimits, *, services: bool) -> None:
+        """Ask the members for the next step, if `services` are to be asked."""
         if not self.members:
             return
+        began = perf_counter()
         self._merged, self._drops, self._answers, self._waiting = None, [], [], []
         self._ends = None if self._timeout is None else monotonic() + self._timeout
         for opened in self.members.copy():
             opened.nodes = None
+            if not services:
+                continue
             try:
                 opened.member.send(limits)
             except Exception as error:
                 self._drop(opened, error)
             else:
                 self._waiting.append(opened)
+        self.waited = perf_counter() - began if services else 0.0
 
     def receive(self) -> bool:
         """Wait for the members' trees; return whether one has come."""
+        if not self._waiting:
+            return False
+        began = perf_counter()
         waiting, self._waiting = self._waiting, []
         for opened in waiting:
             try:
@@ -178,6 +187,7 @@ class SessionSources:
                 self._drop(opened, error)
             else:
                 self._answers.append((opened, tree))
+        self.waited += perf_counter() - began
         return bool(self._answers)
 
     def merge(self, here: PackedDraft | None, limits: DraftLimits) -> TokenTree:
@@ -307,16 +317,17 @@ def _rows_of(nodes: Nodes | None, node_top_k: TopK | None) -> TopK | None:
     return rows
 
 
-def draft_step(sessions: Sequence[SessionSources], limits: Sequence[DraftLimits]) -> list[TokenTree]:
+def draft_step(sessions: Sequence[SessionSources], limits: Sequence[DraftLimits], *, services: bool) -> list[TokenTree]:
     """Return the next draft of each session; if this raises, as interrupts do, none of them has one.
 
     Args:
         sessions: different ones.
         limits: of each; for several sessions without costs, with one shape and one lowest score.
+        services: whether members are asked.
     """
     try:
         for session, one in zip(sessions, limits, strict=True):
-            session.send(one)
+            session.send(one, services=services)
         drafts = _draft_here(sessions, limits, [i for i, session in enumerate(sessions) if session.drafts_here])
         unanswered = [i for i, session in enumerate(sessions) if not session.receive() and i not in drafts]
         if unanswered:

@@ -158,7 +158,8 @@ class BatchDrafter:
             self._accept(requests)
             self._choose(requests, self._chains(requests), len(rows), drafts)
             verified, promised = sum(map(len, drafts)), sum(row.promised for row in self._verified)
-            self._policy.settle(len(rows), verified, promised, self._clock() - began_drafting)
+            waited = sum(request.session.statistics.waited for request in requests)
+            self._policy.settle(len(rows), verified, promised, self._clock() - began_drafting, waited)
 
     def _likely_tokens(self, computed: Sequence[Rows], drafted: dict[int, int], rows: int) -> list[Rows] | None:
         """Return what the model found likely in this step, for each row after its text before and its draft tokens.
@@ -197,7 +198,8 @@ class BatchDrafter:
     def _chains(self, requests: Sequence[RowDraft]) -> list[TokenTree]:
         """Return a chain for each row."""
         sessions, limits = [request.session for request in requests], [request.max_nodes for request in requests]
-        chains = draft_all(sessions, limits, shape="chain", min_score=self._policy.min_score)
+        services, min_score = self._policy.wants_services(), self._policy.min_score
+        chains = draft_all(sessions, limits, shape="chain", min_score=min_score, services=services)
         for session in sessions:
             for absence in session.statistics.absent.values():
                 self.metrics.count_error("source", absence.reason)
@@ -222,14 +224,17 @@ class BatchDrafter:
 
     def _count_verified(self, rows: int) -> None:
         """Count how many of the latest draft tokens were accepted, for the rows that show it."""
-        promised, accepted = 0.0, 0
+        promised, accepted, of_services = 0.0, 0, 0
         for row in self._verified:
             if row.accepted is not None:
                 self.metrics.count_draft(row.origins, row.accepted)
                 promised += row.promised
                 accepted += row.accepted
+                origins = row.origins[: row.accepted]
+                first = next((i for i, mask in enumerate(origins) if not mask & self._sources.here), row.accepted)
+                of_services += row.accepted - first  # here, something else would have been drafted, and rejected
         if rows:
-            self._policy.judge(rows, promised, accepted)
+            self._policy.judge(rows, promised, accepted, of_services)
         self._verified.clear()
 
     def _open_session(self, text: Tokens) -> DraftSession | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import rest_store
+from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.session import DraftSession
 from rest_store.engines import batch_drafter
 from rest_store.engines.batch_drafter import BatchDrafter
@@ -20,6 +22,7 @@ from rest_store.engines.metrics import EngineMetrics
 from rest_store.engines.settings import EngineSettings
 from rest_store.engines.sources import EngineSources
 from tests.shared.engine import Clock, Engine, Model, Request, cyclic, plain_output
+from tests.shared.members import ScriptedSource, scored
 from tests.shared.recycled import recycled_rows
 from tests.shared.strategies import Corpus, identity, write_datastore
 
@@ -299,3 +302,41 @@ def test_its_thread_ends_with_it(place: Path) -> None:
     made.close()
     made.close()
     thread.join()
+
+
+class SlowService(ScriptedSource):
+    """A service that takes two steps of the engine, and proposes nothing that the model writes."""
+
+    def receive(self, timeout: float | None) -> TokenTree:
+        time.sleep(0.02)
+        return super().receive(timeout)
+
+
+def test_a_service_that_brings_nothing_is_hardly_asked_and_the_rest_drafts_on(place: Path) -> None:
+    steps = []
+    for service in (None, SlowService(scored([299], [-1], [0.5]))):
+        opened = sources(datastores=[str(place)])
+        if service is not None:
+            opened._sources.append(service)
+            opened.here = 0b1101
+        clock = Clock()
+        clock.look = 1e-5
+        batch = BatchDrafter(
+            opened,
+            EngineMetrics(opened.labels, LOG),
+            most=MOST,
+            longest=LONGEST,
+            vocabulary_size=VOCABULARY,
+            clock=clock,
+        )
+        engine = Engine(batch, cyclic(VOCABULARY), rows=2)
+        engine.waiting += requests(0, 12)
+        while engine.waiting or engine.requests:
+            clock.now += 0.01 + 0.0001 * sum(len(request.draft) for request in engine.requests)
+            engine.step()
+        assert errors(batch) == {}
+        batch.close()
+        steps.append(engine.steps)
+    assert service is not None
+    assert 0 < len(service.calls("receive")) < 0.2 * 2 * steps[0]
+    assert steps[1] < 1.1 * steps[0]

@@ -128,7 +128,7 @@ def _batch_drafter(vllm_config: VllmConfig, settings: EngineSettings) -> BatchDr
     sources = EngineSources(
         settings,
         tokenizer,
-        name=str(model.tokenizer),
+        name=str(model.model),
         vocabulary_size=vocabulary_size,
         where=_WHERE,
         log=log,
