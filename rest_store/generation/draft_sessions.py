@@ -68,6 +68,8 @@ class DraftCounts:
 
     Attributes:
         asked: trees asked for.
+        empty: of these, trees without a node: nothing matched, or nothing was likely enough to pay.
+        paused: steps in which no tree was asked for, although there could have been one: drafting did not pay.
         nodes: draft tokens verified.
         accepted: draft tokens accepted.
         failed: calls that raised, and answers that are not a tree over the vocabulary within the budget.
@@ -76,6 +78,8 @@ class DraftCounts:
     """
 
     asked: int = 0
+    empty: int = 0
+    paused: int = 0
     nodes: int = 0
     accepted: int = 0
     failed: int = 0
@@ -154,6 +158,7 @@ class DraftSessions:
         if fault is not None:
             self._fail(row, f"draft: {fault}")
             return EMPTY
+        self.counts.empty += not len(tree)
         return tree
 
     def accept(self, piece: Piece, top_tokens: TopTokens) -> None:

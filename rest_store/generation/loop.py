@@ -179,8 +179,10 @@ class Generation:
         """Return whether sessions were asked, and the tree of each row, empty where there is none."""
         drafts = [NO_DRAFT] * len(self._rows)
         rooms = [0 if row.ended else int(min(self._longest, 2**31)) - len(row.tokens) for row in self._rows]
-        asked = sessions.active and self._max_nodes > 0 and max(rooms) > 1
-        if not asked or (self._policy is not None and not self._policy.wants_drafts()):
+        if not sessions.active or self._max_nodes == 0 or max(rooms) <= 1:
+            return False, drafts
+        if self._policy is not None and not self._policy.wants_drafts():
+            sessions.counts.paused += 1
             return False, drafts
         costs = None if self._policy is None else self._policy.costs(1, self._max_nodes)
         for row, room in enumerate(rooms):

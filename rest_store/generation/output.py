@@ -114,8 +114,26 @@ class Statistics:
     def summary(self) -> str:
         """Return tokens, forward passes, M and speed in words."""
         passes = counted(self.forward_passes, "forward pass", "forward passes")
-        pace = f"M {self.mean_tokens:.2f}, {self.tokens_per_second:.1f} tokens a second"
+        pace = (
+            f"M {self.mean_tokens:.2f} tokens a pass (1 without drafts), {self.tokens_per_second:.1f} tokens a second"
+        )
         return f"{counted(self.tokens, 'token')} in {passes}, {pace}"
+
+    __str__ = summary
+
+    @property
+    def no_gain(self) -> str:
+        """Why no draft token was accepted; empty if some were, or if nothing was to be drafted."""
+        drafts = self.drafts
+        if drafts.accepted or not drafts.asked + drafts.paused:
+            return ""
+        reasons = [
+            (drafts.nodes, f"{counted(drafts.nodes, 'draft token')} verified, all of them wrong"),
+            (drafts.empty, f"{counted(drafts.empty, 'draft')} without a match that pays"),
+            (sum(drafts.dropped.values()), f"{counted(sum(drafts.dropped.values()), 'answer')} late or failed"),
+            (drafts.paused, f"drafting paused in {counted(drafts.paused, 'step')}, since it did not pay"),
+        ]
+        return f"no draft was accepted: {', '.join(said for number, said in reasons if number)}"
 
 
 @dataclass
@@ -174,7 +192,8 @@ class GeneratorOutput:
     def summary(self) -> str:
         """Return all this in a line, and the comparison in another."""
         sources = ", ".join(f"{number} from {name}" for name, number in self.sources.items())
-        line = f"{self.statistics.summary()}; of these {sources}"
+        parts = [f"{self.statistics}; of these {sources}", self.statistics.no_gain]
+        line = "; ".join(filter(None, parts))
         return line if self.comparison is None else f"{line}\n{self.comparison}"
 
     __str__ = summary

@@ -27,14 +27,15 @@ def require_model(model: Any, length: float) -> None:
         length: most tokens of a sequence.
 
     Raises:
-        ModelNotSupportedError: an encoder-decoder, no key-value cache, positions that are not an argument (ALiBi and
+        ModelNotSupportedError: an encoder, no key-value cache, positions that are not an argument (ALiBi and
             others) or that are places in the cache, rotary embeddings that change within `length`, or weights that are
             split over several processes.
     """
     name = type(model).__name__
     config = model.config.get_text_config(decoder=True)
-    if model.config.is_encoder_decoder:
-        raise ModelNotSupportedError(describe(name, "the model", "an encoder-decoder", "decoder only"))
+    encoder = "an encoder-decoder" if model.config.is_encoder_decoder else "an encoder"
+    if model.config.is_encoder_decoder or getattr(config, "is_decoder", True) is False:  # decoders do not say so
+        raise ModelNotSupportedError(describe(name, "the model", f"{encoder}, not a decoder", "decoder only"))
     parameters = inspect.signature(model.forward).parameters
     if "past_key_values" not in parameters:
         expected = "keys and values only, which can be kept for one path of a tree"

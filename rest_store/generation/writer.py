@@ -158,9 +158,10 @@ class Writer:
         return facts
 
     def _remarks(self, statistics: Statistics) -> list[str]:
-        """Return what went wrong beside the text."""
+        """Return what went wrong beside the text, and why nothing was gained."""
         dropped = statistics.drafts.dropped.items()
-        remarks = [f"{counted(steps, 'step')} without {self.labels[i]} ({why})" for (i, why), steps in dropped]
+        remarks = [statistics.no_gain] if statistics.no_gain else []
+        remarks += [f"{counted(steps, 'step')} without {self.labels[i]} ({why})" for (i, why), steps in dropped]
         if statistics.remembered.dropped:
             remarks.append(f"not remembered ({statistics.remembered.error})")
         if statistics.drafts.errors:

@@ -20,7 +20,7 @@ from rest_store.generation import comparison, generator, loop
 from rest_store.generation.model import load_model
 from tests.shared.html import read
 from tests.shared.strategies import refused
-from tests.shared.tiny import write_model
+from tests.shared.tiny import text_tokenizer, write_model
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,8 @@ def test_the_command_writes_text(model_directory: Path, tmp_path: Path, options:
     done = CliRunner().invoke(main, [*words, *options, "--compare", "--html", str(written)])
     assert done.exit_code == 0, done.output
     summary, compared = done.output.strip().splitlines()[-2:]
-    assert re.search(r"^12 tokens in \d+ forward passes, M [\d.]+, [\d.]+ tokens a second$", summary)
+    expected = r"^12 tokens in \d+ forward passes, M [\d.]+ tokens a pass \(1 without drafts\), [\d.]+ tokens a second"
+    assert re.search(expected, summary)
     assert re.search(r"^plain decoding wrote the same text at [\d.]+ tokens a second, drafts at [\d.]+: ", compared)
     page = read(written.read_text(encoding="utf-8"))
     assert " ".join(page.text.split()).count(f"12 tokens in {len(page.data['passes'])} forward passes: M ") == 1
@@ -110,6 +111,30 @@ def test_a_comparison_times_preparing_on_both_sides(model_directory: Path, monke
     done = write(model_directory, "--prompt", "for i in", "--compare", "--json")
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["speedup"] == 1.0
+
+
+def test_words_are_explained_where_they_first_stand() -> None:
+    text = " ".join(CliRunner().invoke(main, ["generate", "--help"]).output.split())
+    assert "M is the mean number of tokens that a pass writes; without drafts it is 1." in text
+    assert "Most draft tokens (nodes of the draft tree) that one forward pass verifies." in text
+    assert "--prepacked-weights Copy float32 weights into the layout that this CPU is fastest with" in text
+
+
+def test_an_answer_without_gain_says_why(model_directory: Path) -> None:
+    words = ["--prompt", "abcdefghij", "--max-nodes", "1"]
+    assert "M 1.00 tokens a pass" in (shown := write(model_directory, *words).stdout)
+    assert "; no draft was accepted: " in shown
+    (remark,) = json.loads(write(model_directory, *words, "--json").stdout)["remarks"]
+    assert re.match("no draft was accepted: .*(without a match that pays|drafting paused in)", remark)
+
+
+def test_a_reason_is_cut_between_words(tmp_path: Path) -> None:
+    """transformers lists all classes that there are."""
+    config = {"model_type": "vit", "architectures": ["ViTModel"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    text_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ModelLoadError, match=r"\w+Config,? \.\.\.\), expected a causal language model"):
+        load_model(str(tmp_path))
 
 
 def test_what_was_not_loaded_is_named(tmp_path: Path, model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

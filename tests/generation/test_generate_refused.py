@@ -211,6 +211,11 @@ def t5() -> Any:
     return transformers.T5ForConditionalGeneration(config)
 
 
+def bert() -> Any:
+    config = transformers.BertConfig(**SIZES, num_attention_heads=4, intermediate_size=48)
+    return transformers.BertLMHeadModel(config)
+
+
 REFUSED: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "mamba": (
         lambda: transformers.MambaForCausalLM(transformers.MambaConfig(**SIZES, state_size=4)),
@@ -220,6 +225,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
         lambda: transformers.BloomForCausalLM(transformers.BloomConfig(**SIZES, n_head=4)),
         ("BloomForCausalLM", "the position of a token", "ALiBi"),
     ),
+    "bert": (bert, ("BertLMHeadModel: the model is an encoder, not a decoder",)),
     "t5": (t5, ("T5ForConditionalGeneration", "encoder-decoder")),
 }
 

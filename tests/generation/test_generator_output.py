@@ -14,7 +14,7 @@ from rest_store.errors import CalibrationError, DrafterError, ModeNotSupportedEr
 from rest_store.generation import comparison
 from rest_store.generation.output import accepted_by_source, source_names
 from tests.shared.strategies import Corpus, refused, write_datastore
-from tests.shared.tiny import prompts, text_tokenizer, tiny_model, write_model
+from tests.shared.tiny import SameTree, prompts, text_tokenizer, tiny_model, write_model
 
 PROMPT = "for i in i in i in i in"
 FIXED = {"max_new_tokens": 24, "do_sample": False}
@@ -62,9 +62,8 @@ def test_an_output_has_text_tokens_and_what_they_took(model: Any, generator: res
     assert output.sources["model"] == sum(origin == 0 for origin in output.statistics.origins[0])
     assert output.comparison is None
     passes = f"24 tokens in {output.statistics.forward_passes} forward passes, M "
-    assert re.match(
-        passes + r"[\d.]+, [\d.]+ tokens a second; of these \d+ from /.*, \d+ from prompt lookup, ", str(output)
-    )
+    rest = r"[\d.]+ tokens a pass .*, [\d.]+ tokens a second; of these \d+ from /.*, \d+ from prompt lookup, "
+    assert re.match(passes + rest, str(output))
     assert len(str(output).splitlines()) == 1
 
 
@@ -104,6 +103,18 @@ def test_a_comparison_draws_the_same_random_numbers(rows: int, options: dict[str
     assert speedup.low <= speedup.median <= speedup.high
     line = str(output).splitlines()[1]
     assert re.match(r"plain decoding wrote (the same|another) text at [\d.]+ tokens a second, drafts at [\d.]+: ", line)
+
+
+def test_an_output_without_gain_says_why(model: Any) -> None:
+    def why(drafter: Any, **options: Any) -> str:
+        output = rest_store.Generator(model, None, drafter, **options).generate(prompts(1), **FIXED)
+        assert output.statistics.no_gain in str(output)
+        return output.statistics.no_gain
+
+    assert why(None) == ""
+    wrong = why(lambda prompt: SameTree([[3, 3]]), **STEADY)
+    assert re.fullmatch(r"no draft was accepted: \d+ draft tokens verified, all of them wrong", wrong)
+    assert why(lambda prompt: SameTree([]), **STEADY) == "no draft was accepted: 22 drafts without a match that pays"
 
 
 # --- Sources ----------------------------------------------------------------------------------------------------------
