@@ -272,17 +272,27 @@ def test_certificates_and_tokens(connect: Callable[..., Any], directories: dict[
         assert len(trusted.draft([1, 2]))
         for token in ("wrong", None):
             refused(AuthenticationError, lambda: connect(service.target, tls=mutual, token=token).draft([1]))  # noqa: B023
-        for tls in (
-            Tls(others.authority, *made.client),
-            Tls(made.authority),
-            Tls(made.authority, *others.client),
-            None,
+        for tls, said in (
+            (Tls(others.authority, *made.client), "its certificate is not trusted: name its authority with --tls-ca"),
+            (Tls(made.authority, *made.client, server_name="other"), "is for another name"),
+            (Tls(made.authority), "a client certificate where it requires one"),
+            (Tls(made.authority, *others.client), "it hung up"),
+            (None, "if it speaks TLS, name its authority with --tls-ca"),
         ):
             stranger = connect(service.target, tls=tls, token="secret", timeout=1.0)
-            failed(ServiceUnavailableError, lambda: stranger.draft([1]))  # noqa: B023
+            failed(ServiceUnavailableError, lambda: stranger.draft([1]), said)  # noqa: B023
     with running(directories["one"], options=made.expired) as service:
         late = connect(service.target, tls=Tls(made.authority), timeout=1.0)
         failed(ServiceUnavailableError, lambda: late.draft([1]), "certificate")
+
+
+def test_what_is_no_service_is_named_plainly(connect: Callable[..., Any], service: Service, tmp_path: Path) -> None:
+    tls = Tls(Certificates.make(tmp_path).authority)
+    for target, options, said in (
+        (service.target, {"tls": tls}, "it does not speak TLS"),
+        ("127.0.0.1:1", {}, "127.0.0.1:1: service is unreachable (connection refused: nothing listens there)"),
+    ):
+        failed(ServiceUnavailableError, lambda: connect(target, timeout=1.0, **options).info(), said)  # noqa: B023
 
 
 def test_a_closed_client_says_so(connect: Callable[..., Any], service: Service) -> None:
