@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -155,6 +156,24 @@ def test_several_datastores(connect: Callable[..., Any], service: Service, store
         assert client.draft_batch([context, [3]])[0] == best
         assert client.longest_suffix_match(context) == best.match
         assert client.count(context) == one.count(context) + two.count(context)
+        for name, store in (("one", one), ("two", two)):  # as `add` selects
+            assert client.draft(context, datastore=name) == store.draft(context)
+            assert client.draft_batch([context], datastore=name) == store.draft_batch([context])
+            assert client.longest_suffix_match(context, datastore=name) == store.longest_suffix_match(context)
+            assert client.count(context, datastore=name) == store.count(context)
+    refused(UnknownDatastoreError, lambda: client.draft([1], datastore="three"), "name of a datastore is 'three'")
+    refused(UnknownDatastoreError, lambda: client.count([1], datastore=""), "client: datastore is ''")
+
+
+@pytest.mark.parametrize("name", ["draft", "draft_batch", "count", "longest_suffix_match", "info", "add", "delete"])
+def test_both_kinds_of_client_take_the_same(name: str) -> None:
+    kinds = (rest_store.DatastoreClient, rest_store.AsyncDatastoreClient)
+    for blocking, waiting in (kinds, [getattr(kind, name) for kind in kinds]):
+        assert inspect.signature(waiting) == inspect.signature(blocking)
+        assert not {one.kind for one in inspect.signature(waiting).parameters.values()} & {
+            inspect.Parameter.VAR_KEYWORD,
+            inspect.Parameter.VAR_POSITIONAL,
+        }
 
 
 def test_info_says_what_is_served(client: Any, connect: Callable[..., Any], service: Service, stores: Any) -> None:
