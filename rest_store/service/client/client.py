@@ -72,7 +72,8 @@ class DatastoreClient:
         shared_calibration: str | None = None,
     ) -> None:
         groups, names = target_groups(targets), _names(datastore)
-        self._groups = groups
+        self._target = ";".join(map(",".join, groups))
+        self._names = names
         self._timeout = seconds_of(timeout)
         self._send_text = bool(send_text)
         self._shared_calibration = _shared_name(shared_calibration)
@@ -290,8 +291,14 @@ class DatastoreClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __str__(self) -> str:
+        """The datastores, as far as they are known, and where they are, such as "code at 127.0.0.1:50051"."""
+        info = self._parts.members[0].info
+        names = self._names if info is None else [datastore.name for datastore in info.datastores]
+        return f"{', '.join(names) or 'datastores'} at {self._target}"
+
     def __repr__(self) -> str:
-        return f"DatastoreClient({';'.join(map(','.join, self._groups))!r})"
+        return f"DatastoreClient({self._target!r})"
 
 
 def _names(datastore: str | Sequence[str] | None) -> tuple[str, ...]:
