@@ -1,4 +1,4 @@
-"""Errors between service and client: the table in proto/rest_store/v1/datastore.proto, in both directions.
+"""Errors between service and client: the tables in docs/reference/protocol.md, in both directions.
 
 Each of our errors that a request can meet travels as a gRPC status with a google.rpc.ErrorInfo, whose `reason` tells
 errors with the same status code apart.
