@@ -1,4 +1,4 @@
-"""Errors between service and client: the table in proto/rest_store/v1/datastore.proto, in both directions.
+"""Errors between service and client: the tables in docs/reference/protocol.md, in both directions.
 
 Each of our errors that a request can meet travels as a gRPC status with a google.rpc.ErrorInfo, whose `reason` tells
 errors with the same status code apart.
@@ -61,6 +61,17 @@ _BY_CODE: dict[str, tuple[type[RestStoreError], str]] = {
     "UNKNOWN": (errors.ServiceInternalError, "service failed internally"),
 }
 
+# What gRPC says of a connection that cannot be made, and what that means.
+_CONNECTIONS = {
+    "Connection refused": "connection refused: nothing listens there",
+    "lookup failed": "no such host",
+    "WRONG_VERSION_NUMBER": "it does not speak TLS: leave out tls= and the options --tls...",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not trusted: name its authority with --tls-ca, or tls=Tls(ca)",
+    "Hostname Verification": "its certificate is for another name: give it with --tls-server-name",
+    "Socket closed": "it hung up: if it speaks TLS, name its authority with --tls-ca, or tls=Tls(ca), "
+    "and a client certificate where it requires one",
+}
+
 
 def status_of(error: BaseException) -> Status:
     """Return the row of `error`, by its class or the nearest above it; INTERNAL for what is not in the table."""
@@ -86,6 +97,8 @@ def error_of_call(target: str, failure: Any) -> RestStoreError:
         return errors.OverloadedError(f"{target}: service is overloaded and dropped the call unread")
     if code in _BY_CODE:
         error, message = _BY_CODE[code]
+        if code == "UNAVAILABLE":
+            details = next((meaning for said, meaning in _CONNECTIONS.items() if said in details), details)
         return error(f"{target}: {message} ({details})" if details else f"{target}: {message}")
     return errors.ProtocolError(describe(target, "status", f"{code} ({details})", "one of a datastore service"))
 

@@ -137,6 +137,10 @@ def test_a_tree_of_a_session_is_read() -> None:
         ("parents", session_nodes(parents=[-1, 2, -1]), DraftLimits(3)),
         ("parents", session_nodes(parents=[-2, 0, 0]), DraftLimits(3)),
         ("parents", session_nodes(), DraftLimits(3, is_chain=True)),
+        ("scores", session_nodes(scores=[0.5, float("nan"), 0.5]), DraftLimits(3)),
+        ("scores", session_nodes(scores=[1.5, 0.5, 0.5]), DraftLimits(3)),
+        ("scores", session_nodes(scores=[0.5, 0.75, 0.5]), DraftLimits(3)),
+        ("scores", session_nodes(scores=[0.5, -0.5, 0.5]), DraftLimits(3)),
     ],
 )
 def test_each_fault_of_a_tree_of_a_session_is_named(what: str, nodes: bytes, limits: DraftLimits) -> None:

@@ -271,6 +271,7 @@ WRONG: dict[str, Callable[[Answer], object]] = {
     "half a node": lambda answer: setattr(answer, "nodes", answer.nodes[:-1]),
     "too many nodes": lambda answer: setattr(answer, "nodes", bytes(11 * 9)),
     "a token outside": of_nodes(tokens=[300]),
+    "a score that is no number": of_nodes(scores=[float("nan")]),
     "its own parent": of_nodes(parents=[0]),
     "no names at first": lambda answer: answer.ClearField("datastores"),
     "names twice": lambda answer: answer.datastores.extend(["one", "one"]),

@@ -188,12 +188,8 @@ def test_a_socket_left_behind_is_no_obstacle(directory: Path) -> None:
         ("[::1]:1", True),
         ("localhost:1", True),
         ("unix:/a/b", True),
-        ("127.9.9.9:0", True),
         ("0.0.0.0:1", False),
-        ("[::]:1", False),
         ("192.0.2.1:65535", False),
-        ("a..b:1", False),
-        (f"{'a' * 64}:1", False),
     ],
 )
 def test_addresses_know_whether_they_are_local(text: str, local: bool) -> None:
@@ -230,13 +226,9 @@ def test_what_is_no_address_is_refused(text: str) -> None:
 BAD_TOKENS = {
     "newline": "secret\n",
     "blank before": " secret",
-    "blank inside": "one two",
     "blanks": "  ",
-    "tab": "a\tb",
     "NUL": "a\0b",
-    "escape": "a\x1b[31m",
     "not ASCII": "geheim-\u00e4",
-    "not UTF-8": "a\udcff",
     "empty": "",
     "too long": "x" * 4097,
 }
@@ -267,14 +259,9 @@ def test_without_tokens_everyone_is_accepted() -> None:
 BAD_TOKEN_FILES = {
     "absent": (None, "token file is unreadable"),
     "not ASCII": (b"p\xc3\xa4ss\n", "token file is unreadable"),
-    "not UTF-8": (b"\xff\xfe", "token file is unreadable"),
-    "blank inside": (b"secret of the first fleet\n", "line 1 is not a token"),
     "empty": (b"", "token file is without a token"),
     "comments": (b"# none\n\n \t\r\n", "token file is without a token"),
     "NUL": (b"good\nsec\0ret\n", "line 2 is not a token"),
-    "only NUL": (b"\0", "line 1 is not a token"),
-    "comment": (b"secret # of the first fleet\n", "line 1 is not a token"),
-    "carriage return": (b"one\rtwo\r", "line 1 is not a token"),
     "too long": (b"x" * 4097, "line 1 is not a token"),
 }
 

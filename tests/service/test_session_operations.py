@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import shutil
 import signal
 import threading
 from collections.abc import Callable
@@ -240,31 +238,6 @@ def test_idle_sessions_let_go_of_what_live_datastores_have_replaced(tmp_path: Pa
         maps = Path(f"/proc/{service.process.pid}/maps")
         until(lambda: not any("(deleted)" in line and "/segment-" in line for line in maps.read_text().splitlines()))
         talk.close()
-
-
-def test_a_datastore_truncated_underneath_ends_its_sessions(original: Path, tmp_path: Path) -> None:
-    directory = shutil.copytree(original, tmp_path / "a")
-    with running(f"a={directory}", f"b={original}", options=[METRICS]) as service, service.stub() as stub:
-        talk, other = SessionTalk(stub), SessionTalk(stub)
-        talk.ask(opening(1, 2))
-        other.ask(opening(1, 2, selection=pb.Selection(datastores=["b"])))
-        for file in [*directory.glob("*.tokens"), *directory.glob("*.suffixes")]:
-            os.truncate(file, 4096)
-        tokens = iter(range(100))
-
-        def until_noticed() -> None:
-            while True:  # pages that are in the kernel's caches are as they were
-                talk.ask(step(next(tokens)))
-
-        for fails in (until_noticed, lambda: SessionTalk(stub).ask(opening(1, 2))):
-            with pytest.raises(grpc.RpcError) as caught:
-                fails()
-            assert reason_of(caught.value) == "DATASTORE_UNAVAILABLE"
-            assert str(directory) not in caught.value.details()
-        assert other.ask(step(3)).nodes
-        assert sessions_of(service)[0] == 1
-        other.close()
-        assert sessions_of(service) == (0, 0)
 
 
 def test_a_drained_service_answers_the_step_it_is_in(original: Path) -> None:

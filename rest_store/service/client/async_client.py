@@ -11,7 +11,6 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.session import DraftSession
 from rest_store.service.client.client import DatastoreClient
-from rest_store.service.client.targets import Targets
 
 B = TypeVar("B", DatastoreClient, DraftSession)
 P = ParamSpec("P")
@@ -31,14 +30,20 @@ def _awaited(method: Callable[Concatenate[B, P], T]) -> Callable[Concatenate[Any
     return call
 
 
+def _taking(make: Callable[P, DatastoreClient]) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
+    """Return a decorator for a constructor that takes what `make` does."""
+    return functools.wraps(make.__init__)
+
+
 class AsyncDatastoreClient:
     """`DatastoreClient` for asyncio: the same arguments, methods, answers and errors; each method is awaited.
 
     A task that is cancelled stops waiting; its call ends at its deadline. Thread-safe, and for any event loop.
     """
 
-    def __init__(self, targets: Targets, **options: Any) -> None:
-        self._blocking = DatastoreClient(targets, **options)
+    @_taking(DatastoreClient)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._blocking = DatastoreClient(*arguments, **options)
         self._threads = ThreadPoolExecutor(_MOST_THREADS, "rest-store client")  # they end with this object
 
     connect = _awaited(DatastoreClient.connect)

@@ -72,7 +72,8 @@ class DatastoreClient:
         shared_calibration: str | None = None,
     ) -> None:
         groups, names = target_groups(targets), _names(datastore)
-        self._groups = groups
+        self._target = ";".join(map(",".join, groups))
+        self._names = names
         self._timeout = seconds_of(timeout)
         self._send_text = bool(send_text)
         self._shared_calibration = _shared_name(shared_calibration)
@@ -106,7 +107,12 @@ class DatastoreClient:
         return self._parts.describe(self._ends(timeout))
 
     def longest_suffix_match(
-        self, context: IntSequence, *, max_suffix: int = 16, timeout: float | None = None
+        self,
+        context: IntSequence,
+        *,
+        max_suffix: int = 16,
+        datastore: str | None = None,
+        timeout: float | None = None,
     ) -> SuffixMatch:
         """Return what `Datastore.longest_suffix_match` does; of several datastores the longest, of equals the first.
 
@@ -115,12 +121,12 @@ class DatastoreClient:
             PartError, ServiceError: as `draft`.
         """
         tree_limits = (1, limit("max_suffix", max_suffix, MAX_SUFFIX), 1)
-        [tree] = self._draft(lambda size: [tail(context, tree_limits[1], size)], tree_limits, timeout)
+        [tree] = self._draft(lambda size: [tail(context, tree_limits[1], size)], tree_limits, datastore, timeout)
         return tree.match
 
-    def count(self, tokens: IntSequence, *, timeout: float | None = None) -> int:
+    def count(self, tokens: IntSequence, *, datastore: str | None = None, timeout: float | None = None) -> int:
         """Return what `Datastore.count` does; of several datastores, and of parts, the sum. Raises as `draft`."""
-        return sum(self._parts.ask(lambda requests: requests.count(tokens), self._ends(timeout)))
+        return sum(self._parts.ask(lambda requests: requests.count(tokens, datastore), self._ends(timeout)))
 
     def draft(
         self,
@@ -129,9 +135,12 @@ class DatastoreClient:
         max_nodes: int = 64,
         max_suffix: int = 16,
         max_depth: int = 10,
+        datastore: str | None = None,
         timeout: float | None = None,
     ) -> TokenTree:
         """Return what `Datastore.draft` does; of several datastores the tree of the longest match, of equals the first.
+
+        `datastore` names the only one to ask; likewise in the other queries.
 
         Raises:
             QueryError: as there.
@@ -139,7 +148,7 @@ class DatastoreClient:
             ServiceError: no answer; the subclass says why.
         """
         tree_limits = limits(max_nodes, max_suffix, max_depth)
-        [tree] = self._draft(lambda size: [tail(context, tree_limits[1], size)], tree_limits, timeout)
+        [tree] = self._draft(lambda size: [tail(context, tree_limits[1], size)], tree_limits, datastore, timeout)
         return tree
 
     def draft_batch(
@@ -149,6 +158,7 @@ class DatastoreClient:
         max_nodes: int = 64,
         max_suffix: int = 16,
         max_depth: int = 10,
+        datastore: str | None = None,
         timeout: float | None = None,
     ) -> list[TokenTree]:
         """Return what `draft` returns, for each of `contexts`; the service limits how many (`info().limits`).
@@ -160,22 +170,21 @@ class DatastoreClient:
         tree_limits = limits(max_nodes, max_suffix, max_depth)
         if not batch(contexts):
             return []
-        return self._draft(lambda size: tails(contexts, tree_limits[1], size), tree_limits, timeout)
+        return self._draft(lambda size: tails(contexts, tree_limits[1], size), tree_limits, datastore, timeout)
 
     def _draft(
-        self, tails_of: Callable[[int], list[list[int]]], tree_limits: TreeLimits, timeout: float | None
+        self,
+        tails_of: Callable[[int], list[list[int]]],
+        tree_limits: TreeLimits,
+        datastore: str | None,
+        timeout: float | None,
     ) -> list[TokenTree]:
-        """Return the tree of each context.
-
-        Args:
-            tails_of: returns the ends of the contexts, given the size of the vocabulary.
-            tree_limits: of the trees.
-            timeout: seconds; None: those of the client.
-        """
+        """Return the tree of each context; `tails_of` returns their ends, given the size of the vocabulary."""
         if len(self._parts.members) > 1:
             raise PartError(describe(f"{self}", "datastore", "in parts", "a draft session to draft from it"))
         [trees] = self._parts.ask(
-            lambda requests: requests.draft(tails_of(requests.vocabulary_size), tree_limits), self._ends(timeout)
+            lambda requests: requests.draft(tails_of(requests.vocabulary_size), tree_limits, datastore),
+            self._ends(timeout),
         )
         return [max(of_datastores, key=lambda tree: tree.match.length) for of_datastores in trees]
 
@@ -282,8 +291,14 @@ class DatastoreClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __str__(self) -> str:
+        """The datastores, as far as they are known, and where they are, such as "code at 127.0.0.1:50051"."""
+        info = self._parts.members[0].info
+        names = self._names if info is None else [datastore.name for datastore in info.datastores]
+        return f"{', '.join(names) or 'datastores'} at {self._target}"
+
     def __repr__(self) -> str:
-        return f"DatastoreClient({';'.join(map(','.join, self._groups))!r})"
+        return f"DatastoreClient({self._target!r})"
 
 
 def _names(datastore: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -86,6 +86,7 @@ class ServiceMember:
         self._origins = b""  # masks of origins of its trees, as ours; empty: it has not answered yet
         # Of the present step:
         self._limits = DraftLimits(0)
+        self._asked_at = 0.0
         self._is_due = False  # whether `receive` is to send what `send` could not
         # Of failures:
         self._failures = 0  # since the last answer
@@ -105,7 +106,7 @@ class ServiceMember:
         """Send what was accepted since the last step, and ask for the next tree."""
         if self._closed:
             raise ServiceUnavailableError("client: the session is closed")
-        self._limits = limits
+        self._limits, self._asked_at = limits, time.monotonic()
         if self._stream is not None:
             try:
                 self._skip_late_answer(self._stream)
@@ -124,7 +125,10 @@ class ServiceMember:
 
     def receive(self, timeout: float | None) -> TokenTree:
         """Return the tree that the latest `send` asked for."""
-        ends = time.monotonic() + (self._timeout if timeout is None else min(timeout, self._timeout))
+        # From the request on: members of a batch, which are waited for one after the other, are late together.
+        ends = self._asked_at + self._timeout
+        if timeout is not None:
+            ends = min(ends, time.monotonic() + timeout)
         if not self._limits.max_nodes:  # nothing was asked for
             return TokenTree([], [], [], scores=[], origins=[])
         try:

@@ -71,47 +71,58 @@ class Requests:
     """
 
     def __init__(self, names: Sequence[str], info: ServiceInfo) -> None:
-        self._names = tuple(names)
         self._info = info
         self.vocabulary_size = info.tokenizer.vocabulary_size
         self.selection = pb.Selection(datastores=names, tokenizer_fingerprint=info.tokenizer.fingerprint)
 
-    def require_names(self, names: Iterable[str], target: str) -> tuple[str, ...]:
+    def _selected(self, datastore: str | None) -> pb.Selection:
+        """Return what one request selects: the datastore of that name, or all that are asked."""
+        if datastore is None:
+            return self.selection
+        if not is_name(datastore):
+            raise UnknownDatastoreError(describe("client", "datastore", ascii(datastore), "a name"))
+        return pb.Selection(datastores=[datastore], tokenizer_fingerprint=self.selection.tokenizer_fingerprint)
+
+    def require_names(self, names: Iterable[str], target: str, asked: pb.Selection | None = None) -> tuple[str, ...]:
         """Return the names of the datastores that answered; raise ProtocolError unless they are those asked."""
-        answering = tuple(names)
-        if not answering or len(set(answering)) != len(answering) or (self._names and answering != self._names):
-            expected = self._names or "one or more, each once"
+        answering, expected = tuple(names), tuple((asked or self.selection).datastores)
+        if not answering or len(set(answering)) != len(answering) or (expected and answering != expected):
+            expected = expected or ("one or more, each once",)
             raise ProtocolError(describe(target, "datastores that answer", f"{answering[:8]}", expected))
         return answering
 
-    def count(self, tokens: IntSequence) -> Request[int]:
-        """Ask for the occurrences of `tokens` in all datastores together."""
+    def count(self, tokens: IntSequence, datastore: str | None) -> Request[int]:
+        """Ask for the occurrences of `tokens` in one datastore, or all together."""
         sequence = tail(tokens, MAX_SEQUENCE, self.vocabulary_size, "tokens")
         if len(tokens) > MAX_SEQUENCE:
             raise too_many_tokens(len(tokens))
-        message = pb.CountRequest(selection=self.selection, sequences=[pb.TokenSequence(tokens=sequence)])
+        asked = self._selected(datastore)
+        message = pb.CountRequest(selection=asked, sequences=[pb.TokenSequence(tokens=sequence)])
 
         def decode(answer: bytes, target: str) -> int:
             response = parse(pb.CountResponse, answer, target)
-            names = self.require_names(response.datastores, target)
+            names = self.require_names(response.datastores, target, asked)
             if len(response.counts) != len(names):
                 raise ProtocolError(describe(target, "number of counts", len(response.counts), len(names)))
             return sum(response.counts)
 
         return Request("Count", message.SerializeToString(), decode)
 
-    def draft(self, tails: Sequence[Sequence[int]], limits: TreeLimits) -> Request[list[list[TokenTree]]]:
-        """Ask for the draft tree of each context in each datastore; both arguments have been verified."""
+    def draft(
+        self, tails: Sequence[Sequence[int]], limits: TreeLimits, datastore: str | None
+    ) -> Request[list[list[TokenTree]]]:
+        """Ask for the draft tree of each context, whose ends are `tails`, in one datastore, or in each."""
+        asked = self._selected(datastore)
         max_nodes, max_suffix, max_depth = limits
         message = pb.DraftRequest(
-            selection=self.selection,
+            selection=asked,
             limits=pb.DraftLimits(max_nodes=max_nodes, max_suffix=max_suffix, max_depth=max_depth),
             contexts=[pb.Context(tokens=tokens) for tokens in tails],
         )
 
         def decode(answer: bytes, target: str) -> list[list[TokenTree]]:
             response = parse(pb.DraftResponse, answer, target)
-            names = self.require_names(response.datastores, target)
+            names = self.require_names(response.datastores, target, asked)
             expected = len(tails) * len(names)
             if len(response.trees) != expected:
                 raise ProtocolError(describe(target, "number of trees", len(response.trees), expected))

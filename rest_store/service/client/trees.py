@@ -61,17 +61,19 @@ def read_session_tree(
         target: address of the service, for messages.
 
     Raises:
-        ProtocolError: not a tree of the vocabulary, parents before children, within `limits`. The session itself looks
-            at the scores.
+        ProtocolError: not a tree of the vocabulary with scores, parents before children, within `limits`.
     """
     size = _size(nodes, _SESSION_NODE_BYTES, limits.max_nodes, target)
     # Without numpy, whose calls take longer than a few nodes do.
-    tokens, parents, depths = array("i", nodes[: 4 * size]), array("h", nodes[8 * size : 10 * size]), array("i")
+    tokens, scores = array("i", nodes[: 4 * size]), array("f", nodes[4 * size : 8 * size])
+    parents, depths = array("h", nodes[8 * size : 10 * size]), array("i")
     if size and not 0 <= min(tokens) <= max(tokens) < vocabulary_size:
         raise _invalid(target, "token ids", "wrong", f"0..{vocabulary_size - 1}")
     for place, parent in enumerate(parents):
         if not (parent == place - 1 if limits.is_chain else -1 <= parent < place):
             raise _invalid(target, "parents", "wrong", "each before its children, in a chain right before")
+        if not 0 <= scores[place] <= (1 if parent < 0 else scores[parent]):  # as NaN is not
+            raise _invalid(target, "scores", "wrong", "0.. that of the parent, or 1")
         depths.append(1 if parent < 0 else depths[parent] + 1)
     packed = b"".join((bytes(8 * size), nodes[: 4 * size], array("i", parents).tobytes(), depths.tobytes()))
     return TokenTree.from_packed(packed, (0, 0), nodes[4 * size : 8 * size], nodes[10 * size :].translate(origins))
