@@ -106,7 +106,6 @@ class EvidenceReader {
       : shards_(std::move(shards)),
         vocabulary_(vocabulary),
         live_(live),
-        key_tree_(shards_),
         cache_(std::move(cache)),
         number_(cache_->add_reader()) {}
   EvidenceReader(const EvidenceReader&) = delete;
@@ -177,8 +176,7 @@ class EvidenceReader {
     };
     for (std::size_t i = 0; i < requests.size(); ++i)
       if (EvidenceReader& reader = *requests[i].reader; may_be_long(i))
-        scratch.matches.push_back(
-            {&reader.shards_, &reader.key_tree_, &scratch.pending[i].suffix, &scratch.longest[i], kShort});
+        scratch.matches.push_back({&reader.shards_, &scratch.pending[i].suffix, &scratch.longest[i], kShort});
     if (scratch.matches.empty()) return;
     scratch.matcher.longest(scratch.matches);
     for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -245,17 +243,11 @@ class EvidenceReader {
   }
 
   // Begin to search for the last `length` tokens of `suffix`.
-  void seek(const Suffix& suffix, std::uint32_t length, BackoffLevel& level, Scratch& scratch) {
+  void seek(const Suffix& suffix, std::uint32_t length, BackoffLevel& level, Scratch& scratch) const {
     level.length = length;
-    KeyTree::Walk walk{0};
-    for (const ShardView& shard : shards_) {
-      scratch.searches.emplace_back(shard, suffix.last(length), length * width(), scratch.searched.size());
-      walk.least = scratch.searches.back().least;
-    }
-    key_tree_.descend(std::span(&walk, 1));
-    for (std::size_t i = 0; i < shards_.size(); ++i)
-      scratch.searches[scratch.searches.size() - shards_.size() + i].keys_within(key_tree_.places(walk, i));
-    scratch.searched.push_back({&level, shards_.size(), scratch.searches.size() - shards_.size()});
+    scratch.searched.push_back({&level, shards_.size(), scratch.searches.size()});
+    for (const ShardView& shard : shards_)
+      scratch.searches.emplace_back(shard, suffix.last(length), length * width(), scratch.searched.size() - 1);
   }
 
   // Begin to search for the occurrences of `from` that continue with `token`, the last one of `suffix`.
@@ -330,7 +322,6 @@ class EvidenceReader {
   const std::vector<ShardView> shards_;
   const std::uint32_t vocabulary_;
   const bool live_;
-  KeyTree key_tree_;
   const std::shared_ptr<SuffixCache> cache_;
   const std::uint64_t number_;  // among the readers that share the cache
 };

@@ -59,11 +59,7 @@ class Drafter {
     return {match.length, match.count, pack(limits.max_nodes)};
   }
 
-  // Whether an unusual query has left much more memory allocated than most queries need.
-  bool holds_excess() const { return rows_.capacity() > kKept || nodes_.capacity() > kKept; }
-
  private:
-  static constexpr std::size_t kKept = std::size_t{1} << 16;
   static constexpr std::uint64_t kFew = 16;      // times max_nodes: so many occurrences are all read
   static constexpr std::uint64_t kSampled = 7;   // times max_nodes: rows of a sample in one shard
   static constexpr std::uint64_t kCaution = 14;  // sixteenths of an estimate that a node has to have
