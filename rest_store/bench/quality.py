@@ -134,11 +134,13 @@ def measure(
 
         add(f"REST's rule, {name}", _REST_NODES, walk(recordings, opening, max_nodes=_REST_NODES))
 
-    for name, store in stores.items():
-        add_rest(name, [store])
-    if stores:
-        add_rest("longest match of all", list(stores.values()))
-        add_rest("longest match of all, of at most 2 tokens", list(stores.values()), max_suffix=2)
+    combined = {name: [store] for name, store in stores.items()}
+    if len(stores) > 1:
+        combined["longest match of all"] = list(stores.values())
+    for name, of in combined.items():
+        add_rest(name, of)
+    for name, of in [*combined.items()][-1:]:
+        add_rest(f"{name}, suffixes of at most 2", of, max_suffix=2)
     outcome = walk(recordings, lambda prompt: closing(PromptLookupRule(prompt)), max_nodes=_LOOKUP_NODES)
     add("prompt lookup, 3-gram, 10 tokens", _LOOKUP_NODES, outcome)
     local: dict[str, object] = {"prompt lookup": PromptLookup(), "recycled logits": RecycledLogits()}
