@@ -13,7 +13,7 @@ from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.datastore.validation import Contexts, IntSequence, batch, limit, limits, tail, tails
 from rest_store.drafting.members import MemberSettings
-from rest_store.errors import LiveFormatError, PartError, TargetError, describe
+from rest_store.errors import LiveFormatError, TargetError, describe
 from rest_store.service.address import is_name
 from rest_store.service.channel import Dialer, Tls, seconds_of
 from rest_store.service.client.descriptions import ServiceInfo
@@ -21,7 +21,7 @@ from rest_store.service.client.member import ServiceMember
 from rest_store.service.client.part import Part, Parts
 from rest_store.service.client.requests import Requests
 from rest_store.service.client.targets import Targets, target_groups
-from rest_store.service.client.trees import TreeLimits
+from rest_store.service.client.trees import TreeLimits, sum_of_trees
 
 WRITE_SECONDS = 10.0  # default timeout of calls that write
 _LONGEST_NAME = 256  # bytes of what sessions share
@@ -118,7 +118,7 @@ class DatastoreClient:
 
         Raises:
             QueryError: as there.
-            PartError, ServiceError: as `draft`.
+            ServiceError: as `draft`.
         """
         tree_limits = (1, limit("max_suffix", max_suffix, MAX_SUFFIX), 1)
         [tree] = self._draft(lambda size: [tail(context, tree_limits[1], size)], tree_limits, datastore, timeout)
@@ -140,11 +140,12 @@ class DatastoreClient:
     ) -> TokenTree:
         """Return what `Datastore.draft` does; of several datastores the tree of the longest match, of equals the first.
 
-        `datastore` names the only one to ask; likewise in the other queries.
+        `datastore` names the only one to ask; likewise in the other queries. In parts, the trees of those with the
+        longest match are joined by path and their counts summed. A path that a part has beyond its `max_nodes` heaviest
+        is missing from the sum: counts may be too small, and light nodes others than those of the whole datastore.
 
         Raises:
             QueryError: as there.
-            PartError: a datastore in parts, from which sessions draft.
             ServiceError: no answer; the subclass says why.
         """
         tree_limits = limits(max_nodes, max_suffix, max_depth)
@@ -165,7 +166,7 @@ class DatastoreClient:
 
         Raises:
             QueryError: as `draft`; the message names the context's place.
-            PartError, ServiceError: as `draft`.
+            ServiceError: as `draft`.
         """
         tree_limits = limits(max_nodes, max_suffix, max_depth)
         if not batch(contexts):
@@ -180,13 +181,15 @@ class DatastoreClient:
         timeout: float | None,
     ) -> list[TokenTree]:
         """Return the tree of each context; `tails_of` returns their ends, given the size of the vocabulary."""
-        if len(self._parts.members) > 1:
-            raise PartError(describe(f"{self}", "datastore", "in parts", "a draft session to draft from it"))
-        [trees] = self._parts.ask(
+        answers = self._parts.ask(
             lambda requests: requests.draft(tails_of(requests.vocabulary_size), tree_limits, datastore),
             self._ends(timeout),
         )
-        return [max(of_datastores, key=lambda tree: tree.match.length) for of_datastores in trees]
+        trees = []
+        for of_parts in zip(*answers, strict=True):
+            of_datastores = [sum_of_trees(parts, tree_limits[0]) for parts in zip(*of_parts, strict=True)]
+            trees.append(max(of_datastores, key=lambda tree: tree.match.length))
+        return trees
 
     def add(
         self,
