@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import rest_store
 from build_index.corpus import Corpus
 from build_index.documents import CorpusCounts
 from build_index.options import BuildOptions
-from build_index.readers.files import public_address
 from build_index.target_tokenizer import TargetTokenizer
 from rest_store.errors import ResumeError, describe
 
@@ -23,12 +22,9 @@ _SHOWN_DIGITS = 16
 def build_plan(options: BuildOptions, corpora: Sequence[Corpus], tokenizer: TargetTokenizer) -> dict[str, Any]:
     """Return the plan as an object for JSON.
 
-    The query of a web address is left out: it may hold a signature, which a resumed build may have another of.
-
     Raises:
         CorpusError: a corpus cannot be listed.
     """
-    specs = [replace(spec, path=public_address(spec.path)) for spec in options.corpora]
     return {
         "program": program(),
         "tokenizer": tokenizer.identity.name,
@@ -36,7 +32,7 @@ def build_plan(options: BuildOptions, corpora: Sequence[Corpus], tokenizer: Targ
         "chat template": template_digest(tokenizer),
         "shard_tokens": options.shard_tokens,
         "keep_duplicates": options.keep_duplicates,
-        "corpora": [json.loads(json.dumps(asdict(spec))) for spec in specs],
+        "corpora": [json.loads(json.dumps(asdict(spec))) for spec in options.corpora],
         "corpus files": [_listing(corpus) for corpus in corpora],
         "encoder": tokenizer.encoder,
     }

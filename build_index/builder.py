@@ -20,7 +20,6 @@ from typing import Any
 from build_index.build_plan import build_plan, program, require_same_plan, template_digest, text_sha256
 from build_index.corpus import Corpus, empty_corpora, open_corpus
 from build_index.duplicates import SeenDocuments
-from build_index.encoder import EncoderError
 from build_index.errors import build_packages, output_errors
 from build_index.memory import MemoryPlan, available_budget, limit_arenas, plan_memory, resident_bytes
 from build_index.options import BuildOptions, BuildSummary
@@ -30,6 +29,7 @@ from build_index.shard_tokens import ShardTokens
 from build_index.slices import Setup
 from build_index.stages import Stages
 from build_index.staging import Staging, final_place, kept_shards
+from build_index.target_tokenizer import EncoderError
 from build_index.tokenization import TargetTokenizer, load_tokenizer
 from build_index.workers import Processes, Workers, limit_threads, usable_cores, useful_processes
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
@@ -100,9 +100,7 @@ def _load_tokenizer(options: BuildOptions, progress: ProgressListener | None) ->
 def _import_reader(corpus: Corpus) -> None:
     """Import the packages of a reader, so that they count before the memory is divided."""
     with build_packages(corpus.spec.path, CorpusError):
-        if corpus.reader == "hub":
-            import datasets  # noqa: F401
-        elif corpus.reader == "parquet":
+        if corpus.reader == "parquet":
             import pyarrow.parquet  # noqa: F401
 
 

@@ -27,12 +27,10 @@ import numpy as np
 from build_index.corpus import Corpus
 from build_index.documents import CorpusCounts, CorpusFile, Document, batches
 from build_index.duplicates import content_digest
-from build_index.encoder import Tokens
 from build_index.errors import output_errors
 from build_index.memory import resident_bytes
-from build_index.readers.files import public_address
 from build_index.staging import whole_file
-from build_index.target_tokenizer import TargetTokenizer
+from build_index.target_tokenizer import TargetTokenizer, Tokens
 
 SLICE_BYTES = 1 << 22  # of the files of a slice
 SLICE_FILES = 1 << 10
@@ -64,7 +62,7 @@ class Slice:
         if not self.files:
             return self.documents[0].origin
         more = f" and {len(self.files) - 1} more" if len(self.files) > 1 else ""
-        return f"{public_address(self.files[0].path)}{more}"
+        return f"{self.files[0].path}{more}"
 
 
 @dataclass(frozen=True)
@@ -95,7 +93,7 @@ class SliceReport:
 
 
 def cut(corpora: Sequence[Corpus]) -> Iterator[Slice]:
-    """Yield the slices of corpora in order; large files, data sets of the Hub and corpora in part are read meanwhile.
+    """Yield the slices of corpora in order; large files and corpora in part are read meanwhile.
 
     Raises:
         RestStoreError: as reading a corpus does.
@@ -196,5 +194,4 @@ def read_slice(path: Path) -> Iterator[TokenBatch | CorpusCounts]:
             lengths, ids = np.load(file), np.load(file)
             yield TokenBatch(digests.tobytes(), np.split(ids, np.cumsum(lengths)[:-1]))
         if (fields := json.load(file)) is not None:
-            skipped, left_out = Counter(fields.pop("skipped")), Counter(fields.pop("left_out"))
-            yield CorpusCounts(**fields, skipped=skipped, left_out=left_out)
+            yield CorpusCounts(**{**fields, "skipped": Counter(fields["skipped"])})

@@ -77,15 +77,6 @@ def test_numbers_of_numpy_are_numbers(corpus: Path, tmp_path: Path) -> None:
         assert store.manifest.corpora[0]["max_documents"] == 3
 
 
-def test_records_are_chosen_by_field_and_language(tmp_path: Path) -> None:
-    write_tokenizer(tmp_path / "tokenizer.json")
-    rows = ['{"body": "def add", "lang": "Python"}', '{"body": "fn add", "lang": "Rust"}']
-    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
-    where = str(tmp_path / "rows.jsonl"), str(tmp_path / "tokenizer.json"), str(tmp_path / "ds")
-    store = rest_store.build(*where, field="body", langs="python", reader="jsonl", workers=1)
-    assert store.info().document_count == 1
-
-
 def test_a_tokenizer_may_be_loaded_already(corpus: Path, tmp_path: Path) -> None:
     directory = tmp_path / "tokenizer"
     text_tokenizer().save_pretrained(directory)
@@ -108,7 +99,6 @@ def test_errors_are_those_of_the_command(corpus: Path, tmp_path: Path, monkeypat
         (BuildError, "the number of corpora is 0", ([], tokenizer), {}),
         (TokenizerLoadError, "tokenizer is absent", (corpus, tmp_path / "none.json"), {}),
         (TokenizerLoadError, "tokenizer is a object without tokenizer.json, expected a fast", (corpus, object()), {}),
-        (CorpusError, "reader is 'x', expected one of parquet", (corpus, tokenizer), {"reader": "x"}),
         (BuildError, "the number of tokens is 1, expected 2..", (corpus, tokenizer), {"shard_tokens": 1}),
         (BuildError, "shard_tokens is 100.0, expected a whole number", (corpus, tokenizer), {"shard_tokens": 100.0}),
         (BuildError, "workers is '2', expected a whole number", (corpus, tokenizer), {"workers": "2"}),

@@ -243,7 +243,7 @@ def test_a_merge_and_an_export_take_the_place_of_an_unfinished_build(interrupted
 
 def test_a_corpus_that_has_to_be_repaired_leaves_nothing_to_resume(corpus, tokenizer, out):
     corpus.write_text("".join(corpus.read_text().splitlines(keepends=True)[:50]) + "{not JSON\n")
-    with pytest.raises(CorpusError, match=r"corpus\.jsonl:51: line is not JSON"):
+    with pytest.raises(CorpusError, match=r"corpus\.jsonl:51: content is not JSON"):
         build_quick(corpus, tokenizer, out, shard_tokens=500)
     assert leftovers(out) == []
 

@@ -59,7 +59,7 @@ def corpora(tmp_path_factory):
     pq.write_table(pa.table({"content": ["only here", *TEXTS[:20]]}), top / "table.parquet")
     return (
         CorpusSpec(str(tree)),
-        CorpusSpec(str(tree), include=("*.txt",), reader="text", exclude=("z.txt",)),
+        CorpusSpec(str(tree), include=("*.txt",), exclude=("z.txt",)),
         *(CorpusSpec(str(top / name)) for name in ("one.jsonl", "chats.jsonl", "list.json", "table.parquet")),
         CorpusSpec(str(top / "one.jsonl"), max_documents=7),
     )
@@ -126,7 +126,7 @@ def test_an_error_in_a_worker_is_that_of_one_process(tokenizer, tmp_path, many_s
         messages.append(str(error.value))
         assert leftovers(out) == []
     assert messages[0] == messages[1]
-    assert f"{bad}:10: line is not JSON" in messages[0]
+    assert f"{bad}:10: content is not JSON" in messages[0]
 
 
 def test_a_worker_that_is_killed_is_an_error_that_can_be_resumed(corpora, tokenizer, out, expected, many_slices):
