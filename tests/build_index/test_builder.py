@@ -307,6 +307,6 @@ def test_the_memory_of_the_example_suffices(corpus, out, tmp_path, form):
 def test_a_name_that_is_no_tokenizer_is_one_error_from_a_process_of_its_own_too(corpus, out, monkeypatch, name):
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(TokenizerLoadError, match="tokenizer (is|cannot be) "):
+    with pytest.raises(TokenizerLoadError, match=r"tokenizer (is|cannot be) "):
         build_quick(corpus, name, out)
     assert leftovers(out) == []
