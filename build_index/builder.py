@@ -30,7 +30,7 @@ from build_index.slices import Setup
 from build_index.stages import Stages
 from build_index.staging import Staging, final_place, kept_shards
 from build_index.target_tokenizer import EncoderError
-from build_index.tokenization import TargetTokenizer, load_tokenizer
+from build_index.tokenization import TargetTokenizer, load_tokenizer, loaded_apart
 from build_index.workers import Processes, Workers, limit_threads, usable_cores, useful_processes
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest, ShardRecord
@@ -92,7 +92,7 @@ def _load_tokenizer(options: BuildOptions, progress: ProgressListener | None) ->
             progress(StageProgress("loading", done, 1, "tokenizer", time.perf_counter() - start))
 
     report(0)
-    tokenizer = load_tokenizer(options.tokenizer, chat_template=options.chat_template)
+    tokenizer = load_tokenizer(loaded_apart(options.tokenizer), chat_template=options.chat_template)
     report(1)
     return tokenizer
 

@@ -150,10 +150,9 @@ def build(
 )
 @click.argument("datastores", metavar="DIR DIR...", nargs=-1, required=True, type=PATH)
 @_out_option
-@click.option("--copy", is_flag=True, help="Copy files even where they can be linked.")
 @json_option
 @click.pass_context
-def merge(context: click.Context, datastores: tuple[Path, ...], out: Path, copy: bool, as_json: bool) -> None:
+def merge(context: click.Context, datastores: tuple[Path, ...], out: Path, as_json: bool) -> None:
     """Merge datastores that were built with one tokenizer into one, without sorting again.
 
     It answers as if it had been built from all their documents. Files are linked where the file system allows it.
@@ -161,7 +160,7 @@ def merge(context: click.Context, datastores: tuple[Path, ...], out: Path, copy:
     with _one_line_errors(context, out):
         from build_index.merge import merge as merge_datastores
 
-        merged = merge_datastores(datastores, out, copy=copy)
+        merged = merge_datastores(datastores, out)
     counts = {"document": merged.document_count, "token": merged.token_count, "shard": len(merged.shards)}
     if as_json:
         click.echo(json.dumps({"out": str(out), **{f"{what}s": number for what, number in counts.items()}}))

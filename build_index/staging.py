@@ -89,8 +89,8 @@ class Staging:
     ) -> None:
         """Release the lock, and remove the directory if there is nothing to resume."""
         if not self._plan.exists():
-            self._remove_files()
             with suppress(OSError):
+                self._remove_files()
                 (self.path / _LOCK_NAME).unlink()
                 self.path.rmdir()
         self._release()

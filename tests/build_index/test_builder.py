@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
 import threading
 from dataclasses import replace
 from itertools import pairwise
@@ -18,7 +19,7 @@ from build_index.corpus_spec import CorpusSpec
 from build_index.tokenization import load_tokenizer
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.manifest import Manifest
-from rest_store.errors import CorpusError
+from rest_store.errors import CorpusError, TokenizerLoadError
 from tests.shared.builds import (
     build_quick,
     contents,
@@ -29,7 +30,8 @@ from tests.shared.builds import (
     stored_documents,
     write_jsonl,
 )
-from tests.shared.models import CHATML, word_level, word_piece
+from tests.shared.models import CHATML, smollm2_gguf, word_level, word_piece
+from tests.shared.tiny import text_tokenizer
 
 TEXTS = documents(60)
 
@@ -286,3 +288,25 @@ def test_the_peak_of_resident_memory_stays_within_the_budget(out, tmp_path):
     assert summary["shard_positions"].bit_count() == 1
     assert 1 << 20 <= summary["shard_positions"] <= 1 << 23
     assert 100 << 20 < summary["peak_memory"] <= summary["memory"] == 512 << 20
+
+
+@pytest.mark.parametrize("form", ["a GGUF file", pytest.param("a directory", marks=pytest.mark.slow)])
+def test_the_memory_of_the_example_suffices(corpus, out, tmp_path, form):
+    """512M, with which `--help` explains the option: `transformers`, which imports torch, has its own process."""
+    tokenizer = smollm2_gguf()
+    if form == "a directory":
+        tokenizer = tmp_path / "tokenizer"
+        text_tokenizer().save_pretrained(tokenizer)
+    process = run_build("--corpus", corpus, "--tokenizer", tokenizer, "--out", out, "--json", "--memory", "512M")
+    assert process.returncode == 0, process.stderr
+    summary = json.loads(process.stdout)
+    assert summary["peak_memory"] < summary["memory"] / 2
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 300, "nobody/nothing"])
+def test_a_name_that_is_no_tokenizer_is_one_error_from_a_process_of_its_own_too(corpus, out, monkeypatch, name):
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(TokenizerLoadError, match=r"tokenizer (is|cannot be) "):
+        build_quick(corpus, name, out)
+    assert leftovers(out) == []

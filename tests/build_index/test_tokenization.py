@@ -98,6 +98,7 @@ def test_a_gguf_file_is_loaded():
     assert again.identity == loaded.identity
 
 
+@pytest.mark.slow
 def test_mistrals_vocabulary_of_131072_tokens_is_loaded(tmp_path):
     path = installed_file("mistral_common", "data/tekken_240911.json")
     converter = pytest.importorskip("transformers.integrations.mistral.tokenizer")
