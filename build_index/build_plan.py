@@ -13,7 +13,6 @@ import rest_store
 from build_index.corpus import Corpus
 from build_index.documents import CorpusCounts
 from build_index.options import BuildOptions
-from build_index.staging import building_place
 from build_index.target_tokenizer import TargetTokenizer
 from rest_store.errors import ResumeError, describe
 
@@ -58,7 +57,7 @@ def require_same_plan(where: Path, unfinished: dict[str, Any], plan: dict[str, A
     """
     for name, value in plan.items():
         if unfinished.get(name) != value:
-            expected = f"{_text(unfinished.get(name))}, as in the unfinished build; or remove {building_place(where)}"
+            expected = f"{_text(unfinished.get(name))}, as in the unfinished build; or build without --resume"
             raise ResumeError(describe(where, name, _text(value), expected))
 
 

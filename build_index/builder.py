@@ -10,7 +10,6 @@ datastore appears at its place in one rename.
 
 from __future__ import annotations
 
-import os
 import time
 import warnings
 from collections import Counter
@@ -32,7 +31,7 @@ from build_index.stages import Stages
 from build_index.staging import Staging, final_place, kept_shards
 from build_index.target_tokenizer import EncoderError
 from build_index.tokenization import TargetTokenizer, load_tokenizer
-from build_index.workers import Processes, Workers, limit_threads, useful_processes
+from build_index.workers import Processes, Workers, limit_threads, usable_cores, useful_processes
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest, ShardRecord
 from rest_store.datastore.shard import Shard
@@ -173,7 +172,7 @@ def _build(
         except DatastoreError as error:
             if unfinished is None:
                 raise
-            problem, expected = f"damaged ({error})", "intact; remove it to begin anew"
+            problem, expected = f"damaged ({error})", "intact; or build without --resume"
             raise ResumeError(describe(staging.path, "unfinished build", problem, expected)) from error
     if not shards:
         staging.discard()
@@ -212,7 +211,7 @@ def _memory(
 ) -> MemoryPlan:
     """Divide the memory for shards of so many positions; None: as many as fit."""
     budget = available_budget() // 2 if options.memory is None else options.memory
-    most = options.workers or len(os.sched_getaffinity(0))
+    most = options.workers or usable_cores()
     workers = 0 if options.ray is not None else useful_processes(most, corpora)
     vocabulary_size = tokenizer.identity.vocabulary_size
     return plan_memory(budget, resident_bytes(), vocabulary_size, shard_positions, most, workers)

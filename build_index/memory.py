@@ -23,7 +23,7 @@ from rest_store.errors import BuildError, MemoryBudgetError, describe
 
 SMALLEST_SHARD = 1 << 20  # positions, unless the user sets the size
 WORK_BYTES = 320 * MIB  # reading, tokenizing a batch, and what the allocator keeps of it
-_DECODER_BYTES = 128 * MIB  # of these, for a compressed file (the default limit of zstd) or the pages of a parquet file
+LEAST_WORK_BYTES = 160 * MIB  # if not even the smallest shard fits beside these: for all but large compressed files
 _PROCESS_STEP = 64 * MIB  # the process is rounded up to such steps, so that a few pages do not change the shards
 _DIGESTS_SHARE = 32
 _M_ARENA_MAX = -8  # malloc.h
@@ -84,20 +84,21 @@ def plan_memory(
     sizes = [
         min(1 << bits, limit) for bits in range(MAX_POSITIONS.bit_length() - 1, SMALLEST_SHARD.bit_length() - 2, -1)
     ]
-    for positions in sizes if shard_positions is None else [shard_positions]:
+    if shard_positions is not None:
+        sizes = [shard_positions]
+    for positions, work in [*((size, WORK_BYTES) for size in sizes), (sizes[-1], LEAST_WORK_BYTES)]:
         shard = shard_bytes(positions, vocabulary_size)
-        spare = budget - process - digests - WORK_BYTES - shard
+        spare = budget - process - digests - work - shard
         if spare >= 0:
-            fitting = min(workers, spare // (process + WORK_BYTES))
+            fitting = min(workers, spare // (process + work))
             processes = fitting if fitting > 1 else 0
-            spare -= processes * (process + WORK_BYTES)
+            spare -= processes * (process + work)
             more_sorts = min(sorts - 1, spare // shard)
-            decoder_bytes = _DECODER_BYTES + (spare - more_sorts * shard) // (processes + 1)
+            decoder_bytes = 2 * work // 5 + (spare - more_sorts * shard) // (processes + 1)
             return MemoryPlan(budget, digests, decoder_bytes, positions, shard, 1 + more_sorts, processes)
-    smallest = sizes[-1] if shard_positions is None else shard_positions
-    needed = process + WORK_BYTES + shard_bytes(smallest, vocabulary_size)
+    needed = process + LEAST_WORK_BYTES + shard_bytes(sizes[-1], vocabulary_size)
     needed = -(-needed * _DIGESTS_SHARE // (_DIGESTS_SHARE - 1))
-    expected = f"at least {size_text(needed)} for shards of {smallest} tokens (--memory, --shard-tokens)"
+    expected = f"at least {size_text(needed)} for shards of {sizes[-1]} tokens (--memory, --shard-tokens)"
     raise MemoryBudgetError(describe("build", "the memory budget", size_text(budget), expected))
 
 

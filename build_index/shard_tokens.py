@@ -98,7 +98,7 @@ class ShardTokens:
                 put(self._writer.path, self.path)
             count = TokensFile.open(self.path).header.position_count
         if count != self._positions:
-            expected = f"{self._positions}; remove {self._directory.parent} to begin anew"
+            expected = f"{self._positions}; or build without --resume"
             raise ResumeError(describe(self.path, "the number of positions", count, expected))
         name = shard_name(self._number)
         self._writer = None

@@ -34,7 +34,7 @@ from rest_store.datastore.file_lock import take_lock
 from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME, TOKENIZER_FILE_NAME, Manifest
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import MAX_SIZE as MAX_MANIFEST_SIZE
-from rest_store.datastore.regular_file import open_regular
+from rest_store.datastore.mapped_file import open_regular
 from rest_store.datastore.render import counted
 from rest_store.errors import OutputError, describe
 
@@ -131,6 +131,7 @@ class Staging:
             done = self.path / "done.json"
             if self._plan.exists():
                 self._plan.rename(done)  # the old datastore, which comes here, cannot be resumed
+                _sync(self.path)
             try:
                 if not (self.out / MANIFEST_NAME).exists():
                     self.datastore.rename(self.out)  # over an empty directory, if there is one

@@ -74,7 +74,7 @@ class TargetTokenizer:
         if fields["model"].get("dropout") is not None:
             fields["model"]["dropout"] = None
         self._json = json.dumps(fields, ensure_ascii=False, sort_keys=True, separators=(",", ":")) + "\n"
-        self.identity = TokenizerIdentity.from_tokenizer_json(fields, name)
+        self.identity = TokenizerIdentity.from_tokenizer_json(self._json, name)
         self._template = chat_template
         self._controls = sorted(text for text in self.identity.special_tokens if text)
         longest_first = sorted(self._controls, key=len, reverse=True)  # as `tokenizers` matches them

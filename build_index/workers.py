@@ -94,6 +94,11 @@ class Processes(Workers):
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
+def usable_cores() -> int:
+    """Return the number of cores that this process may use, or where that is unknown, as on macOS, of all."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def useful_processes(most: int, corpora: Sequence[Corpus]) -> int:
     """Return how many worker processes, at most `most`, are worth their start; 0: none.
 

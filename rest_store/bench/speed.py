@@ -70,7 +70,6 @@ _WARM_UP_TOKENS = 16
 @recordings_option(required=False)
 @datastores_option
 @through_service_option
-@click.option("--assistant", metavar="MODEL", help="A smaller model, to draft as in assisted generation.")
 @click.option(
     "--method", "methods", metavar="NAME", multiple=True, help="Only this one and plain generation. Repeatable."
 )
@@ -95,7 +94,6 @@ def speed(
     recordings: tuple[Path, ...],
     datastores: tuple[Path, ...],
     through_service: bool,
-    assistant: str | None,
     methods: tuple[str, ...],
     sampling: str,
     seed: int,
@@ -120,8 +118,8 @@ def speed(
     rounding of a wider pass decided between two tokens.
 
     --sampling nucleus uses the temperatures and top-p of REST's Table 1, with one seed for each prompt. The package's
-    loop still writes the tokens of plain `generate`; the drafting methods of transformers draw other texts from the
-    same distribution. --through-service adds draft sessions that ask a service of the same datastores.
+    loop still writes the tokens of plain `generate`; prompt lookup of transformers draws other texts from the same
+    distribution. --through-service adds draft sessions that ask a service of the same datastores.
     """
     import torch  # noqa: F401  a missing package is reported before anything is read
 
@@ -139,7 +137,6 @@ def speed(
     reported = unfitted(recorded, own or Calibration.default(), "bench speed") if recorded else []
     target, tokenizer = load_model(model, dtype=dtype, device=device, announce=loading)
     stores = [open_store(path, tokenizer=tokenizer) for path in datastores]
-    smaller = load_model(assistant, dtype=dtype, device=device)[0] if assistant else None
     prompts = [] if prompts_file is None else read_prompts(prompts_file, encoding(tokenizer, chat=chat))
     prompts = interleaved([*prompts, *recorded_prompts(reported)], per_family)
     if not prompts:
@@ -147,12 +144,9 @@ def speed(
     require_known_tokens(prompts, vocabulary_size(target))
     with ExitStack() as stack:
         service = stack.enter_context(asking(datastores)) if through_service else None
-        chosen = make_methods(
-            stores, assistant=smaller, service=service, max_nodes=max_nodes, only=methods, calibration=own
-        )
-        for network in (target, smaller) if prepacked_weights else ():
-            if network is not None:
-                stack.enter_context(rest_store.prepacked_weights(network))
+        chosen = make_methods(stores, service=service, max_nodes=max_nodes, only=methods, calibration=own)
+        if prepacked_weights:
+            stack.enter_context(rest_store.prepacked_weights(target))
         click.echo(f"{counted(len(prompts), 'prompt')}{without(recorded, reported)}")
         results = measure_speed(
             target, chosen, prompts, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, progress=click.echo

@@ -171,7 +171,7 @@ def try_(
     write_recordings(loaded, prompts, recorded, max_new_tokens=max_new_tokens)
 
     def show_row(drafting: str, nodes: int, outcome: Outcome) -> None:
-        say(f"{drafting:<52}M {outcome.mean_accepted:.2f}")
+        say(f"{drafting}: M {outcome}")
 
     say("replaying them: M, tokens of a forward pass")
     recordings = [recording for recording in read_recordings(recorded) if recording.output.size]

@@ -98,7 +98,7 @@ def test_errors_are_those_of_the_command(corpus: Path, tmp_path: Path, monkeypat
         (CorpusNotFoundError, "corpus is absent", (tmp_path / "none", tokenizer), {}),
         (BuildError, "the number of corpora is 0", ([], tokenizer), {}),
         (TokenizerLoadError, "tokenizer is absent", (corpus, tmp_path / "none.json"), {}),
-        (TokenizerLoadError, "tokenizer is a object without tokenizer.json, expected a fast", (corpus, object()), {}),
+        (TokenizerLoadError, "tokenizer is a object, expected a fast tokenizer", (corpus, object()), {}),
         (BuildError, "the number of tokens is 1, expected 2..", (corpus, tokenizer), {"shard_tokens": 1}),
         (BuildError, "shard_tokens is 100.0, expected a whole number", (corpus, tokenizer), {"shard_tokens": 100.0}),
         (BuildError, "workers is '2', expected a whole number", (corpus, tokenizer), {"workers": "2"}),

@@ -15,7 +15,7 @@ from build_index.errors import output_errors
 from build_index.staging import Staging, final_place, kept_shards
 from rest_store.datastore.check import check_datastore
 from rest_store.errors import OutputError, ResumeError
-from tests.shared.builds import command, contents, run_build, write_jsonl
+from tests.shared.builds import build_here, command, contents, run_build, write_jsonl
 from tests.shared.live import until
 
 OLD = {"manifest.json": '{"format": "rest-store"}', "shard-00000.tokens": "old", "tokenizer.json": "{}"}
@@ -176,6 +176,34 @@ def test_a_datastore_is_put_in_place(tmp_path, before):
         staging.put_in_place()
     assert texts(out) == NEW
     assert list(tmp_path.iterdir()) == [out]
+
+
+def test_what_is_renamed_is_on_the_disk_first(arguments, out, monkeypatch):
+    """After a loss of power, a name stands for all that was written under it; and no old shard for a new one."""
+    synced, early = set(), []
+    fsync, rename = os.fsync, Path.rename
+
+    def syncing(descriptor):
+        synced.add(os.path.realpath(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    def renaming(path, target):
+        if str(path) not in synced:
+            early.append(str(path))
+        synced.discard(str(path.parent))  # whose entries change
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    monkeypatch.setattr(Path, "rename", renaming)
+    exchange = module._exchanged
+    monkeypatch.setattr(module, "_exchanged", lambda *places: early.extend(unsynced(places[0])) or exchange(*places))
+
+    def unsynced(datastore):
+        return [str(path) for path in (datastore, datastore.parent) if str(path) not in synced]
+
+    for _ in range(2):
+        assert build_here(*arguments).exit_code == 0
+    assert [path for path in early if not path.endswith("plan.json")] == []
 
 
 def test_directories_are_exchanged_where_that_is_supported(tmp_path, monkeypatch):
