@@ -53,7 +53,7 @@ class TargetTokenizer:
     """The tokenizer of the target model.
 
     Args:
-        tokenizer_json: the text of a `tokenizer.json`.
+        tokenizer_json: the text of a `tokenizer.json`, as `tokenizers` writes it.
         name: the user's name or path of the tokenizer.
         chat_template: renders conversations; None: they are refused.
 
@@ -69,7 +69,7 @@ class TargetTokenizer:
     """
 
     def __init__(self, tokenizer_json: str, name: str, chat_template: ChatTemplate | None = None) -> None:
-        fields = json.loads(_open(tokenizer_json, name).to_str())
+        fields = json.loads(tokenizer_json)
         fields["truncation"] = fields["padding"] = None
         if fields["model"].get("dropout") is not None:
             fields["model"]["dropout"] = None
