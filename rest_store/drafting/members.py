@@ -101,7 +101,10 @@ class Member(Protocol):
 
 @runtime_checkable
 class MemberSource(Protocol):
-    """A source in other processes that run whole draft sessions over it: a `DatastoreClient`, or your own."""
+    """A source in other processes that run whole draft sessions over it: a `DatastoreClient`, or your own.
+
+    It may have an attribute `name`, for figures and messages.
+    """
 
     def members(self, settings: MemberSettings, text: Callable[[], npt.NDArray[np.int32]]) -> Sequence[Member]:
         """Return the members of a new session: one, or one for each part of the datastores.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from threading import TIMEOUT_MAX
 from typing import TYPE_CHECKING, TypeAlias
@@ -37,6 +37,8 @@ class PromptLookup:
     A marker: the session holds the text. Source: Saxena, "Prompt Lookup Decoding" (2023).
     """
 
+    name = "prompt lookup"
+
     def __repr__(self) -> str:
         return "PromptLookup()"
 
@@ -50,6 +52,8 @@ class RecycledLogits:
     to another program. Thread-safe. Source: Token Recycling, arXiv 2408.08696, which keeps only rows for the last
     token, each from the latest time.
     """
+
+    name = "recycled logits"
 
     def __init__(self) -> None:
         self.native: NativeRecycledLogits = native_kernel().NativeRecycledLogits()
@@ -111,6 +115,15 @@ class RecycledLogits:
 
 # What a session takes: the client of a service is a `MemberSource`. It comes last, since protocols are slow to check.
 Source: TypeAlias = Store | PromptLookup | RecycledLogits | MemberSource
+
+
+def source_names(sources: Iterable[object]) -> list[str]:
+    """Return a name for each source: the path of a datastore, the name that others give themselves, or their class."""
+    names: list[str] = []
+    for source in sources:
+        name = str(getattr(source, "path", None) or getattr(source, "name", None) or type(source).__name__)
+        names.append(f"{name} ({len(names) + 1})" if name in names else name)
+    return names
 
 
 def require_sources(where: str, sources: object) -> None:

@@ -33,6 +33,8 @@ class ScriptedSource:
         log: what it was called with, in order.
     """
 
+    name = "scripted"
+
     def __init__(self, *answers: TokenTree | BaseException | type[BaseException]) -> None:
         self.answers = list(answers)
         self.log: list[tuple[Any, ...]] = []
@@ -78,6 +80,8 @@ class Elsewhere:
     Args:
         *parts: datastores of each member.
     """
+
+    name = "elsewhere"
 
     def __init__(self, *parts: Sequence[object]) -> None:
         self.parts = parts
