@@ -51,7 +51,7 @@ def some_opening(chance: random.Random) -> pb.SessionOpening:
     text = [chance.randrange(9) for _ in range(chance.choice([0, 1, 5, 100, 2000]))]
     opening = pb.SessionOpening(
         selection=pb.Selection(datastores=[chance.choice(["one", "one", "two"])]),
-        tokens=text,
+        tokens=np.array(text, "<i4").tobytes(),
         prompt_lookup=chance.random() < 0.5,
         fixed_calibration=chance.random() < 0.2,
         max_suffix=chance.choice([0, 1, 16, 64]),
