@@ -37,7 +37,8 @@ class PromptLookup:
     A marker: the session holds the text. Source: Saxena, "Prompt Lookup Decoding" (2023).
     """
 
-    name = "prompt lookup"
+    def __str__(self) -> str:
+        return "prompt lookup"
 
     def __repr__(self) -> str:
         return "PromptLookup()"
@@ -53,7 +54,8 @@ class RecycledLogits:
     token, each from the latest time.
     """
 
-    name = "recycled logits"
+    def __str__(self) -> str:
+        return "recycled logits"
 
     def __init__(self) -> None:
         self.native: NativeRecycledLogits = native_kernel().NativeRecycledLogits()
@@ -118,10 +120,10 @@ Source: TypeAlias = Store | PromptLookup | RecycledLogits | MemberSource
 
 
 def source_names(sources: Iterable[object]) -> list[str]:
-    """Return a name for each source: the path of a datastore, the name that others give themselves, or their class."""
+    """Return a name for each source: the path of a datastore in this process, of others what `str` says."""
     names: list[str] = []
     for source in sources:
-        name = str(getattr(source, "path", None) or getattr(source, "name", None) or type(source).__name__)
+        name = str(source.path if isinstance(source, Store) else source)
         names.append(f"{name} ({len(names) + 1})" if name in names else name)
     return names
 
