@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from rest_store.drafting.output_document import OutputDocument
 from rest_store.drafting.remembering import RememberCounts, flush, remember
 
@@ -26,11 +28,10 @@ class Target:
 
 
 def test_outputs_that_are_there_already_are_duplicates() -> None:
-    target, documents = Target(), [OutputDocument.of([1], [2, 3, 4, last]) for last in (5, 6, 7)]
-    for places, added, duplicates in (([0, 1], 2, []), ([1, 2], 1, [1])):
-        counts = RememberCounts()
-        remember(target, [document for place in places if (document := documents[place])], counts)
-        assert flush(target, None)
-        assert counts.is_decided
-        assert counts.added == added
-        assert counts.duplicates == [document.id for place in duplicates if (document := documents[place])]
+    documents = [OutputDocument("abc"[place], np.array([1, 2, 3, place], np.int32)) for place in range(3)]
+    target, first, second = Target(), RememberCounts(), RememberCounts()
+    remember(target, documents[:2], first)
+    remember(target, documents[1:], second)
+    assert flush(target, None)
+    assert (first.added, first.duplicates, first.is_decided) == (2, [], True)
+    assert (second.added, second.duplicates, second.is_decided) == (1, ["b"], True)
