@@ -37,9 +37,6 @@ class PromptLookup:
     A marker: the session holds the text. Source: Saxena, "Prompt Lookup Decoding" (2023).
     """
 
-    def __str__(self) -> str:
-        return "prompt lookup"
-
     def __repr__(self) -> str:
         return "PromptLookup()"
 
@@ -53,9 +50,6 @@ class RecycledLogits:
     to another program. Thread-safe. Source: Token Recycling, arXiv 2408.08696, which keeps only rows for the last
     token, each from the latest time.
     """
-
-    def __str__(self) -> str:
-        return "recycled logits"
 
     def __init__(self) -> None:
         self.native: NativeRecycledLogits = native_kernel().NativeRecycledLogits()
