@@ -168,7 +168,7 @@ def test_a_long_cache_is_taken_over_with_one_copy_also_if_the_first_tree_is_wide
         model.generate(
             torch.cat([first, prompts(1, 6)["input_ids"]], dim=1),
             past_key_values=cache,
-            max_new_tokens=4,
+            max_new_tokens=8,
             do_sample=False,
             custom_generate=generate,
             drafter=lambda prompt: SameTree(
@@ -177,5 +177,5 @@ def test_a_long_cache_is_taken_over_with_one_copy_also_if_the_first_tree_is_wide
             max_nodes=400,
             adaptive=False,
         )
-    assert cache.get_seq_length() == 1000 + 1 + 6 + 4 - 1
+    assert cache.get_seq_length() == 1000 + 1 + 6 + 8 - 1
     assert copies.numbers == sum(layer.keys[:, :, :1007].numel() * 2 for layer in cache.layers)
