@@ -83,7 +83,8 @@ class Generation:
         require_prompt(model, generation_config, model_kwargs)
         self._model, self._config, self._model_kwargs = model, generation_config, model_kwargs
         self._input_ids, self._session_factory, self._options = input_ids, session_factory, options
-        self._on_cpu = model.device.type == "cpu"
+        # Several threads spin while they wait for one that other processes delay, so their time is no better.
+        self._by_processor = model.device.type == "cpu" and torch.get_num_threads() == 1
         self._takes_best = not sample and len(logits_processor) == 0  # of the raw logits, so of all nodes at once
         self._rows = rows_of(input_ids, logits_processor, sample=sample)
         self._detokenizers = None if text_tokenizer is None else [Detokenizer(text_tokenizer) for _ in self._rows]
@@ -205,17 +206,17 @@ class Generation:
         """Learn what drafts took and brought. The rows of a batch are padded to one width: all count as one."""
         waited, lengths = sessions.waited, [len(tokens) for tokens in piece.tokens if tokens]
         promised = sum(draft.promised for draft in piece.drafts) / len(lengths)
-        policy.settle(1, nodes, promised, seconds + (waited if self._on_cpu else 0.0), waited)
+        policy.settle(1, nodes, promised, seconds + (waited if self._by_processor else 0.0), waited)
         policy.judge(1, promised, sum(lengths) / len(lengths) - 1, sessions.of_services(piece) / len(lengths))
 
     def _times(self) -> tuple[float, float]:
         """Return the present time, and that which steps are judged by, both in seconds.
 
-        On a CPU the latter is the processor's time, which other processes matter less for. It does not pass while a
+        On one core the latter is the processor's time, which other processes hardly change. It does not pass while a
         service is waited for.
         """
         now = time.perf_counter()
-        return now, time.process_time() / torch.get_num_threads() if self._on_cpu else now
+        return now, time.process_time() if self._by_processor else now
 
     @property
     def tokens(self) -> list[list[int]]:
