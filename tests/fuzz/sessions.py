@@ -54,13 +54,9 @@ def some_opening(chance: random.Random) -> pb.SessionOpening:
         tokens=np.array(text, "<i4").tobytes(),
         prompt_lookup=chance.random() < 0.5,
         fixed_calibration=chance.random() < 0.2,
-        max_suffix=chance.choice([0, 1, 16, 64]),
     )
     if chance.random() < 0.5:
         opening.recycled_logits = chance.choice([b"", b"key", chance.randbytes(64)])
-        rows = chance.choice([0, 1, len(text)])
-        if 0 < rows <= len(text):
-            opening.top_k.CopyFrom(some_top_k(chance, rows))
     if chance.random() < 0.3:
         opening.shared_calibration = chance.choice(NAMES[:6])
     return opening

@@ -116,10 +116,9 @@ def test_any_steps_give_the_trees_in_process(steady: Service, directory: Path, d
     budgets = st.sampled_from([1, 3, 16, 64])
     costs = st.sampled_from([[], [1.0, 1.1, 1.2], list(1 + 0.02 * np.arange(65))])
     stores = [Datastore.open(directory) for _ in names]
-    top_k = np.array([[3, 4]], np.int32)
     with (
-        DraftSession([*stores, PromptLookup(), RecycledLogits()], text, prompt_top_k=top_k) as here,
-        stepping(steady.target, text=text, datastore=names, prompt_top_k=top_k, recycled_logits=b"") as there,
+        DraftSession([*stores, PromptLookup(), RecycledLogits()], text) as here,
+        stepping(steady.target, text=text, datastore=names, recycled_logits=b"") as there,
     ):
         for token in data.draw(st.lists(st.integers(0, 9), max_size=6)):
             nodes, cost = data.draw(budgets), data.draw(costs)
@@ -163,7 +162,7 @@ def test_a_step_is_one_small_message(steady: Service) -> None:
 def test_without_the_text_only_its_end_is_sent(steady: Service) -> None:
     text = [*range(100, 200), *TEXT]
     with Relay(steady.target) as relay:
-        with stepping(relay.target, text=text, send_text=False, prompt_top_k=np.full((90, 2), 5, np.int32)) as stepper:
+        with stepping(relay.target, text=text, send_text=False) as stepper:
             assert len(stepper.step()) > 0
             stepper.accept(3, top_k=[[5, 6]] * 100)
             assert len(stepper.step()) > 0
@@ -178,11 +177,11 @@ def test_a_client_that_was_never_connected_describes_the_service_first(steady: S
 
 def test_sessions_with_a_name_learn_together(steady: Service) -> None:
     with Relay(steady.target) as relay:
-        with stepping(relay.target, shared_calibration="model", recycled_logits=b"key", learn=False, max_suffix=9):
+        with stepping(relay.target, shared_calibration="model", recycled_logits=b"key", learn=False):
             until(lambda: openings(relay) != [])
         [opening] = openings(relay)
         assert (opening.shared_calibration, opening.recycled_logits) == ("model", b"key")
-        assert (opening.fixed_calibration, opening.prompt_lookup, opening.max_suffix) == (True, True, 9)
+        assert (opening.fixed_calibration, opening.prompt_lookup) == (True, True)
 
 
 # --- What is refused --------------------------------------------------------------------------------------------------

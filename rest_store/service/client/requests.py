@@ -43,8 +43,8 @@ def parse(kind: type[M], data: bytes, target: str) -> M:
     """Return the message in `data`; raise ProtocolError if it is not of type `kind`."""
     try:
         return kind.FromString(data)
-    except DecodeError as error:
-        found = f"{len(data)} malformed bytes ({error})"
+    except (DecodeError, TypeError) as error:  # the latter for None: a peer that says OK and nothing else
+        found = "no message" if data is None else f"{len(data)} malformed bytes ({error})"
         raise ProtocolError(describe(target, kind.__name__, found, "a message of a datastore service")) from None
 
 
