@@ -34,7 +34,6 @@
     |   |-- SourceError                 a source is invalid, or there are too many       (TypeError)
     |   |-- SessionClosedError          the session is closed                            (ValueError)
     |   |-- BatchError                  sessions cannot be asked together                (ValueError)
-    |   `-- CopyError                   a session or its memory cannot be copied         (TypeError)
     |-- CalibrationError                a calibration is unreadable or of another release (ValueError)
     |-- RecycledLogitsError             recycled logits are unreadable or of another release (ValueError)
     |-- RecordingError                  recordings are unreadable or insufficient        (ValueError)
@@ -276,10 +275,6 @@ class SessionClosedError(SessionError, ValueError):
 
 class BatchError(SessionError, ValueError):
     """What was passed for a batch is no list of different sessions, or not of its length."""
-
-
-class CopyError(SessionError, TypeError):
-    """A draft session, or recycled logits, can neither be copied nor pickled: they belong to one process."""
 
 
 class CalibrationError(RestStoreError, ValueError):

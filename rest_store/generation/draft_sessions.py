@@ -71,7 +71,6 @@ class DraftCounts:
         failed: calls that raised, and answers that are not a tree over the vocabulary within the budget.
         errors: the first few reasons, as text.
         dropped: steps that went on without a source, as in `SessionStatistics`; added up when sessions close.
-        source_errors: the error texts of these sources; collected when sessions close.
     """
 
     asked: int = 0
@@ -79,8 +78,7 @@ class DraftCounts:
     accepted: int = 0
     failed: int = 0
     errors: list[str] = field(default_factory=list)
-    dropped: dict[tuple[int, str], int] = field(default_factory=dict)
-    source_errors: list[str] = field(default_factory=list)
+    dropped: dict[tuple[str, str], int] = field(default_factory=dict)
 
 
 class DraftSessions:
@@ -215,7 +213,6 @@ class DraftSessions:
         if isinstance(session, DraftSession):
             for source, steps in session.statistics.dropped.items():
                 self.counts.dropped[source] = self.counts.dropped.get(source, 0) + steps
-            self.counts.source_errors += session.statistics.errors
             for absence in session.statistics.absent.values():
                 if absence.steps >= min(_LONG_ABSENCE, session.statistics.steps):
                     self._stopped[absence.reason] = None

@@ -12,7 +12,7 @@ import torch
 from transformers import StopStringCriteria
 
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.remembering import Targets
+from rest_store.drafting.remembering import flush_all
 from rest_store.errors import DrafterError, ModeNotSupportedError, PromptError, describe
 from rest_store.generation.comparison import Comparer
 from rest_store.generation.conversation import rendered
@@ -54,7 +54,6 @@ class Generator:
         self._source_names = source_names(sources)
         self._calibration = functools.cache(Calibration.default)  # shared by all generations
         self._session_factory(self._options)
-        self._targets = Targets()
 
     def generate(self, prompt: Prompt, *, compare: bool = False, **options: Any) -> GeneratorOutput:
         """Generate to the end.
@@ -124,7 +123,6 @@ class Generator:
         warn_ignored([name for name in ("assistant_model",) if options.pop(name, None) is not None])
         changed = {field.name: options.pop(field.name) for field in fields(Options) if field.name in options}
         draft_options = replace(self._options, **changed)
-        self._targets.note(draft_options.remember)
         generation: Generation = self.model.generate(
             **self._inputs(prompt),
             **self._with_stop_strings(options),
@@ -136,7 +134,7 @@ class Generator:
         return generation
 
     def flush(self, seconds: float | None = None) -> bool:
-        """Wait until the outputs so far are in what they are remembered in, that of a single call included.
+        """Wait until the outputs so far are in what they are remembered in, those of other generators included.
 
         Args:
             seconds: wait no longer; None: as long as it takes.
@@ -144,7 +142,7 @@ class Generator:
         Returns:
             Whether nothing is left to be written.
         """
-        return self._targets.flush(seconds)
+        return flush_all(seconds)
 
     def _with_stop_strings(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return options of `model.generate` with a criterion in place of stop strings, which need a tokenizer."""

@@ -165,7 +165,7 @@ class Writer:
     def _remarks(self, statistics: Statistics) -> list[str]:
         """Return what went wrong beside the text."""
         dropped = statistics.drafts.dropped.items()
-        remarks = [f"{counted(steps, 'step')} without {self.labels[i]} ({why})" for (i, why), steps in dropped]
+        remarks = [f"{counted(steps, 'step')} without {source} ({why})" for (source, why), steps in dropped]
         if statistics.remembered.dropped:
             remarks.append(f"not remembered ({statistics.remembered.error})")
         if statistics.drafts.errors:

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.limits import DraftLimits
-from rest_store.drafting.members import DATASTORES, MemberSettings, MemberSource
+from rest_store.drafting.members import MemberSettings, MemberSource
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import (
@@ -133,9 +133,7 @@ def test_any_steps_give_the_trees_in_process(steady: Service, directory: Path, d
             assert tree.origins is not None
             assert expected.origins is not None
             of_stores = 2 ** len(stores) - 1
-            masks = [
-                (DATASTORES if mask & of_stores else 0) | mask >> len(stores) << 1 for mask in expected.origins.tolist()
-            ]
+            masks = [int(mask & of_stores > 0) | mask >> len(stores) << 1 for mask in expected.origins.tolist()]
             assert tree.origins.tolist() == masks
             rows = [[token, 7]] * (1 + len(tree)) if data.draw(st.booleans()) else None
             here.accept([token], [[5, 6]], node_top_k=rows)

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.limits import DraftLimits, TopK
-from rest_store.drafting.members import DATASTORES, PROMPT_LOOKUP, RECYCLED_LOGITS, MemberSettings
+from rest_store.drafting.members import MemberSettings
 from rest_store.errors import (
     DeadlineError,
     MessageSizeError,
@@ -252,11 +252,12 @@ class ServiceMember:
 
     def _masks(self, datastores: Sequence[str]) -> bytes:
         """Return our origins for each mask of the service, whose bits are its datastores, and what the session has."""
-        bits = [DATASTORES] * len(datastores)
+        origins = self._settings.origins
+        bits = [origins.datastores] * len(datastores)
         if self._settings.prompt_lookup:
-            bits.append(PROMPT_LOOKUP)
+            bits.append(origins.prompt_lookup)
         if self._settings.recycled_logits is not None:
-            bits.append(RECYCLED_LOGITS)
+            bits.append(origins.recycled_logits)
         masks = np.zeros(256, np.uint8)
         for place, bit in enumerate(bits):
             masks[np.arange(256) >> place & 1 > 0] |= bit
