@@ -34,7 +34,7 @@ from build_index.path import local_path
 from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME, TOKENIZER_FILE_NAME
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import MAX_SIZE as MAX_MANIFEST_SIZE
-from rest_store.datastore.regular_file import open_regular
+from rest_store.datastore.mapped_file import open_regular
 from rest_store.datastore.render import counted
 from rest_store.errors import OutputError, ResumeError, describe
 

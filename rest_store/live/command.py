@@ -1,4 +1,4 @@
-"""`rest-store live`: look at a live datastore, add to it, delete from it, and freeze it."""
+"""`rest-store live`: add to a live datastore, delete from it, and freeze it; and what `rest-store info` shows of it."""
 
 from __future__ import annotations
 
@@ -34,23 +34,15 @@ def duration(text: str) -> float:
 
 @click.group(context_settings=SETTINGS)
 def live() -> None:
-    """Inspect live datastores, add to them, delete from them, and freeze them.
+    """Add to live datastores, delete from them, and freeze them.
 
-    A live datastore grows while it is queried. One process writes it: while a service or a script does, `add`, `delete`
-    and `compact` are refused, and `info` and `export` work.
+    A live datastore grows while it is queried. One process writes it: while a service or a script does, `add` and
+    `delete` are refused, and `export` and `rest-store info` work.
     """
 
 
-@live.command(epilog="Example: rest-store live info memory")
-@click.argument("directory", metavar="DIR", type=PATH)
-@json_option
-def info(directory: Path, as_json: bool) -> None:
-    """Show the size, the limits and the tokenizer of the live datastore DIR."""
-    show(directory, as_json=as_json)
-
-
 def show(directory: Path, *, as_json: bool) -> None:
-    """Print what `rest-store live info` shows."""
+    """Print what `rest-store info` shows of the live datastore in `directory`."""
     with _open(directory, read_only=True) as store:
         info = store.info()
     tokenizer, size = info.tokenizer, sum(path.stat().st_size for path in directory.glob("documents.sqlite*"))
@@ -165,23 +157,6 @@ def delete(directory: Path, ids: tuple[str, ...], as_json: bool) -> None:
         return
     absent = f", {named - count:,} absent" * (count < named)
     click.echo(f"{directory}: {count:,} of {counted(named, 'document')} deleted{absent}")
-
-
-@live.command(epilog="Example: rest-store live compact memory")
-@click.argument("directory", metavar="DIR", type=PATH)
-@json_option
-def compact(directory: Path, as_json: bool) -> None:
-    """Write all documents of the live datastore DIR to as few segments as possible: it opens and answers faster."""
-    with _open(directory) as store:
-        before = store.info().shard_count
-        store.compact()
-        after = store.info()
-    if as_json:
-        facts = {"segments_before": before, "segments": after.shard_count, "size": after.size}
-        click.echo(json.dumps({"path": str(directory), **facts}))
-        return
-    segments = counted(before, "segment")
-    click.echo(f"{directory}: {segments} before, {after.shard_count} now, {size_text(after.size)} in files")
 
 
 @live.command(epilog="Example: rest-store live export memory --out memory.ds")

@@ -128,7 +128,7 @@ def test_the_available_memory_is_that_of_the_system(tmp_path):
     assert resident_bytes("VmNone") == 0
 
 
-def test_a_control_group_of_version_2_limits_what_is_available(tmp_path):
+def test_a_control_group_limits_what_is_available(tmp_path):
     files = {
         "proc/meminfo": MEMINFO,
         "proc/self/cgroup": "0::/a/b\n",
@@ -142,20 +142,6 @@ def test_a_control_group_of_version_2_limits_what_is_available(tmp_path):
     assert available_bytes(tmp_path) == 150_000
     write_files(tmp_path, {"sys/fs/cgroup/a/memory.current": "900000\n"})
     assert available_bytes(tmp_path) == 0
-
-
-def test_a_control_group_of_version_1_limits_what_is_available(tmp_path):
-    files = {
-        "proc/meminfo": MEMINFO,
-        "proc/self/cgroup": "5:cpu,cpuacct:/x\n4:memory:/../x\n",
-        "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-        "sys/fs/cgroup/memory/memory.usage_in_bytes": "5\n",
-        "sys/fs/cgroup/memory/x/memory.limit_in_bytes": "600000\n",
-        "sys/fs/cgroup/memory/x/memory.usage_in_bytes": "100000\n",
-        "sys/fs/cgroup/memory/x/memory.stat": "inactive_file 7\ntotal_inactive_file 1000\n",
-    }
-    write_files(tmp_path, files)
-    assert available_bytes(tmp_path) == 501_000
 
 
 def test_a_control_group_may_have_any_name(tmp_path):

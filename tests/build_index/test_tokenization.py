@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
-from build_index import target_tokenizer, tokenization
+from build_index import target_tokenizer
 from build_index.documents import Document
 from build_index.tokenization import TargetTokenizer, load_tokenizer
 from rest_store.datastore.tokenizer import identity_of
@@ -95,8 +95,6 @@ def test_a_gguf_file_is_loaded():
     assert tokens.dtype == np.uint16
     again = TargetTokenizer(loaded.to_json(), "from the datastore")
     assert again.identity == loaded.identity
-    cached = load_tokenizer(path)
-    assert (cached.to_json(), cached.chat_template) == (loaded.to_json(), loaded.chat_template)
 
 
 def test_mistrals_vocabulary_of_131072_tokens_is_loaded(tmp_path):
@@ -119,104 +117,6 @@ def test_tokens_are_as_wide_as_the_vocabulary_needs(size, dtype):
     tokens = loaded.encode(f"w1 w{size - 1} w{size}")
     assert tokens.tolist() == [1, size - 1, 0]
     assert tokens.dtype == dtype
-
-
-@pytest.mark.parametrize(
-    "name", ["absent/tokenizer.json", "./absent", "/absent/model", "a/b/c", "model.gguf", "~/absent/x"]
-)
-def test_an_absent_path_is_not_looked_up_on_the_hub(name, monkeypatch):
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(TokenizerLoadError, match=f"^{name}: tokenizer is absent, expected a tokenizer.json, a .gguf"):
-        load_tokenizer(name)
-
-
-@pytest.mark.parametrize(
-    ("content", "found"),
-    [
-        (b"{", "refused by tokenizers"),
-        (b"[]", "refused by tokenizers"),
-        (b'{"model": {"vocab": {}}}', "refused by tokenizers"),
-        (b"\xff\xfe\x00", "a file of another kind"),
-        (b"GGUF\x00\x00", "refused by transformers"),
-    ],
-)
-def test_a_file_that_is_no_tokenizer_is_refused_in_one_line(tmp_path, content, found):
-    path = tmp_path / "tokenizer.json"
-    path.write_bytes(content)
-    with pytest.raises(TokenizerLoadError) as error:
-        load_tokenizer(path)
-    assert str(error.value).startswith(f"{path}: tokenizer is {found}")
-    assert "\n" not in str(error.value)
-
-
-def test_a_file_that_cannot_be_read_is_refused(tmp_path, monkeypatch):
-    path = tmp_path / "tokenizer.json"
-    path.write_text("{}")
-
-    def refuse(*_args, **_options):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("pathlib.Path.open", refuse)
-    with pytest.raises(TokenizerLoadError, match=r"the tokenizer cannot be read \(Permission denied\)"):
-        load_tokenizer(path)
-
-
-def test_a_directory_that_holds_no_tokenizer_is_refused(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(TokenizerLoadError, match="tokenizer is refused by transformers") as error:
-        load_tokenizer(tmp_path)
-    assert "\n" not in str(error.value)
-
-
-def test_a_damaged_configuration_is_named(tmp_path):
-    byte_level_bpe().save(str(tmp_path / "tokenizer.json"))
-    for content, found in (("{", "not JSON"), ("[]", "a list")):
-        (tmp_path / "tokenizer_config.json").write_text(content)
-        with pytest.raises(TokenizerLoadError, match=f"tokenizer_config.json: content is {found}"):
-            load_tokenizer(tmp_path / "tokenizer.json")
-
-
-def _from_pretrained(monkeypatch, function):
-    transformers = pytest.importorskip("transformers")
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", function)
-    monkeypatch.setattr(tokenization, "hub_failure", lambda name: None)
-
-
-def test_a_name_that_the_hub_does_not_know_is_refused_in_one_line(monkeypatch):
-    def refuse(name, **options):
-        assert options == {"trust_remote_code": False, "local_files_only": False}
-        raise OSError(f"{name} is not a local folder\nand not a model identifier")
-
-    _from_pretrained(monkeypatch, refuse)
-    with pytest.raises(
-        TokenizerLoadError, match=r"^nobody/nothing: .*\(nobody/nothing is not a local folder\), expected"
-    ):
-        load_tokenizer("nobody/nothing")
-
-
-def test_a_tokenizer_in_pure_python_is_refused(monkeypatch):
-    class SlowTokenizer:
-        chat_template = None
-
-    _from_pretrained(monkeypatch, lambda name, **_options: SlowTokenizer())
-    with pytest.raises(TokenizerLoadError, match=r"a SlowTokenizer without tokenizer.json, expected a fast tokenizer"):
-        load_tokenizer("owner/slow")
-
-
-@pytest.mark.parametrize(
-    ("package", "source"), [("tokenizers", None), ("transformers", "owner/name"), ("gguf", "x.gguf")]
-)
-def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(
-    package, source, byte_level_file, tmp_path, monkeypatch
-):
-    if source == "x.gguf":
-        (tmp_path / source).write_bytes(b"GGUF")
-        source = tmp_path / source
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(
-        TokenizerLoadError, match=rf"'{package}' cannot be imported .* pip install 'rest-store\[build\]'"
-    ):
-        load_tokenizer(source or byte_level_file)
 
 
 # --- Texts -----------------------------------------------------------------------------------------------------------

@@ -98,7 +98,8 @@ def write_gguf(path: Path) -> Path:
 
     fields = json.loads(byte_level_bpe().to_str())
     vocabulary = {**fields["model"]["vocab"], **{token["content"]: token["id"] for token in fields["added_tokens"]}}
-    control = {token["content"] for token in fields["added_tokens"] if token["special"]}
+    added = [token["content"] for token in fields["added_tokens"]]
+    control = [token["content"] for token in fields["added_tokens"] if token["special"]]
     tokens = sorted(vocabulary, key=lambda token: int(vocabulary[token]))
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(64)
@@ -110,9 +111,10 @@ def write_gguf(path: Path) -> Path:
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(len(tokens))
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
+    writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
-    writer.add_token_types([gguf.TokenType.CONTROL if token in control else gguf.TokenType.NORMAL for token in tokens])
+    kinds = dict.fromkeys(added, gguf.TokenType.USER_DEFINED) | dict.fromkeys(control, gguf.TokenType.CONTROL)
+    writer.add_token_types([kinds.get(token, gguf.TokenType.NORMAL) for token in tokens])
     writer.add_token_merges([" ".join(merge) for merge in fields["model"]["merges"]])
     writer.add_bos_token_id(vocabulary["<|im_start|>"])
     writer.add_eos_token_id(vocabulary["<|im_end|>"])
