@@ -161,6 +161,10 @@ def test_malformed_messages_are_refused(data: bytes) -> None:
         assert isinstance(parse(pb.DraftResponse, data, "peer"), pb.DraftResponse)
 
 
+def test_a_peer_that_says_ok_and_nothing_else_is_refused() -> None:
+    refused(ProtocolError, lambda: parse(pb.DraftResponse, None, "peer"), "peer: DraftResponse is no message")  # type: ignore[arg-type]
+
+
 def description(**changes: Any) -> pb.DatastoreDescription:
     tokenizer = pb.TokenizerDescription(name="t", fingerprint="sha256:" + "0" * 64, vocabulary_size=9)
     return pb.DatastoreDescription(**({"name": "a", "tokenizer": tokenizer} | changes))

@@ -14,6 +14,7 @@ from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.datastore.validation import Contexts, IntSequence, batch, limit, limits, tail, tails
 from rest_store.drafting.members import MemberSettings
 from rest_store.errors import LiveFormatError, TargetError, describe
+from rest_store.live.added import AddedDocuments
 from rest_store.service.address import is_name
 from rest_store.service.channel import Dialer, Tls, seconds_of
 from rest_store.service.client.descriptions import ServiceInfo
@@ -44,7 +45,8 @@ class DatastoreClient:
             command lines: `a:1,b:1;a:2,b:2`. All parts are asked at once, and all have to answer; in a draft session,
             a part that does not is left out of a step.
         datastore: name or names of the datastores to ask; None: all whose tokenizer matches.
-        tokenizer: the tokenizer in use, as for `Datastore.open`; a service with another is refused.
+        tokenizer: the tokenizer in use: an object, a path or a name, as for `Datastore.open`; a service with another is
+            refused.
         token: bearer token.
         tls: certificates; True: those of gRPC; None: no TLS, for this machine and trusted networks.
         timeout: seconds for each call, all attempts together, and for each step of a session.
@@ -198,7 +200,7 @@ class DatastoreClient:
         *,
         datastore: str | None = None,
         timeout: float = WRITE_SECONDS,
-    ) -> list[str]:
+    ) -> AddedDocuments:
         """Add documents to a live datastore; return when they are durable, and visible to all its clients.
 
         An attempt that fails is repeated: an id makes sure that nothing is added twice, so calling again with the same
@@ -212,7 +214,8 @@ class DatastoreClient:
             timeout: seconds for all of it.
 
         Returns:
-            The ids, in the order of `documents`.
+            The ids, in the order of `documents`, and which were added and which were there already, as
+            `LiveDatastore.add`. After a repeated attempt, what the first one added counts as there.
 
         Raises:
             DocumentError, TokenRangeError, StorageError: as `LiveDatastore.add`.
@@ -294,11 +297,10 @@ class DatastoreClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def __str__(self) -> str:
-        """The datastores, as far as they are known, and where they are, such as "code at 127.0.0.1:50051"."""
-        info = self._parts.members[0].info
-        names = self._names if info is None else [datastore.name for datastore in info.datastores]
-        return f"{', '.join(names) or 'datastores'} at {self._target}"
+    @property
+    def name(self) -> str:
+        """What it was made with, for statistics: "code at 127.0.0.1:50051", or the target alone."""
+        return f"{', '.join(self._names)} at {self._target}" if self._names else self._target
 
     def __repr__(self) -> str:
         return f"DatastoreClient({self._target!r})"
