@@ -237,7 +237,7 @@ def encoder(store: Store | None, name: str | None) -> Encode | None:
         output = target.encode(answer).tolist()
         try:
             chat = Document(messages=(("user", prompt), ("assistant", answer)))
-            whole = target.encode_conversations([chat])[0].tolist()
+            whole = target.encode_documents([chat])[0].tolist()
         except CorpusError:  # no chat template
             return target.encode(prompt).tolist(), output
         for end in range(len(whole), len(output) - 1, -1):

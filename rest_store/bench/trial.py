@@ -210,7 +210,7 @@ def datastore_of(corpora: Sequence[str], model: str, out: Path, *, without: Sequ
     Raises:
         BuildError, TokenizerLoadError: as `rest_store.build`.
     """
-    from build_index.progress import TerminalBars
+    from build_index.progress import ProgressLine
 
     place = out / _STORE
     if (place / FILE_NAME).exists() and [one["corpus"] for one in Manifest.read(place).corpora] == list(corpora):
@@ -218,8 +218,8 @@ def datastore_of(corpora: Sequence[str], model: str, out: Path, *, without: Sequ
         return place
     say(f"datastore: building {place} of {', '.join(corpora)}")
     exclude = [glob for corpus in corpora for path in (out, *without) for glob in _inside(path, corpus)]
-    bars = TerminalBars(sys.stderr) if TerminalBars.fits(sys.stderr) else None
-    with rest_store.build(corpora, model, place, exclude=exclude, progress=bars) as store:
+    line = ProgressLine(sys.stderr) if ProgressLine.fits(sys.stderr) else None
+    with rest_store.build(corpora, model, place, exclude=exclude, progress=line) as store:
         info = store.info()
     say(f"datastore: {counted(info.token_count, 'token')} in {counted(info.document_count, 'document')}")
     return place

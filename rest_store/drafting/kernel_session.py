@@ -30,9 +30,17 @@ class OpenStore:
     store: Store
     snapshot: Snapshot
 
+    def fault(self) -> str:
+        """Return why the datastore cannot be read any more; empty if it can."""
+        try:
+            self.store.require_readable()
+        except (DatastoreClosedError, DatastoreUnavailableError) as error:
+            return str(error)
+        return ""
+
 
 def kernel_session(
-    calibration: Calibration, sources: Sequence[object], *, learn: bool, max_suffix: int
+    calibration: Calibration, sources: Sequence[object], *, learn: bool, max_suffix: int = 16
 ) -> tuple[NativeSession, dict[int, OpenStore]]:
     """Open the kernel's side of a session.
 
@@ -120,16 +128,3 @@ def append(native: NativeSession, tokens: npt.NDArray[np.int32], top_k: TopK | N
         return int(native.accept(tokens, top_k, node_top_k))
     except ValueError as error:
         raise ContextTypeError(f"draft session: {error}") from None
-
-
-def append_all(
-    natives: Sequence[NativeSession],
-    tokens: Sequence[npt.NDArray[np.int32]],
-    top_k: Sequence[TopK | None],
-    node_top_k: Sequence[TopK | None],
-) -> list[int]:
-    """Do what `append` does for each of different sessions; raise ContextTypeError before anything is appended."""
-    try:
-        return list(native_kernel().accept_all(natives, tokens, top_k, node_top_k))
-    except ValueError as error:
-        raise ContextTypeError(f"accept_all: {error}") from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +17,16 @@ from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.limits import DraftLimits, TopK
 
-# Bits of the origins of a member's tree: its datastores together, and the sources that each member has.
-DATASTORES, PROMPT_LOOKUP, RECYCLED_LOGITS = 1, 2, 4
+
+class Origins(NamedTuple):
+    """Bits of the origins of a member's tree: its datastores together, and the sources that each member has."""
+
+    datastores: int
+    prompt_lookup: int
+    recycled_logits: int
+
+
+_ORIGINS = Origins(1, 2, 4)  # of a member that nobody else's trees are merged with
 
 
 @dataclass(frozen=True)
@@ -33,6 +41,7 @@ class MemberSettings:
             None: nothing is known.
         prompt_lookup: whether the text is a source.
         recycled_logits: key under which sessions share recycled logits; None: these are no source.
+        origins: what the session calls the sources.
     """
 
     learn: bool
@@ -41,6 +50,7 @@ class MemberSettings:
     prompt_top_k: TopK | None
     prompt_lookup: bool = False
     recycled_logits: bytes | None = None
+    origins: Origins = _ORIGINS
 
 
 class Member(Protocol):
@@ -66,7 +76,8 @@ class Member(Protocol):
             timeout: seconds to wait at most; None: as long as the source says.
 
         Returns:
-            A tree within the limits, parents before children, with scores, and with origins as the bits above.
+            A tree within the limits, parents before children, with the origins of the settings, and with scores of
+            which none is greater than the parent's.
 
         Raises:
             DeadlineError: it has not come in time. It is skipped when it comes.
@@ -81,7 +92,7 @@ class Member(Protocol):
             tokens: the new tokens.
             top_k: of these, as there.
             node_top_k: [1 + N, k], after the text before, and after each of the N nodes of the tree that this member
-                returned last, rows of -1 where unknown; None: nothing is known. Without such a tree, N is 0.
+                has returned since then, rows of -1 where unknown; None: nothing is known. Without such a tree, N is 0.
         """
 
     def close(self) -> None:

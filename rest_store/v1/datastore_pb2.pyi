@@ -1,6 +1,3 @@
-import datetime
-
-from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -82,14 +79,14 @@ class SessionOpening(_message.Message):
     FIXED_CALIBRATION_FIELD_NUMBER: _ClassVar[int]
     MAX_SUFFIX_FIELD_NUMBER: _ClassVar[int]
     selection: Selection
-    tokens: _containers.RepeatedScalarFieldContainer[int]
+    tokens: bytes
     top_k: TopK
     prompt_lookup: bool
     recycled_logits: bytes
     shared_calibration: str
     fixed_calibration: bool
     max_suffix: int
-    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., top_k: _Optional[_Union[TopK, _Mapping]] = ..., prompt_lookup: bool = ..., recycled_logits: _Optional[bytes] = ..., shared_calibration: _Optional[str] = ..., fixed_calibration: bool = ..., max_suffix: _Optional[int] = ...) -> None: ...
+    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., tokens: _Optional[bytes] = ..., top_k: _Optional[_Union[TopK, _Mapping]] = ..., prompt_lookup: bool = ..., recycled_logits: _Optional[bytes] = ..., shared_calibration: _Optional[str] = ..., fixed_calibration: bool = ..., max_suffix: _Optional[int] = ...) -> None: ...
 
 class TopK(_message.Message):
     __slots__ = ("k", "tokens")
@@ -119,13 +116,9 @@ class TreeRequest(_message.Message):
     max_nodes: int
     sequence: int
     costs: StepCosts
-    chain: ChainRequest
+    chain: bool
     min_score: float
-    def __init__(self, max_nodes: _Optional[int] = ..., sequence: _Optional[int] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., chain: _Optional[_Union[ChainRequest, _Mapping]] = ..., min_score: _Optional[float] = ...) -> None: ...
-
-class ChainRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    def __init__(self, max_nodes: _Optional[int] = ..., sequence: _Optional[int] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., chain: bool = ..., min_score: _Optional[float] = ...) -> None: ...
 
 class StepCosts(_message.Message):
     __slots__ = ("of_step",)
@@ -180,7 +173,7 @@ class DescribeResponse(_message.Message):
     def __init__(self, version: _Optional[str] = ..., datastores: _Optional[_Iterable[_Union[DatastoreDescription, _Mapping]]] = ..., limits: _Optional[_Union[ServiceLimits, _Mapping]] = ...) -> None: ...
 
 class DatastoreDescription(_message.Message):
-    __slots__ = ("name", "tokenizer", "token_count", "document_count", "shard_count", "size", "built", "format_version", "live", "part")
+    __slots__ = ("name", "tokenizer", "token_count", "document_count", "shard_count", "size", "built", "live", "writable", "part")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FIELD_NUMBER: _ClassVar[int]
     TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -188,8 +181,8 @@ class DatastoreDescription(_message.Message):
     SHARD_COUNT_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     BUILT_FIELD_NUMBER: _ClassVar[int]
-    FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     LIVE_FIELD_NUMBER: _ClassVar[int]
+    WRITABLE_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     name: str
     tokenizer: TokenizerDescription
@@ -197,11 +190,11 @@ class DatastoreDescription(_message.Message):
     document_count: int
     shard_count: int
     size: int
-    built: _timestamp_pb2.Timestamp
-    format_version: int
-    live: LiveDescription
+    built: int
+    live: bool
+    writable: bool
     part: PartDescription
-    def __init__(self, name: _Optional[str] = ..., tokenizer: _Optional[_Union[TokenizerDescription, _Mapping]] = ..., token_count: _Optional[int] = ..., document_count: _Optional[int] = ..., shard_count: _Optional[int] = ..., size: _Optional[int] = ..., built: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., format_version: _Optional[int] = ..., live: _Optional[_Union[LiveDescription, _Mapping]] = ..., part: _Optional[_Union[PartDescription, _Mapping]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., tokenizer: _Optional[_Union[TokenizerDescription, _Mapping]] = ..., token_count: _Optional[int] = ..., document_count: _Optional[int] = ..., shard_count: _Optional[int] = ..., size: _Optional[int] = ..., built: _Optional[int] = ..., live: bool = ..., writable: bool = ..., part: _Optional[_Union[PartDescription, _Mapping]] = ...) -> None: ...
 
 class PartDescription(_message.Message):
     __slots__ = ("number", "parts", "build")
@@ -212,12 +205,6 @@ class PartDescription(_message.Message):
     parts: int
     build: str
     def __init__(self, number: _Optional[int] = ..., parts: _Optional[int] = ..., build: _Optional[str] = ...) -> None: ...
-
-class LiveDescription(_message.Message):
-    __slots__ = ("writable",)
-    WRITABLE_FIELD_NUMBER: _ClassVar[int]
-    writable: bool
-    def __init__(self, writable: bool = ...) -> None: ...
 
 class TokenizerDescription(_message.Message):
     __slots__ = ("name", "fingerprint", "vocabulary_size", "special_tokens", "added_tokens")

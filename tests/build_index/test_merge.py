@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 
 import pytest
@@ -64,15 +63,6 @@ def test_files_are_linked_or_copied(parts, out, copy):
     assert links == [not copy] * len(same)
 
 
-def test_files_are_copied_where_there_are_no_links(parts, out, monkeypatch):
-    def refuse(source, target):
-        raise OSError(18, os.strerror(18))
-
-    monkeypatch.setattr(merge_module.os, "link", refuse)
-    merge(parts, out)
-    check_datastore(out)
-
-
 def test_one_of_them_may_be_replaced(parts):
     merge(parts, parts[0])
     assert Datastore.open(parts[0]).manifest.document_count == 90
@@ -121,11 +111,6 @@ def test_what_cannot_be_merged_is_refused(parts, out, tmp_path):
     assert contents(parts[0]) == before
     assert not out.exists()
     assert leftovers(out) == []
-
-
-def test_the_same_datastore_twice_is_refused(parts, out):
-    with pytest.raises(MixedBuildError, match="shard-00000 is also in"):
-        merge([parts[0], parts[0]], out)
 
 
 def test_a_failure_leaves_nothing(parts, out, monkeypatch):

@@ -38,7 +38,7 @@ def directory(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("offset", "value", "error", "found", "expected"),
     [
-        (0, b"\x89PNG", NotAShardError, "b'\\x89PNG", "b'\\x89RST"),
+        (0, b"\x89PNG", NotAShardError, "file is of another kind", "a "),
         (8, b"\x0a\x0b\x0c\x0d", ByteOrderError, "big-endian", "little-endian"),
         (8, bytes(4), ShardHeaderError, "0x00000000", "0x0a0b0c0d"),
         (12, b"\2\0", FormatVersionError, "2", "1"),
@@ -61,26 +61,20 @@ def test_a_fault_that_every_shard_file_may_have(
 
 CONTRADICTIONS: list[tuple[str, int, str, int, str]] = [
     # file, offset, struct code, value, what the message says
-    ("tokens", 14, "<H", 512, "byte 15 of the header is 2, expected 1"),
     ("tokens", 16, "<I", 3, "byte 16 of the header is 3, expected 2"),
     ("tokens", 20, "<I", 0, f"vocabulary size is 0, expected 1..{MAX_VOCABULARY}"),
-    ("tokens", 20, "<I", 2**24, f"vocabulary size is {2**24}, expected 1..{MAX_VOCABULARY}"),
     ("tokens", 20, "<I", 70_000, "byte 16 of the header is 2, expected 3"),
     ("tokens", 24, "<Q", 0, f"position count is 0, expected 1..{MAX_POSITIONS}"),
     ("tokens", 24, "<Q", MAX_POSITIONS + 1, f"position count is {MAX_POSITIONS + 1}, expected 1..{MAX_POSITIONS}"),
-    ("tokens", 24, "<Q", 6, "byte 40 of the header is 14, expected 12"),
     ("tokens", 32, "<Q", 0, "document count is 0, expected 1..3"),
     ("tokens", 32, "<Q", 4, "document count is 4, expected 1..3"),
-    ("tokens", 40, "<Q", 2**63, "byte 40 of the header is 0, expected 14"),
     ("tokens", 251, "<B", 255, "byte 251 of the header is 255, expected 0"),
     ("suffixes", 16, "<I", 0, "entry bits is 0, expected 1..30"),
     ("suffixes", 16, "<I", 31, "entry bits is 31, expected 1..30"),
     ("suffixes", 16, "<I", 4, "entry bits is 4, expected 3"),
-    ("suffixes", 20, "<I", 32, "byte 20 of the header is 32, expected 64"),
     ("suffixes", 24, "<Q", 0, f"entry count is 0, expected 1..{MAX_POSITIONS - 1}"),
     ("suffixes", 24, "<Q", 6, "entry count is 6, expected 5"),
     ("suffixes", 32, "<Q", 0, "byte 32 of the header is 0, expected 1"),
-    ("suffixes", 40, "<Q", 8, "byte 40 of the header is 8, expected 16"),
     ("suffixes", 112, "<B", 1, "byte 112 of the header is 1, expected 0"),
 ]
 
@@ -155,9 +149,8 @@ def test_a_missing_file(directory: Path, kind: str) -> None:
 @pytest.mark.parametrize(("kind", "other"), [("tokens", "suffixes"), ("suffixes", "tokens")])
 def test_a_file_of_the_other_kind(directory: Path, kind: str, other: str) -> None:
     shutil.copy(directory / f"shard-00000.{other}", directory / f"shard-00000.{kind}")
-    message = refused(NotAShardError, lambda: Datastore.open(directory), f"shard-00000.{kind}: ")
-    assert f"RST{other[:3].upper()}" in message.split(", expected ")[0]
-    assert f"RST{kind[:3].upper()}" in message.split(", expected ")[1]
+    expected = f"shard-00000.{kind}: file is a {other} file, expected a {kind} file"
+    refused(NotAShardError, lambda: Datastore.open(directory), expected)
 
 
 def swap_shards(directory: Path, other: Path) -> None:

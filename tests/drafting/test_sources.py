@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_source_timeout, require_sources
 from rest_store.errors import LimitError, NativeKernelError, SourceError
 from tests.shared.members import ScriptedSource, scored
-from tests.shared.strategies import ONE_TO_NINE, open_datastore, refused
+from tests.shared.strategies import refused
 
 
 class MyLookup(PromptLookup):
@@ -44,12 +43,6 @@ def test_what_is_not_a_list_of_sources_is_refused_by_name(name: str) -> None:
     sources, fragment = WRONG[name]
     refused(SourceError, lambda: require_sources("here", sources), "here: ", fragment)
     refused(SourceError, lambda: DraftSession(sources), "draft session: ", fragment)
-
-
-def test_sources_are_taken_as_they_are_documented(tmp_path: Path) -> None:
-    store = open_datastore(tmp_path, ONE_TO_NINE)
-    require_sources("here", [store, ONE, PromptLookup(), RecycledLogits()])
-    require_sources("here", ())
 
 
 def test_without_the_kernel_sources_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

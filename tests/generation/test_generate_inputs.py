@@ -11,8 +11,6 @@ from transformers import DynamicCache
 
 import rest_store
 from rest_store.bench.baselines import tree_of
-from rest_store.generation import loop
-from rest_store.generation.cache import Slots
 from rest_store.generation.generate import generate
 from tests.shared.tiny import prompts, tiny_model
 
@@ -59,23 +57,26 @@ def ways(texts: torch.Tensor) -> dict[str, Any]:
 # --- A cache that is filled already -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("widths", [(), (1, 17)])
+@pytest.mark.parametrize("given", ["new tokens", "all tokens"])
 @pytest.mark.parametrize("architecture", ["llama", "mistral with a sliding window"])
-def test_only_the_new_tokens_and_a_filled_cache(architecture: str, widths: tuple[int, ...]) -> None:
+def test_a_conversation_goes_on_with_the_cache_it_left(architecture: str, given: str) -> None:
     model = tiny_model(architecture)
     new = prompts(1, 6, seed=5)["input_ids"]
 
     def converse(**options: Any) -> Any:
         cache = DynamicCache(config=model.config)
-        first = model.generate(prompts(1)["input_ids"], past_key_values=cache, max_new_tokens=15, do_sample=False)
-        more = torch.cat([first[:, -1:], new], dim=1)
-        mask = torch.ones(1, 28 + more.shape[1], dtype=torch.long)
+        ours = {**options, "return_dict_in_generate": False}
+        first = model.generate(
+            prompts(1)["input_ids"], past_key_values=cache, max_new_tokens=15, do_sample=False, **ours
+        )
+        more = torch.cat([first if given == "all tokens" else first[:, -1:], new], dim=1)
+        mask = torch.ones(1, 28 + 1 + new.shape[1], dtype=torch.long)
         output = model.generate(more, attention_mask=mask, past_key_values=cache, **FIXED, **options)
-        assert int(cache.get_seq_length()) == 28 + more.shape[1] + NEW - 1
+        assert int(cache.get_seq_length()) == mask.shape[1] + NEW - 1
         return output
 
     plain = converse()
-    output = converse(**ways(plain), widths=widths)
+    output = converse(**ways(plain))
     assert torch.equal(output.sequences, plain)
     assert output.statistics.drafts.accepted > 0
 
@@ -115,7 +116,7 @@ def test_a_stream_that_is_left_leaves_the_callers_cache_with_what_it_wrote(archi
     ids = prompts(1)["input_ids"]
     plain = model.generate(ids, **FIXED)
     cache = DynamicCache(config=model.config)
-    pieces = rest_store.Generator(model, None, lambda prompt: Along(plain, prompt), adaptive=False).begin(
+    pieces = rest_store.Generator(model, None, lambda prompt: Along(plain, prompt), adaptive=False).stream(
         ids, **FIXED, past_key_values=cache
     )
     written: list[int] = []
@@ -138,35 +139,8 @@ def test_keys_and_values_are_held_once() -> None:
     generator = rest_store.Generator(model, None, lambda prompt: Along(plain, prompt))
     held = [
         sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
-        for _ in generator.begin(prompts(2), **FIXED, past_key_values=cache)
+        for _ in generator.stream(prompts(2), **FIXED, past_key_values=cache)
     ]
     assert held
     assert set(held) == {0}
     assert cache.get_seq_length() == 14 + NEW - 1, "and given back at the end"
-
-
-def test_a_step_is_read_in_one_copy_and_kept_in_one_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all rows together; and the most likely tokens only where a session takes them."""
-    model = tiny_model("llama")
-    inputs = prompts(4)
-    plain = model.generate(**inputs, **FIXED)
-    counts: list[int] = []
-    moves: list[int] = []
-    read, move = loop.read_top_tokens, Slots.move
-
-    def counted(logits: torch.Tensor, *, best: bool, count: int) -> Any:
-        counts.append(count)
-        return read(logits, best=best, count=count)
-
-    def moved(self: Slots, *places: torch.Tensor) -> None:
-        moves.append(len(counts))
-        move(self, *places)
-
-    monkeypatch.setattr(loop, "read_top_tokens", counted)
-    monkeypatch.setattr(Slots, "move", moved)
-
-    output = model.generate(**inputs, **FIXED, **ways(plain))
-    assert torch.equal(output.sequences, plain)
-    assert len(counts) == output.statistics.forward_passes
-    assert set(counts) == {0}
-    assert len(moves) == len(set(moves)) > 3

@@ -139,6 +139,7 @@ def test_a_tree_of_a_session_is_read() -> None:
         ("parents", session_nodes(), DraftLimits(3, is_chain=True)),
         ("scores", session_nodes(scores=[0.5, float("nan"), 0.5]), DraftLimits(3)),
         ("scores", session_nodes(scores=[1.5, 0.5, 0.5]), DraftLimits(3)),
+        ("scores", session_nodes(scores=[0.5, 0.75, 0.5]), DraftLimits(3)),
         ("scores", session_nodes(scores=[0.5, -0.5, 0.5]), DraftLimits(3)),
     ],
 )
@@ -172,7 +173,7 @@ def description(**changes: Any) -> pb.DatastoreDescription:
         [description(), description()],
         [description(tokenizer=pb.TokenizerDescription(name="t", fingerprint="md5", vocabulary_size=9))],
         [description(tokenizer=pb.TokenizerDescription(name="t", fingerprint="sha256:" + "0" * 64))],
-        [description(built={"seconds": 2**62})],
+        [description(built=2**62)],
     ],
 )
 def test_invalid_descriptions_are_refused(datastores: list[pb.DatastoreDescription]) -> None:

@@ -19,7 +19,9 @@ from rest_store.datastore.datastore import Datastore
 from rest_store.drafting.session import DraftSession
 from rest_store.errors import (
     DatastoreNotFoundError,
+    LimitError,
     LiveFormatError,
+    MessageSizeError,
     StorageError,
     TokenizerMismatchError,
     WriterError,
@@ -97,20 +99,19 @@ def test_a_session_drafts_at_its_next_step_what_another_client_has_added(service
         assert session.draft(8).longest_path(text[6:]).size  # the first one is there still
 
 
-def test_what_does_not_fit_into_one_request_is_sent_in_several(directory: Path, tmp_path: Path) -> None:
-    options = ["--live", f"chat={tmp_path / 'chat'}", "--max-contexts", "16", METRICS]
+def test_more_than_one_request_may_have_is_refused_by_name(directory: Path, tmp_path: Path) -> None:
+    options = ["--live", f"chat={tmp_path / 'chat'}", "--max-contexts", "16"]
     with (
         running(f"a={directory}", options=options) as service,
         DatastoreClient(service.target, datastore="chat", timeout=PATIENCE) as client,
     ):
-        ids = [f"{place}" for place in range(40)]
-        assert client.add([[place, 200] for place in range(40)], ids) == ids
-        assert len(client.add([[7] * 500_000, [8] * 500_000, [9] * 500_000])) == 3
-        assert [client.count([place, 200]) for place in range(40)] == [1] * 40
-        assert [client.count([token] * 2) for token in (7, 8, 9)] == [499_999] * 3
-        assert metrics_of(service)["rest_store_requests_total", "OK", "Add"] == 3 + 2
-        assert client.delete(ids) == 40
-        assert metrics_of(service)["rest_store_requests_total", "OK", "Delete"] == 3
+        refused(LimitError, lambda: client.add([[1]] * 17), "number of documents is 17, expected at most 16")
+        refused(LimitError, lambda: client.delete(["x"] * 17), "number of ids is 17, expected at most 16")
+        for tokens in (1_100_000, 20_000_000):
+            with pytest.raises(MessageSizeError):
+                client.add([np.zeros(tokens, np.int32)])
+        assert client.add([np.arange(1_000_000) % 300], ["large"]) == ["large"]
+        assert client.info().token_count == 1_000_000
 
 
 class Forgetful(Relay):

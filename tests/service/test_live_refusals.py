@@ -15,7 +15,6 @@ import pytest
 from rest_store.errors import (
     ContextTypeError,
     DocumentError,
-    LimitError,
     LiveFormatError,
     MessageSizeError,
     OverloadedError,
@@ -27,8 +26,8 @@ from rest_store.service.client.client import DatastoreClient
 from rest_store.service.server import writes
 from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.limits import Limits
-from rest_store.service.server.rights import ALL_ALLOWED
 from rest_store.service.server.writes import Writes
+from rest_store.service.tokens import ALL_ALLOWED
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.clients import KINDS, connected
 from tests.shared.services import PATIENCE, Service, reason_of, running
@@ -125,7 +124,6 @@ BAD_DOCUMENTS: dict[str, tuple[Any, Any, str]] = {
     "outside": ([[1], [2, VOCABULARY]], TokenRangeError, "token id in document 1 is 300"),
     "far outside": ([[2**40]], TokenRangeError, "token id in document 0 is 1099511627776"),
     "negative": ([[-1]], TokenRangeError, "token id in document 0 is -1"),
-    "too large for a message": ([[1]] * 2 + [[1] * 1_100_000], MessageSizeError, "size of item 2 is 440"),
     "too large to keep": ([[1] * (MOST_TOKENS + 1)], DocumentError, "the size of document 0 is 4001 tokens"),
 }
 BAD_IDS: dict[str, tuple[Any, str]] = {
@@ -166,20 +164,6 @@ def test_a_client_of_frozen_datastores_has_to_name_a_live_one(service: Service) 
     with DatastoreClient(service.target, datastore="a", timeout=PATIENCE) as client:
         refused(UnknownDatastoreError, lambda: client.add([[1]]), "datastore to write to is 0 live ones asked")
         assert client.delete(client.add([[1]], datastore="chat"), datastore="chat") == 1
-
-
-@pytest.mark.parametrize(
-    "part", [b"\x1a\0", b"\x12\0", b"\x63\x64\x1a\0", b"\x60\1\x1a\0", b"\x65\0\0\0\0\x61" + bytes(8)]
-)
-def test_a_message_of_too_many_parts_is_not_parsed(part: bytes, tmp_path: Path, monkeypatch: Any) -> None:
-    catalog = Catalog([], [("chat", tmp_path / "chat")], identity(VOCABULARY))
-    handlers, parsed = Writes(catalog, Limits()), []
-    monkeypatch.setattr(writes, "parse", lambda kind, data: parsed.append(kind))
-    for handle in (handlers.add, handlers.delete):
-        with pytest.raises(LimitError):
-            asyncio.run(handle(part * (1 << 20), ALL_ALLOWED))
-    assert not parsed
-    catalog.close()
 
 
 @pytest.mark.parametrize("data", [b"\x1a", b"\x1a\x80", b"\x80" * 100, b"\x1b", b"\x1a\5\0", b"\x1f", b"\x61\0"])

@@ -26,8 +26,7 @@ std::vector<ShardView> shard_views(const nb::list& shards) {
     const auto field = [&](const char* name) { return nb::cast<std::uint64_t>(shard.attr(name)); };
     out.push_back({symbols.data(), reinterpret_cast<const std::uint64_t*>(keys.data()), entries.data(),
                    field("position_count"), field("entry_count"), field("key_count"),
-                   static_cast<std::uint32_t>(field("width")), static_cast<std::uint32_t>(field("bits")),
-                   nb::cast<nb::tuple>(shard.attr("files")).size() != 0});
+                   static_cast<std::uint32_t>(field("width")), static_cast<std::uint32_t>(field("bits"))});
   }
   return out;
 }
@@ -95,10 +94,7 @@ class NativeKernel {
   // Gives scratch back to the kernel that it was taken from.
   struct GiveBack {
     NativeKernel* kernel;
-    void operator()(Kernel::Scratch* scratch) const {
-      std::unique_ptr<Kernel::Scratch> owned(scratch);
-      if (!owned->drafter.holds_excess()) kernel->scratch_.push_back(std::move(owned));
-    }
+    void operator()(Kernel::Scratch* scratch) const { kernel->scratch_.emplace_back(scratch); }
   };
 
   // Scratch for a query: what an earlier one has left, or new. The GIL guards it.
@@ -152,7 +148,6 @@ NB_MODULE(_kernel, module) {
   module.doc() = "The compiled kernel; rest_store.datastore.kernel loads it.";
   module.def("sort_suffixes", &sort_suffixes, "sorter"_a, "symbols"_a, "width"_a, "bits"_a, "keys"_a, "entries"_a);
   bind_calibrations(module);
-  bind_evidence(module);
   bind_sessions(module);
   nb::class_<NativeKernel>(module, "NativeKernel", nb::is_weak_referenceable())
       .def(nb::init<const nb::list&, std::uint32_t>(), "shards"_a, "vocabulary_size"_a)

@@ -10,30 +10,14 @@
 
 namespace rest_store {
 
-namespace {
-
-// A packed tree, in bytes: features, thresholds and leaves, one after the other.
-constexpr std::size_t kTreeSize =
-    sizeof(ObliviousTree::features) + sizeof(ObliviousTree::thresholds) + sizeof(ObliviousTree::leaves);
-
-}  // namespace
-
 Gbdt gbdt_of(const nb::bytes& packed) {
   constexpr std::size_t kHead = sizeof(float);
-  if (packed.size() < kHead || (packed.size() - kHead) % kTreeSize != 0) throw nb::value_error("of a wrong size");
+  if (packed.size() < kHead || (packed.size() - kHead) % sizeof(ObliviousTree) != 0)
+    throw nb::value_error("of a wrong size");
   Gbdt gbdt;
   std::memcpy(&gbdt.base, packed.c_str(), kHead);
-  gbdt.trees.resize((packed.size() - kHead) / kTreeSize);
-  const char* from = packed.c_str() + kHead;
-  const auto read = [&](auto& column) {
-    std::memcpy(column.data(), from, sizeof column);
-    from += sizeof column;
-  };
-  for (ObliviousTree& tree : gbdt.trees) {
-    read(tree.features);
-    read(tree.thresholds);
-    read(tree.leaves);
-  }
+  gbdt.trees.resize((packed.size() - kHead) / sizeof(ObliviousTree));
+  std::memcpy(gbdt.trees.data(), packed.c_str() + kHead, packed.size() - kHead);
   for (const ObliviousTree& tree : gbdt.trees)
     for (const std::uint16_t feature : tree.features)
       if (feature >= kFeatures) throw nb::value_error("of other features");
@@ -48,18 +32,9 @@ using namespace rest_store;
 namespace {
 
 nb::bytes packed_of(const Gbdt& gbdt) {
-  std::vector<char> out(sizeof(float) + gbdt.trees.size() * kTreeSize);
+  std::vector<char> out(sizeof(float) + gbdt.trees.size() * sizeof(ObliviousTree));
   std::memcpy(out.data(), &gbdt.base, sizeof(float));
-  char* to = out.data() + sizeof(float);
-  const auto write = [&](const auto& column) {
-    std::memcpy(to, column.data(), sizeof column);
-    to += sizeof column;
-  };
-  for (const ObliviousTree& tree : gbdt.trees) {
-    write(tree.features);
-    write(tree.thresholds);
-    write(tree.leaves);
-  }
+  std::memcpy(out.data() + sizeof(float), gbdt.trees.data(), out.size() - sizeof(float));
   return bytes_of(out);
 }
 
@@ -96,8 +71,8 @@ nb::bytes fit_gbdt(const Array<float, 2>& rows, const Array<std::uint8_t>& label
   return packed_of(gbdt);
 }
 
-// The log odds of rows of features by the trees of frozen stores, as float32[rows]: 16 rows at once or 32, of one place
-// and so with the same shared features, with one of INSTRUCTIONS. For tests.
+// The log odds of rows of features by the trees of frozen stores, as float32[rows]: 16 rows at once or 32, with one of
+// INSTRUCTIONS. For tests.
 nb::bytes log_odds(const NativeCalibration& calibration, const Array<float, 2>& rows, bool is_wide,
                    std::size_t instructions) {
   const auto chosen = static_cast<Instructions>(instructions);
@@ -120,10 +95,6 @@ nb::bytes log_odds(const NativeCalibration& calibration, const Array<float, 2>& 
 
 void bind_calibrations(nb::module_& module) {
   module.attr("FEATURES") = kFeatures;
-  nb::list shared;  // columns
-  for (std::size_t column = 0; column < kFeatures; ++column)
-    if (kSharedColumns[column]) shared.append(column);
-  module.attr("SHARED_FEATURES") = shared;
   nb::list instructions;  // that this machine has
   for (std::size_t i = 0; i < 3; ++i)
     if (has(static_cast<Instructions>(i))) instructions.append(i);

@@ -135,25 +135,16 @@ class RecycledLogits {
     return ((hash_of(key) >> 20) + way) & (rows_.size() - 1);
   }
 
-  // Whether `row` is one that rows() may return.
+  // Whether the numbers of `row` are tokens, weights and times.
   static bool is_row(std::span<const std::int32_t> row, std::uint64_t vocabulary) {
-    const auto is_token = [&](std::int32_t value) {
-      return value >= 0 && static_cast<std::uint64_t>(value) < vocabulary;
-    };
-    const auto is_weight = [](std::int32_t value) {
-      return value > 0 && value <= static_cast<std::int32_t>(LikelyTokens::kGreatestWeight);
-    };
-    const auto count_of = [](std::span<const std::int32_t> values, const auto& is_value) {  // then -1; 0 if malformed
-      const auto end = std::find(values.begin(), values.end(), -1);
-      const bool whole = std::all_of(values.begin(), end, is_value) &&
-                         std::all_of(end, values.end(), [](std::int32_t value) { return value == -1; });
-      return whole ? end - values.begin() : 0;
+    const auto is_up_to = [](std::span<const std::int32_t> values, std::int64_t most) {
+      return std::all_of(values.begin(), values.end(),
+                         [&](std::int32_t value) { return -1 <= value && value <= most; });
     };
     const auto weights = row.subspan(kRecycledOrders + kTopK, kTopK);
-    const auto count = count_of(row.subspan(kRecycledOrders, kTopK), is_token);
-    return count_of(row.first(kRecycledOrders), is_token) > 0 && count > 0 && count_of(weights, is_weight) == count &&
-           std::is_sorted(weights.begin(), weights.end(), std::greater<>()) && row.back() > 0 &&
-           row.back() <= static_cast<std::int32_t>(LikelyTokens::kMostTimes);
+    return is_up_to(row.first(kRecycledOrders + kTopK), static_cast<std::int64_t>(vocabulary) - 1) &&
+           is_up_to(weights, LikelyTokens::kGreatestWeight) && is_up_to(row.last(1), LikelyTokens::kMostTimes) &&
+           row.back() > 0;
   }
 
   // What is known after `key`, or a place for it.
