@@ -91,7 +91,7 @@ demo: $(DEMO)/manifest.json
 	  $(WRITE) --datastore unix:$(CURDIR)/demo/socket --compare | \
 	  { for line in 1 2 3; do IFS= read -r text; printf '%s\n' "$$text"; done; kill -9 $$server; cat; }
 	$(RELATED) > demo/before && cat demo/before
-	$(BIN)/rest-store live info demo/memory
+	$(BIN)/rest-store info demo/memory
 	$(RELATED) --datastore demo/memory > demo/after && cat demo/after
 	@sed -n 's/.* forward passes, M \([0-9.]*\),.*/\1/p' demo/before demo/after | paste -s | \
 	  { read -r before after; echo "M $$before before the first answer was remembered, M $$after after it"; }

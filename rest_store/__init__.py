@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rest_store.errors import RestStoreError
     from rest_store.generation.generate import generate
     from rest_store.generation.generator import Generator
-    from rest_store.generation.generator_output import GeneratorOutput
+    from rest_store.generation.output import GeneratorOutput
     from rest_store.generation.prepacking import prepacked_weights
     from rest_store.live.live_datastore import LiveDatastore
     from rest_store.service.channel import Tls
@@ -66,7 +66,7 @@ _HOMES = {
     "DraftSession": "rest_store.drafting.session",
     "generate": "rest_store.generation.generate",
     "Generator": "rest_store.generation.generator",
-    "GeneratorOutput": "rest_store.generation.generator_output",
+    "GeneratorOutput": "rest_store.generation.output",
     "LiveDatastore": "rest_store.live.live_datastore",
     "prepacked_weights": "rest_store.generation.prepacking",
     "PromptLookup": "rest_store.drafting.sources",

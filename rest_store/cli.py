@@ -27,7 +27,7 @@ from rest_store.extras import missing_extra
 from rest_store.options import FILE, PATH, PLACE, SETTINGS, Group, json_option, max_nodes_option
 from rest_store.service.address import is_service
 from rest_store.service.options import Access, access_options, timeout_option
-from rest_store.terminal import loading
+from rest_store.terminal import draft_as_json, draw_draft, loading
 
 
 class _Group(Group):
@@ -137,7 +137,7 @@ def build_main() -> None:
 @timeout_option(10.0)
 @json_option
 def info(place: str, access: Access, timeout: float, as_json: bool) -> None:
-    """Show size, tokenizer, sources and build options of the datastore at PLACE; of a live one, what `live info` shows.
+    """Show size, tokenizer, sources and build options of the datastore at PLACE, frozen or live.
 
     Of a service, HOST:PORT or unix:/path, it shows the datastores. The parts of a datastore are shown together:
     HOST:PORT,HOST:PORT;HOST:PORT, with commas between services of the same part.
@@ -213,21 +213,17 @@ def check(datastore: Path, full: bool, as_json: bool) -> None:
     from rest_store.live.directory import is_live
 
     on_terminal = sys.stderr.isatty() and not as_json
-    latest_line = ""
 
-    def progress(stage: str, done: int, total: int) -> None:
-        nonlocal latest_line
-        line = f"{stage}: {100 * done // max(1, total)} %"
-        if on_terminal and line != latest_line:
-            click.echo(f"\r{line:<50}", nl=False, err=True)
-            latest_line = line
+    def announce(stage: str) -> None:
+        if on_terminal:
+            click.echo(f"\r{stage:<50}", nl=False, err=True)
 
     if is_live(datastore):
         from rest_store.live.check import check_live
 
-        shards, tokens = check_live(datastore, full=full, progress=progress)
+        shards, tokens = check_live(datastore, full=full, announce=announce)
     else:
-        store = check_datastore(datastore, full=full, progress=progress)
+        store = check_datastore(datastore, full=full, announce=announce)
         shards, tokens = len(store.shards), store.manifest.token_count
     if on_terminal:
         click.echo("\r" + " " * 50 + "\r", nl=False, err=True)
@@ -281,8 +277,6 @@ def query(
     PLACE is a directory, frozen or live, or the address of a service, HOST:PORT or unix:/path. A service has no
     tokenizer: pass --tokenizer with --text.
     """
-    from rest_store.datastore.render import draft_as_json, draw_draft
-
     if (text is None) == (tokens is None):
         raise click.UsageError("pass the context as either --text or --tokens")
     if is_service(datastore):

@@ -7,8 +7,8 @@ from rest_store.errors import MissingExtraError, describe
 EXTRAS = {
     **dict.fromkeys(("grpc", "grpc_status", "grpc_health", "grpc_reflection", "google", "prometheus_client"), "server"),
     **dict.fromkeys(("torch", "transformers"), "hf"),
-    **dict.fromkeys(("tokenizers", "pydivsufsort", "pyarrow", "datasets", "jinja2", "gguf"), "build"),
-    **dict.fromkeys(("fsspec", "s3fs", "gcsfs", "aiohttp"), "remote"),
+    **dict.fromkeys(("tokenizers", "pydivsufsort", "pyarrow", "jinja2", "gguf", "fsspec"), "build"),
+    **dict.fromkeys(("s3fs", "gcsfs"), "remote"),
     "ray": "ray",
 }
 

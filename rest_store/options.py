@@ -88,7 +88,8 @@ def max_nodes_option(default: Any = None, *, least: int = 1, **settings: Any) ->
         least: smallest number.
         settings: of `click.option`.
     """
-    help_text = "Most draft tokens of a step." + (" Repeatable." if settings.get("multiple") else "")
+    help_text = "Most draft tokens (nodes of the draft tree) that one forward pass verifies."
+    help_text += " Repeatable." if settings.get("multiple") else ""
     if default is not None:
         settings["default"] = default
     return click.option("--max-nodes", metavar="N", type=click.IntRange(least, MAX_NODES), help=help_text, **settings)

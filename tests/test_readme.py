@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 import rest_store
 from rest_store import errors
 from rest_store.cli import main
-from rest_store.engines.metrics import COUNTERS, PREFIX
+from rest_store.engines.metrics import COUNTERS
 from rest_store.service.address import Address
 from rest_store.service.server.server import Options, Server
 from tests.shared.models import byte_level_bpe
@@ -178,7 +178,7 @@ async def metrics_of_a_server(options: Options) -> set[str]:
 def test_the_reference_has_every_metric(tmp_path: Path) -> None:
     options = Options([("a", write_datastore(tmp_path, Corpus(300, [[[1, 2]]])))], metrics=Address.parse("127.0.0.1:0"))
     served = asyncio.run(metrics_of_a_server(options))
-    engines = {f"{PREFIX}{name}_total" for name in COUNTERS} | {f"{PREFIX}sessions"}
+    engines = {f"rest_store_engine_{name}_total" for name in COUNTERS} | {"rest_store_engine_sessions"}
     assert min(len(served), len(engines)) > 10
     page = PAGES["docs/reference/metrics.md"]
     assert sorted(re.findall(r"`(rest_store_\w+)`", page)) == sorted(served | engines)

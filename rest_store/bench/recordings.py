@@ -249,7 +249,7 @@ def encoder(store: Store | None, name: str | None) -> Encode | None:
         text = "\n".join(content for _, content in before)
         try:
             chat = Document(messages=(*before, ("assistant", answer)))
-            whole = target.encode_conversations([chat])[0].tolist()
+            whole = target.encode_documents([chat])[0].tolist()
         except CorpusError:  # no chat template
             return target.encode(text).tolist(), output
         for end in range(len(whole), len(output) - 1, -1):

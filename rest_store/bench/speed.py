@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -215,22 +215,30 @@ def write_all(
     from rest_store.bench.methods import decoding
 
     for method in methods.values():
-        # Sessions keep what they learn, so the warm-up reads tokens in an order that no measured prompt has.
-        write(model, method, prompts[0].tokens[::-1], _WARM_UP_TOKENS, {"do_sample": False}, 0)
-    runs: Runs = defaultdict(lambda: defaultdict(list))
+        warm_up(model, method, prompts)
+    written: dict[str, list[Run]] = {name: [] for name in methods}
     names = list(methods)
     for number, prompt in enumerate(prompts):
-        results = {}
         settings = decoding(sampling, prompt.family)
         for place in range(len(names)):
             name = names[(number + place) % len(names)]
-            results[name] = write(model, methods[name], prompt.tokens, max_new_tokens, settings, seed + number)
-        expected, seconds = results["plain"]["written"], results["plain"]["seconds"]
-        for name, run in results.items():
-            run["identical"] = run.pop("written") == expected
-            run["of_plain"] = seconds / run["seconds"]
-            runs[prompt.family][name].append(run)
+            written[name].append(write(model, methods[name], prompt.tokens, max_new_tokens, settings, seed + number))
         progress(f"{number + 1}/{len(prompts)} {prompt.family}")
+    return by_family(prompts, written)
+
+
+def warm_up(model: Any, method: Method, prompts: Sequence[Prompt]) -> None:
+    """Continue a prompt that is not timed: tokens in an order that none has, since sessions keep what they learn."""
+    write(model, method, prompts[0].tokens[::-1], _WARM_UP_TOKENS, {"do_sample": False}, 0)
+
+
+def by_family(prompts: Sequence[Prompt], written: Mapping[str, Sequence[Run]]) -> Runs:
+    """Return the runs of each method, one for each prompt, by family and beside plain generation."""
+    runs: Runs = defaultdict(lambda: defaultdict(list))
+    for name, all_runs in written.items():
+        for prompt, run, plain in zip(prompts, all_runs, written["plain"], strict=True):
+            beside = {"identical": run["written"] == plain["written"], "of_plain": plain["seconds"] / run["seconds"]}
+            runs[prompt.family][name].append({**run, **beside})
     return runs
 
 

@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 
 from rest_store.datastore.datastore import Datastore
-from rest_store.drafting.session import DraftSession
-from rest_store.drafting.sources import RecycledLogits
-from rest_store.errors import CopyError, DatastoreClosedError, DatastoreNotFoundError, MixedBuildError
+from rest_store.errors import DatastoreClosedError, DatastoreNotFoundError, MixedBuildError
 from tests.datastore.test_lost_pages import QUERIES, query_in_threads
 from tests.datastore.test_opening import run_python
 from tests.shared.strategies import Corpus, refused, write_datastore, zipf_corpus
@@ -104,13 +102,6 @@ def test_copies_are_the_datastore_itself(directory: Path) -> None:
     assert copy.deepcopy({"store": store})["store"] is store
 
 
-@pytest.mark.parametrize("duplicate", [pickle.dumps, copy.copy, copy.deepcopy])
-def test_sessions_and_recycled_logits_cannot_be_copied(directory: Path, duplicate: Callable[[object], object]) -> None:
-    with DraftSession([Datastore.open(directory)], prompt=[1, 2]) as session:
-        refused(CopyError, lambda: duplicate(session), "draft session: a copy is impossible")
-    refused(CopyError, lambda: duplicate(RecycledLogits()), "recycled logits: a copy is impossible")
-
-
 FORK = """
 import os, sys, threading
 from rest_store import draft_all
@@ -162,26 +153,3 @@ def test_a_child_of_a_process_whose_threads_query_goes_on_querying(tmp_path: Pat
     """It does not wait for the locks of threads that it does not have."""
     write_datastore(tmp_path, zipf_corpus(1, 1_500, 8, 300, 1))
     assert run_python("import warnings\nwarnings.simplefilter('ignore')\n" + FORK, tmp_path) == ("{0} True\n")
-
-
-LOST_IN_A_CHILD = """
-import os, sys
-from pathlib import Path
-from rest_store.datastore.datastore import Datastore
-from rest_store.errors import DatastoreUnavailableError
-store = Datastore.open(sys.argv[1])
-child = os.fork()
-if child == 0:
-    for path in Path(sys.argv[1]).glob("shard-*"):
-        os.truncate(path, 0)
-try:
-    if child:
-        os.waitpid(child, 0)
-    store.draft([1, 2])
-except DatastoreUnavailableError:
-    print("refused", flush=True)
-"""
-
-
-def test_pages_are_lost_by_each_process_for_itself(directory: Path) -> None:
-    assert run_python(LOST_IN_A_CHILD, directory) == "refused\nrefused\n"

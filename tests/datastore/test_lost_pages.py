@@ -119,7 +119,7 @@ def test_threads_that_query_while_files_are_truncated_get_right_answers_or_the_e
     query_in_threads(Datastore.open(directory), DatastoreUnavailableError, lambda: truncate(directory))
 
 
-@pytest.mark.parametrize("stage", ["symbols", "keys", "order", "set"])
+@pytest.mark.parametrize("stage", ["symbols", "keys", "order"])
 def test_a_check_of_files_that_are_truncated_meanwhile(
     directory: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
@@ -212,20 +212,17 @@ def test_pages_of_others_end_the_process_and_the_fault_handler_reports_them(dire
     assert "lose_own_page" in error
 
 
-@WITHOUT_SANITIZER
-def test_pages_of_others_end_the_process(directory: Path) -> None:
-    assert run(OPEN + "lose_own_page()", directory) == (-signal.SIGBUS, "", "")
-
-
-def test_a_handler_that_was_there_before_gets_the_signals_that_are_sent(directory: Path) -> None:
+def test_handlers_of_others_get_the_signals_that_are_sent(directory: Path) -> None:
+    """Those that were there before, and those that were installed later."""
     code = """
-signal.signal(signal.SIGBUS, lambda *_: print("handled", flush=True))
-store = Datastore.open(sys.argv[1])
-os.kill(os.getpid(), signal.SIGBUS)
+for name in ("before", "later"):
+    signal.signal(signal.SIGBUS, lambda *_: print(name, flush=True))
+    store = Datastore.open(sys.argv[1])
+    os.kill(os.getpid(), signal.SIGBUS)
 lose_pages()
 os.kill(os.getpid(), signal.SIGBUS)
 """
-    assert run(code, directory) == (0, "handled\nrefused\nhandled\n", "")
+    assert run(code, directory) == (0, "before\nlater\nrefused\nlater\n", "")
 
 
 @WITHOUT_SANITIZER
@@ -242,32 +239,10 @@ lose_own_page()
     assert run(code, directory) == (-signal.SIGBUS, "refused\nrefused\n", "")
 
 
-def test_a_later_handler_gets_the_signals_that_are_sent(directory: Path) -> None:
-    code = """
-store = Datastore.open(sys.argv[1])
-for name in ("one", "two"):
-    signal.signal(signal.SIGBUS, lambda *_: print(name, flush=True))
-    store = Datastore.open(sys.argv[1])
-    os.kill(os.getpid(), signal.SIGBUS)
-lose_pages()
-os.kill(os.getpid(), signal.SIGBUS)
-"""
-    assert run(code, directory) == (0, "one\ntwo\nrefused\ntwo\n", "")
-
-
 @WITHOUT_SANITIZER
 @pytest.mark.parametrize("sender", ["another process", "the process itself"])
 def test_a_signal_that_is_sent_ends_the_process(directory: Path, sender: str) -> None:
-    code = """
-store = Datastore.open(sys.argv[1])
-lose_pages()
-"""
-    another = """
-if os.fork() == 0:
-    os.kill(os.getppid(), signal.SIGBUS)
-    os._exit(0)
-while True:
-    signal.pause()
-"""
+    another = "if os.fork() == 0:\n os.kill(os.getppid(), signal.SIGBUS)\n os._exit(0)\nwhile True:\n signal.pause()"
+    code = f"{OPEN}lose_pages()\n"
     code += another if sender == "another process" else "os.kill(os.getpid(), signal.SIGBUS)"
     assert run(code, directory) == (-signal.SIGBUS, "refused\n", "")
