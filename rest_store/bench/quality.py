@@ -31,7 +31,7 @@ from rest_store.datastore.render import counted
 from rest_store.datastore.store import Store
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
-from rest_store.options import PATH, max_nodes_option
+from rest_store.options import PATH, FloatRange, max_nodes_option
 
 _REST_NODES, _LOOKUP_NODES = 24, 10  # of the two rules
 
@@ -63,7 +63,7 @@ _REST_NODES, _LOOKUP_NODES = 24, 10  # of the two rules
 @click.option(
     "--batch",
     "batches",
-    metavar="ROWS",
+    metavar="N",
     multiple=True,
     type=click.IntRange(1, 4096),
     default=(1, 8, 32, 128),
@@ -71,8 +71,8 @@ _REST_NODES, _LOOKUP_NODES = 24, 10  # of the two rules
 )
 @click.option(
     "--drafting-us",
-    metavar="US",
-    type=click.FloatRange(0),
+    metavar="N",
+    type=FloatRange(0),
     show_default="as measured here",
     help="Microseconds of drafting in a modelled step, for each row.",
 )
