@@ -22,7 +22,7 @@ class Generation(NamedTuple):
         top_k: rows of likely tokens of each position, if they are known.
         family: kind of task.
         key: of the task, with the family before a plain number; empty: the prompt alone says which it is.
-        run: number of the run of its task, from 1 on; 0: it was run once.
+        run: number of the run of its task or the conversation, from 1 on; 0: it was run once.
         drafters: by name of another drafter, the tokens that it would bring at each position of the output.
     """
 
@@ -84,6 +84,6 @@ def _answers(messages: Sequence[Mapping[str, Any]], family: str, key: str) -> It
         role, content = str(message["role"]), message.get("content") or ""
         text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
         if role == "assistant" and before and text:
-            yield Generation(list(before), text, family=family, key=key)
+            yield Generation(list(before), text, family=family, key=key, run=1)
         if text:
             before.append((role, text))

@@ -46,7 +46,7 @@ class Recording:
         top_k: int32[p + n, k], most likely tokens after each position of prompt + output; k may be 0.
         key: of the task, with the family before a plain number; empty without an id.
         file: hash of the file that it was read from. A calibration keeps the hashes of the files it was fitted to.
-        run: number of the run of its task, from 1 on; 0: it was run once.
+        run: number of the run of its task or the conversation, from 1 on; 0: it was run once.
         drafters: by name of another drafter, int32[n]: the tokens that it would bring in a step that begins after so
             many tokens of the output, the bonus token counted.
     """
