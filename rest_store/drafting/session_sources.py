@@ -135,7 +135,7 @@ class SessionSources:
                 continue
             assert isinstance(source, MemberSource)  # as `require_sources` has checked
             origins = Origins(1 << place, places.get(PromptLookup, 0), places.get(RecycledLogits, 0))
-            settings = MemberSettings(learn, 16, tokenizer, None, PromptLookup in places, recycled, origins)
+            settings = MemberSettings(learn, tokenizer, PromptLookup in places, recycled, origins)
             try:
                 self.members += [OpenMember(name, member) for member in source.members(settings, self._text)]
             except Exception as error:

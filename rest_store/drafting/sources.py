@@ -37,8 +37,6 @@ class PromptLookup:
     A marker: the session holds the text. Source: Saxena, "Prompt Lookup Decoding" (2023).
     """
 
-    name = "prompt lookup"
-
     def __repr__(self) -> str:
         return "PromptLookup()"
 
@@ -52,8 +50,6 @@ class RecycledLogits:
     to another program. Thread-safe. Source: Token Recycling, arXiv 2408.08696, which keeps only rows for the last
     token, each from the latest time.
     """
-
-    name = "recycled logits"
 
     def __init__(self) -> None:
         self.native: NativeRecycledLogits = native_kernel().NativeRecycledLogits()
@@ -118,10 +114,10 @@ Source: TypeAlias = Store | PromptLookup | RecycledLogits | MemberSource
 
 
 def source_names(sources: Iterable[object]) -> list[str]:
-    """Return a name for each source: the path of a datastore, the name that others give themselves, or their class."""
+    """Return a name for each source: the path of a datastore in this process, of others what `str` says."""
     names: list[str] = []
     for source in sources:
-        name = str(getattr(source, "path", None) or getattr(source, "name", None) or type(source).__name__)
+        name = str(source.path if isinstance(source, Store) else source)
         names.append(f"{name} ({len(names) + 1})" if name in names else name)
     return names
 

@@ -186,12 +186,15 @@ def test_a_member_of_another_tokenizer_is_left_out_for_good(store: Datastore, an
 
 def test_a_source_that_cannot_open_a_session_is_left_out_for_good(store: Datastore) -> None:
     class Closed:
+        def __str__(self) -> str:
+            return "closed"
+
         def members(self, *_: object) -> Any:
             raise ServiceUnavailableError("the client is closed")
 
     with DraftSession([Closed(), store], [1, 2]) as session:
         assert len(session.draft()) == len(session.draft()) > 0
-        assert session.statistics.dropped == {("Closed", "error"): 2}
+        assert session.statistics.dropped == {("closed", "error"): 2}
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt(), SystemExit(), KeyboardInterrupt])

@@ -72,7 +72,7 @@ class Stepper:
 
     def __init__(self, client: DatastoreClient, text: list[int] = TEXT, **changes: Any) -> None:
         self.text = list(text)
-        fields = {"learn": True, "max_suffix": 16, "tokenizer": None, "prompt_top_k": None, "prompt_lookup": True}
+        fields = {"learn": True, "tokenizer": None, "prompt_lookup": True}
         [self.member] = client.members(MemberSettings(**(fields | changes)), lambda: np.array(self.text, np.int32))
 
     def step(self, limits: DraftLimits = STEP, timeout: float | None = None) -> TokenTree:

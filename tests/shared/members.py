@@ -33,7 +33,8 @@ class ScriptedSource:
         log: what it was called with, in order.
     """
 
-    name = "scripted"
+    def __str__(self) -> str:
+        return "scripted"
 
     def __init__(self, *answers: TokenTree | BaseException | type[BaseException]) -> None:
         self.answers = list(answers)
@@ -81,7 +82,8 @@ class Elsewhere:
         *parts: datastores of each member.
     """
 
-    name = "elsewhere"
+    def __str__(self) -> str:
+        return "elsewhere"
 
     def __init__(self, *parts: Sequence[object]) -> None:
         self.parts = parts

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from rest_store.datastore.kernel import MAX_NODES, native_kernel
 from rest_store.datastore.validation import limit
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.kernel_session import OpenStore, append, follow_changes, kernel_session, take_prompt
+from rest_store.drafting.kernel_session import OpenStore, append, follow_changes, kernel_session
 from rest_store.drafting.limits import NO_COSTS, DraftLimits
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import LimitError, describe
@@ -158,10 +158,8 @@ class ServedSession:
         if self.recycled is not None:
             sources.append(self.recycled)
         with reading(self._served):
-            native, datastores = kernel_session(
-                self.calibration, sources, learn=not opening.fixed_calibration, max_suffix=16
-            )
+            native, datastores = kernel_session(self.calibration, sources, learn=not opening.fixed_calibration)
             native.limit_tokens(self._vocabulary_size)
-            take_prompt(native, text, None)
+            native.prompt(text, None)
         self._native, self._datastores = native, list(datastores.values())
         del self._opening
