@@ -183,7 +183,7 @@ class DatastoreClient:
     ) -> list[TokenTree]:
         """Return the tree of each context; `tails_of` returns their ends, given the size of the vocabulary."""
         if len(self._parts.members) > 1:
-            raise PartError(describe(self.name, "datastore", "in parts", "a draft session to draft from it"))
+            raise PartError(describe(f"{self}", "datastore", "in parts", "a draft session to draft from it"))
         [trees] = self._parts.ask(
             lambda requests: requests.draft(tails_of(requests.vocabulary_size), tree_limits, datastore),
             self._ends(timeout),
@@ -294,8 +294,7 @@ class DatastoreClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def name(self) -> str:
+    def __str__(self) -> str:
         """What it was made with, for statistics: "code at 127.0.0.1:50051", or the target alone."""
         return f"{', '.join(self._names)} at {self._target}" if self._names else self._target
 
