@@ -34,7 +34,7 @@ def export(live: LiveDatastore, out: Path) -> Datastore:
         StorageError: a shard cannot be written.
         ChecksumError, ShardHeaderError: the files of a segment have been damaged since they were opened.
     """
-    views = [view for view in live.snapshot.views if view.entry_count]
+    views = live.views
     if not views:
         raise EmptyCorpusError(describe(live.path, "live datastore", "empty", "one with documents"))
     with Staging(out) as staging:

@@ -284,7 +284,7 @@ def test_a_damaged_segment_is_said(live: Path) -> None:
 def test_a_segment_of_other_documents_is_said(live: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compact(live)
     read = live_check.Documents.read
-    monkeypatch.setattr(live_check.Documents, "read", lambda *arguments: list(read(*arguments))[1:])
+    monkeypatch.setattr(live_check.Documents, "read", lambda *where, **of: list(read(*where, **of))[1:])
     refused(ChecksumError, lambda: check_live(live), "SHA-256 of the content")
 
 
