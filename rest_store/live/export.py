@@ -14,14 +14,15 @@ from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest, ShardRe
 from rest_store.datastore.shard import Shard
 from rest_store.errors import EmptyCorpusError, describe
 from rest_store.live.live_datastore import LiveDatastore
+from rest_store.live.namespace import Namespace
 from rest_store.live.segment import write_shard
 
 
-def export(live: LiveDatastore, out: Path) -> Datastore:
+def export(live: LiveDatastore | Namespace, out: Path) -> Datastore:
     """Write the documents that queries of `live` see now as a frozen datastore, each segment as a shard.
 
     Args:
-        live: opened for reading or writing; others may go on adding to it.
+        live: opened for reading or writing, or a namespace of it; others may go on adding to it.
         out: directory of the datastore; an old datastore there is replaced when the new one is complete.
 
     Returns:
@@ -34,7 +35,7 @@ def export(live: LiveDatastore, out: Path) -> Datastore:
         StorageError: a shard cannot be written.
         ChecksumError, ShardHeaderError: the files of a segment have been damaged since they were opened.
     """
-    views = live.views
+    views = [view for view in live.snapshot.views if view.entry_count]
     if not views:
         raise EmptyCorpusError(describe(live.path, "live datastore", "empty", "one with documents"))
     with Staging(out) as staging:

@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from datetime import datetime, timezone
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,7 +18,6 @@ import numpy as np
 from rest_store.datastore.header import token_width
 from rest_store.datastore.render import counted
 from rest_store.datastore.shard import decode_symbols
-from rest_store.datastore.shard_view import ShardView
 from rest_store.datastore.store import Snapshot, Store
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.datastore.validation import IntSequence, document_ids, label
@@ -44,6 +44,8 @@ from rest_store.loading.tokenizer import load_tokenizer
 
 with optional_packages("live datastores", LiveDatastoreError, "live"):
     import pydivsufsort  # noqa: F401 - what sorts segments
+
+_AT_ONCE = 256  # documents that are read together
 
 
 class LiveDatastore(Store):
@@ -155,11 +157,6 @@ class LiveDatastore(Store):
         segments = self._segments
         return Snapshot.closed(self.path) if segments is None else segments.snapshot(namespace)
 
-    @property
-    def views(self) -> list[ShardView]:
-        """The segments of all namespaces as the kernel reads them."""
-        return [segment.view for segment in self._open_segments().all]
-
     def namespace(self, name: str) -> Namespace:
         """Return the documents of one namespace as a store; raise DocumentError for what is no name.
 
@@ -268,9 +265,12 @@ class LiveDatastore(Store):
         self._open_segments()
         width = token_width(self.vocabulary_size)
         with closing(Documents(self._location, read_only=True)) as stored:
-            for document in stored.read(namespace=namespace, group=group):
-                tokens = decode_symbols(np.frombuffer(document.symbols, np.uint8), width)
-                yield StoredDocument(tokens, document.group, document.epoch, document.added)
+            first = 1
+            while some := list(islice(stored.read(first, namespace=namespace, group=group), _AT_ONCE)):
+                for document in some:  # no statement is open meanwhile: it would keep older states in the log
+                    tokens = decode_symbols(np.frombuffer(document.symbols, np.uint8), width)
+                    yield StoredDocument(tokens, document.group, document.epoch, document.added)
+                first = some[-1].number + 1
 
     def compact(self) -> None:
         """Write all documents that are there now to files, and merge these into as few segments as there may be.
