@@ -253,6 +253,8 @@ class Documents:
             if deleted:
                 self._database.executemany("DELETE FROM documents WHERE number = ?", [(n,) for n in deleted])
                 self._database.execute("UPDATE properties SET unclean = 1")
+                empty = "NOT EXISTS (SELECT 1 FROM documents WHERE namespace = namespaces.name)"
+                self._database.execute(f"DELETE FROM namespaces WHERE {empty}")
             self._database.executemany("DELETE FROM segments WHERE name = ?", [(record.name,) for record in obsolete])
             self._database.executemany("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?)", records)
 

@@ -98,6 +98,9 @@ def test_no_file_holds_what_was_deleted_of_a_namespace(live: LiveDatastore) -> N
     stored = file_bytes(live.path)
     assert SECRET_BYTES not in stored
     assert b"secret group" not in stored
+    assert b"secret name" not in stored
+    secret.add([[1, 2]])
+    assert secret.count([1, 2]) == 1
 
 
 def test_damaged_segments_of_namespaces_are_sorted_anew(live: LiveDatastore) -> None:
