@@ -2,12 +2,35 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
 from build_index.chat_template import ChatTemplate, read_template
 from build_index.documents import well_formed
+from build_index.path import local_path
 from build_index.target_tokenizer import TargetTokenizer
+from rest_store.errors import TokenizerLoadError
 from rest_store.loading import tokenizer as loading
 
-__all__ = ["TargetTokenizer", "load_tokenizer"]
+__all__ = ["TargetTokenizer", "load_tokenizer", "loaded_apart"]
+
+_LOAD = """
+import json, sys
+from dataclasses import asdict
+from pathlib import Path
+from rest_store.errors import TokenizerLoadError
+from rest_store.loading.tokenizer import load_tokenizer
+file = Path(sys.argv[1])
+try:
+    fields = asdict(load_tokenizer(json.loads(file.read_text())))
+except TokenizerLoadError as error:
+    fields = {"error": str(error)}
+file.write_text(json.dumps(fields))
+"""
 
 
 def load_tokenizer(tokenizer: object, *, chat_template: str | None = None) -> TargetTokenizer:
@@ -27,3 +50,30 @@ def load_tokenizer(tokenizer: object, *, chat_template: str | None = None) -> Ta
     name = well_formed(loaded.name)
     compiled = None if template is None else ChatTemplate(template, loaded.special_tokens, name)
     return TargetTokenizer(loaded.json, name, compiled)
+
+
+def loaded_apart(tokenizer: object) -> object:
+    """Return what `load_tokenizer` takes, loaded by a process of its own if `transformers` has to do it.
+
+    It would import torch, if that is installed, which takes 190 MiB of this process for good.
+
+    Raises:
+        TokenizerLoadError: as `load_tokenizer`.
+    """
+    if "torch" in sys.modules or not isinstance(tokenizer, str | os.PathLike):
+        return tokenizer
+    if os.path.isfile(local_path(tokenizer)):  # noqa: PTH113 - False for names that the system refuses
+        return tokenizer
+    name = os.fspath(tokenizer)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with tempfile.TemporaryDirectory() as directory:
+        file = Path(directory) / "tokenizer"
+        file.write_text(json.dumps(name))
+        command = [sys.executable, "-c", _LOAD, str(file)]
+        status = subprocess.run(command, env=environment, check=False, start_new_session=True).returncode
+        fields = json.loads(file.read_text())
+    if status:
+        raise TokenizerLoadError(f"{name}: the process that loads the tokenizer has ended with status {status}")
+    if "error" in fields:
+        raise TokenizerLoadError(fields["error"])
+    return loading.LoadedTokenizer(**fields)

@@ -34,7 +34,6 @@
     |   |-- SourceError                 a source is invalid, or there are too many       (TypeError)
     |   |-- SessionClosedError          the session is closed                            (ValueError)
     |   |-- BatchError                  sessions cannot be asked together                (ValueError)
-    |   `-- CopyError                   a session or its memory cannot be copied         (TypeError)
     |-- CalibrationError                a calibration is unreadable or of another release (ValueError)
     |-- RecycledLogitsError             recycled logits are unreadable or of another release (ValueError)
     |-- RecordingError                  recordings are unreadable or insufficient        (ValueError)
@@ -60,7 +59,6 @@
     |   |-- DrafterError                neither a list of sources nor a callable         (TypeError)
     |   |-- RememberError               outputs cannot be added to this object           (TypeError)
     |   |-- PromptError                 a prompt is neither text nor token ids           (ValueError)
-    |   |-- GenerationFailedError       an earlier step failed; there is no more text    (RuntimeError)
     |   `-- ModelLoadError              a model cannot be loaded                         (OSError)
     |-- MissingExtraError               a package that a name needs is not installed   (ImportError)
     |-- EngineSettingsError             a drafter's setting in a serving engine is wrong (ValueError)
@@ -280,10 +278,6 @@ class BatchError(SessionError, ValueError):
     """What was passed for a batch is no list of different sessions, or not of its length."""
 
 
-class CopyError(SessionError, TypeError):
-    """A draft session, or recycled logits, can neither be copied nor pickled: they belong to one process."""
-
-
 class CalibrationError(RestStoreError, ValueError):
     """The file is not a calibration, is damaged, or belongs to another release."""
 
@@ -326,10 +320,6 @@ class RememberError(GenerationError, TypeError):
 
 class PromptError(GenerationError, ValueError):
     """The prompt is neither text nor token ids in rows of equal length."""
-
-
-class GenerationFailedError(GenerationError, RuntimeError):
-    """An earlier step of the generation failed, so its text is not complete."""
 
 
 class DraftingWarning(RuntimeWarning):
@@ -389,7 +379,7 @@ class ClusterError(BuildError, ConnectionError):
 
 
 class ResumeError(BuildError, ValueError):
-    """There is no unfinished build to resume, it has other inputs or options, or there is one that nobody resumes."""
+    """There is no unfinished build to resume, or it has other inputs or options, or is damaged."""
 
 
 def describe(where: object, what: str, found: object, expected: object) -> str:

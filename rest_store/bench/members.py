@@ -48,7 +48,7 @@ class MergedSessions:
 
     def draft(self, max_nodes: int) -> TokenTree:
         """Return the sessions' trees of `max_nodes`, merged by path and cut to `max_nodes`."""
-        return merge_trees([session.draft(max_nodes) for session in self._sessions], DraftLimits(max_nodes)).tree
+        return merge_trees([session.draft(max_nodes) for session in self._sessions], DraftLimits(max_nodes))[0]
 
     def accept(self, tokens: npt.NDArray[np.int32], top_k: npt.NDArray[np.int32] | None) -> None:
         """Append what the model produced to the text of each session."""

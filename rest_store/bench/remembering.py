@@ -50,7 +50,7 @@ def logits_of(recordings: Iterable[Recording]) -> RecycledLogits:
     for recording in recordings:
         if recording.top_k.size:
             text = np.concatenate([recording.prompt, recording.output])
-            DraftSession([logits], text, prompt_top_k=recording.top_k).close()
+            DraftSession([logits]).accept(text, recording.top_k)
     return logits
 
 

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-import hashlib
-import json
 import os
-import zlib
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
@@ -17,15 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.kernel import native_kernel
-from rest_store.drafting.whole_file import decompressed, write_whole
+from rest_store.drafting.packed_file import PackedFile
 from rest_store.errors import CalibrationError, describe
 
 if TYPE_CHECKING:
     from rest_store._kernel import NativeCalibration
 
-_MAGIC = b"rest-store calibration\n"
-_VERSION = 1  # of the file and of the features that the trees read
-_LARGEST = 64 << 20  # bytes of trees; the default's take less than one percent of that
+# Its version is also that of the features that the trees read.
+_FILE = PackedFile("calibration", "trees", 1, ("weights", "provenance", "live_size"), CalibrationError)
 
 
 class Calibration:
@@ -42,8 +38,7 @@ class Calibration:
             there are none, and a live datastore counts as any other.
 
     Raises:
-        CalibrationError: `gbdt` or `live_gbdt` is not what `fit` returns, a number is not finite, or JSON cannot hold
-            `provenance`.
+        CalibrationError: `gbdt` or `live_gbdt` is not what `fit` returns, or a number is not finite.
         NativeKernelError: the kernel was not compiled.
     """
 
@@ -65,7 +60,7 @@ class Calibration:
         except (TypeError, ValueError) as error:
             fault = _fault(error, f"a {type(weights).__name__}")
             raise CalibrationError(describe("calibration", "weights", fault, "five finite numbers")) from error
-        self.provenance = _json_object("calibration", {} if provenance is None else provenance)
+        self.provenance = dict(provenance or {})
 
     @classmethod
     def default(cls) -> Calibration:
@@ -83,11 +78,7 @@ class Calibration:
         Raises:
             CalibrationError: the file cannot be read, is damaged, or was written by another release.
         """
-        try:
-            content = Path(path).read_bytes()
-        except OSError as error:
-            raise CalibrationError(describe(path, "calibration", error.strerror, "a readable file")) from error
-        return cls(*_parsed(content, path))
+        return cls(*_arguments(*_FILE.read(Path(path)), path))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Calibration, (self.native.gbdt, self.weights, self.provenance, self.native.live_gbdt)
@@ -96,21 +87,14 @@ class Calibration:
         """Write this calibration with what it has learnt; `path` holds the old file or the whole new one.
 
         Raises:
-            CalibrationError: the file cannot be written, or JSON cannot hold `provenance`.
+            CalibrationError: the file cannot be written.
         """
-        target = Path(path)
-        packed = zlib.compress(self.native.gbdt + self.native.live_gbdt, 9)
-        head = {
-            "version": _VERSION,
+        fields = {
             "weights": self.weights,
-            "provenance": _json_object(target, self.provenance),
-            "sha256": hashlib.sha256(packed).hexdigest(),
+            "provenance": self.provenance,
             "live_size": len(self.native.live_gbdt),
         }
-        try:
-            write_whole(target, _MAGIC + json.dumps(head, sort_keys=True).encode() + b"\n" + packed)
-        except OSError as error:
-            raise CalibrationError(describe(target, "calibration", error.strerror, "a writable place")) from error
+        _FILE.write(Path(path), fields, self.native.gbdt + self.native.live_gbdt)
 
     @property
     def weights(self) -> list[float]:
@@ -144,9 +128,8 @@ class Calibration:
 
         Raises:
             CalibrationError: the arrays do not belong together (`ends` that do not ascend, several right rows of one
-                place, features that are not finite), an option is out of range, or JSON cannot hold `provenance`.
+                place, features that are not finite), or an option is out of range.
         """
-        provenance = _json_object("fit", {} if provenance is None else provenance)
         kernel = native_kernel()
         try:
             gbdt = kernel.fit_gbdt(
@@ -171,43 +154,19 @@ class Calibration:
 @functools.cache
 def _default() -> Calibration:
     """Return the package's calibration, which is not to be changed."""
-    return Calibration(*_parsed(resources.files(__package__).joinpath("default.calibration").read_bytes(), "default"))
+    content = resources.files(__package__).joinpath("default.calibration").read_bytes()
+    return Calibration(*_arguments(*_FILE.parse(content, "default"), "default"))
 
 
-def _parsed(content: bytes, where: object) -> tuple[bytes, list[float], dict[str, Any], bytes]:
-    """Return what a file holds, as `Calibration` takes it; raise CalibrationError if it is not one of this release."""
-    if not content.startswith(_MAGIC):
-        raise CalibrationError(describe(where, "content", "something else", "a calibration"))
-    head, _, packed = content[len(_MAGIC) :].partition(b"\n")
-    try:
-        fields = json.loads(head)
-        version, weights, provenance = fields["version"], fields["weights"], fields["provenance"]
-        digest, live_size = fields["sha256"], fields["live_size"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CalibrationError(describe(where, "header", "damaged", "one line of JSON")) from error
-    if version != _VERSION:
-        raise CalibrationError(describe(where, "version", version, _VERSION))
-    if hashlib.sha256(packed).hexdigest() != digest:
-        raise CalibrationError(describe(where, "checksum of the trees", "wrong", digest))
-    try:
-        trees = decompressed(packed, _LARGEST)
-    except zlib.error as error:
-        raise CalibrationError(describe(where, "trees", f"damaged ({error})", "compressed by zlib")) from error
+def _arguments(fields: dict[str, Any], trees: bytes, where: object) -> tuple[bytes, list[float], dict[str, Any], bytes]:
+    """Return what a file holds as `Calibration` takes it; raise CalibrationError if that is malformed."""
+    live_size = fields["live_size"]
     if not isinstance(live_size, int) or not 0 <= live_size < len(trees):
         raise CalibrationError(describe(where, "bytes of trees for live datastores", live_size, "as many as there are"))
+    if not isinstance(fields["provenance"], dict):
+        raise CalibrationError(describe(where, "provenance", repr(fields["provenance"])[:40], "a JSON object"))
     rest = len(trees) - live_size
-    return trees[:rest], [] if weights is None else weights, _json_object(where, provenance), trees[rest:]
-
-
-def _json_object(where: object, value: object) -> dict[str, Any]:
-    """Return a copy of the provenance `value` as JSON holds it; raise CalibrationError if it cannot."""
-    try:
-        if isinstance(value, Mapping):
-            return json.loads(json.dumps(dict(value)))  # type: ignore[no-any-return]
-        fault = f"a {type(value).__name__}"
-    except (TypeError, ValueError, RecursionError) as error:
-        fault = f"something else ({error})"
-    raise CalibrationError(describe(where, "provenance", fault, "a JSON object"))
+    return trees[:rest], fields["weights"], fields["provenance"], trees[rest:]
 
 
 def _fault(error: Exception, otherwise: str) -> str:

@@ -16,16 +16,19 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-_KEPT_STEPS = 256  # plain steps, and steps with draft tokens, that costs are fitted to
+_KEPT_STEPS = 128  # plain steps, and steps with draft tokens, that costs are fitted to
 _HALF_LIFE = 128.0  # steps after which a step counts half
 _REFIT = 16  # steps between fits, fewer at first
+_FEW, _RETRY = 4, 4  # steps with draft tokens that are doubted, and steps after which the first of them is
 _FIRST_PLAIN, _LAST_PLAIN = 16, 128  # steps between plain ones, at first and after a surprise, and in the end
 _SURPRISE = 0.25  # part by which steps differ from what was expected, as a smoothed mean: the load has changed
 _SINCE, _DOUBTED = 8, 0.05  # steps that show a new load, and the weight of those before them
 _SLOPE = 0.04  # part of a step of one token that each further token is assumed to take
-_SLOPE_WEIGHT = 4.0  # of that assumption: of a step at two tokens from the others
-_JUMP_WEIGHT = 0.25  # steps' worth of the assumption that draft tokens as such take no time
+_SLOPE_WEIGHT = 8.0  # of that assumption: of a step at two tokens from the others
+_JUMP_WEIGHT = 1.0  # steps' worth of the assumption that draft tokens as such take no time
 _LEAST_SLOPE = 0.001
+_ROUNDS = 4  # of a fit, each of which believes steps less that are further from the line
+_SLOW, _FAST = 0.5, 2.0  # typical distances from the line, up to which slower and faster steps are believed
 _SHORTEST = 1e-6  # seconds, also of a clock that stands still
 
 _KEPT_PROMISES = 0.5 ** (1 / 256)  # what a step leaves of earlier promises, so that scores are tried again
@@ -34,7 +37,8 @@ _SLACK = 1.25  # promised tokens for each accepted one, up to which scores are b
 
 _SMOOTHING = 1 / 8  # of what a step with drafts saves
 _LOSS = 0.01  # part of the time that drafting may cost
-_SHORTEST_PAUSE = 4  # steps
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 4, 128  # steps
+_GROWTH = 4.0  # of a pause after the one before
 _RELIEF = 0.95  # of the next pause, for each step that saves time
 _DOUBT = 0.5  # part of the score that pays at present, from which on draft tokens may pay in the next step
 
@@ -43,10 +47,11 @@ class StepCosts:
     """Seconds of a step over some rows, of which some draft tokens, all rows together.
 
     The estimate is a line over all tokens of a step, plus a constant, which may be negative, for steps with draft
-    tokens: they run other kernels than plain ones. Recent steps, and steps with about as many rows, weigh more;
-    outliers weigh less, since other work delays single steps. Steps of one width do not show what a token costs, so a
-    small cost is then assumed, and steps without draft tokens are asked for: the first one, then often at first and
-    when steps take longer or shorter than expected, seldom later.
+    tokens: they run other kernels than plain ones. Recent steps, and steps with about as many rows, weigh more. Other
+    work on the machine delays steps and never speeds one up, so the line runs along the faster ones. Steps of one width
+    do not show what a token costs, so a small cost is then assumed, and steps without draft tokens are asked for: the
+    first one, then often at first and when steps take longer or shorter than expected, seldom later. The first steps
+    with draft tokens are doubted: if they were slow, one draft token has the assumed price again after a while.
 
     Args:
         slope: part of a step of one token that each further token is assumed to take.
@@ -61,6 +66,7 @@ class StepCosts:
         # Of plain steps and of those with draft tokens: rows, draft tokens, seconds, and the number of the step.
         self._steps = np.zeros((2, 4, _KEPT_STEPS))
         self._counts = [0, 0]
+        self._retry_at, self._is_retry = 0, False
         self._plain_at, self._plain_after = 0, 0
         self._fit_at, self._fit_rows = 0, 0
         self._line = (1.0, slope, 0.0)  # intercept, slope, jump
@@ -88,13 +94,18 @@ class StepCosts:
         kind = int(drafted > 0)
         self._steps[kind, :, self._counts[kind] % _KEPT_STEPS] = rows, drafted, seconds, self.observed
         self._counts[kind] += 1
+        if drafted:
+            self._retry_at = self.observed + _RETRY * 2 ** min(self._counts[1], _FEW)
         if not drafted:
             self._plain_at = self.observed
 
     def time(self, rows: int, drafted: int) -> float:
         """Return the seconds of a step, as of the latest `table`, in its unit."""
         intercept, slope, jump = self._line
-        return intercept + slope * (rows + drafted) + jump * (drafted > 0)
+        seconds = intercept + slope * (rows + drafted) + jump * (drafted > 0)
+        if drafted == 1 and self._is_retry:
+            return min(seconds, (1 + self._assumed) * (intercept + slope * rows))
+        return seconds
 
     def table(self, rows: int, most: int) -> Floats:
         """Return the seconds of a step over `rows` rows with 0 .. most draft tokens, float64[most + 1].
@@ -102,13 +113,15 @@ class StepCosts:
         Before any step was observed, the unit is another one.
         """
         is_far = not self._fit_rows / 1.25 <= rows <= self._fit_rows * 1.25
-        is_old = self.observed - self._fit_at >= max(1, min(self._fit_at, _REFIT))
+        is_old = self.observed - self._fit_at >= max(1, min(self._fit_at // 4, _REFIT))
         if self.observed and (is_far or is_old):
             self._line = self._fitted(rows)
             self._fit_at, self._fit_rows = self.observed, rows
         intercept, slope, jump = self._line
         drafted = np.arange(most + 1)
         seconds: Floats = intercept + slope * (rows + drafted) + jump * (drafted > 0)
+        self._is_retry = 0 < self._counts[1] < _FEW and self.observed >= self._retry_at
+        seconds[1:2] = self.time(rows, 1)
         return seconds
 
     def _fitted(self, rows: int) -> tuple[float, float, float]:
@@ -117,31 +130,41 @@ class StepCosts:
         of_rows, drafted, seconds, numbers = np.concatenate(latest, axis=1)
         weights = 0.5 ** ((self.observed - numbers) / _HALF_LIFE) / (1 + (2 * np.log2(of_rows / rows)) ** 2)
         weights = np.where(numbers > self._since, weights, _DOUBTED * weights)
-        widths, jumps = of_rows + drafted, (drafted > 0).astype(np.float64)
-        typical = _median(seconds)
-        assumed = self._assumed * typical / (1 + self._assumed * _median(widths))
-        intercept, slope, jump = _solved(widths, jumps, seconds, weights, assumed)
-        for _ in range(2):
-            errors = np.abs(seconds - intercept - slope * widths - jump * jumps)
-            bound = max(2 * _median(errors), 1e-3 * typical)
-            held = weights * np.minimum(1, bound / np.maximum(errors, bound))
-            intercept, slope, jump = _solved(widths, jumps, seconds, held, assumed)
+        widths, has_drafts = of_rows + drafted, drafted > 0
+        typical, width = _median(seconds, weights), _median(widths, weights)
+        assumed = self._assumed * typical / (1 + self._assumed * width)
+        kinds = [kind for kind in (has_drafts, ~has_drafts) if kind.any()]
+        intercept, slope, jump = typical - assumed * width, assumed, 0.0
+        for _ in range(_ROUNDS):
+            errors = seconds - (intercept + slope * widths + jump * has_drafts)
+            believed = weights.copy()
+            for kind in kinds:  # each by itself: there may be few of one, far from all of the other
+                believed[kind] *= _belief(errors[kind], weights[kind], 1e-3 * typical)
+            intercept, slope, jump = _solved(widths, has_drafts, seconds, believed, assumed)
         least = _LEAST_SLOPE * typical
         slope = max(slope, least)
         intercept = max(intercept, least - slope * rows)
         return intercept, slope, max(jump, least - intercept - slope * rows)
 
 
+def _belief(errors: Floats, weights: Floats, least: float) -> Floats:
+    """Return how far each step is believed, 0..1: less where its error is large, and soonest where it was slow."""
+    sizes = np.abs(errors)
+    bounds = np.where(errors > 0, _SLOW, _FAST) * max(_median(sizes, weights), least)
+    belief: Floats = bounds / np.maximum(sizes, bounds)
+    return belief
+
+
 def _solved(
-    widths: Floats, jumps: Floats, seconds: Floats, weights: Floats, assumed: float
+    widths: Floats, has_drafts: npt.NDArray[np.bool_], seconds: Floats, weights: Floats, assumed: float
 ) -> tuple[float, float, float]:
     """Return intercept, slope and jump by weighted least squares, regularized towards the assumed slope and no jump.
 
     This does not use BLAS, whose threads would compete with the model's.
     """
     total = float(weights.sum())
-    w, j, s = (float((weights * column).sum()) / total for column in (widths, jumps, seconds))
-    widths, jumps, seconds = widths - w, jumps - j, seconds - s
+    w, j, s = (float((weights * column).sum()) / total for column in (widths, has_drafts, seconds))
+    widths, jumps, seconds = widths - w, has_drafts - j, seconds - s
     ww = float((weights * widths * widths).sum()) + _SLOPE_WEIGHT
     jj = float((weights * jumps * jumps).sum()) + _JUMP_WEIGHT
     wj = float((weights * widths * jumps).sum())
@@ -152,47 +175,58 @@ def _solved(
     return s - slope * w - jump * j, slope, jump
 
 
-def _median(values: Floats) -> float:
-    middle = values.size // 2
-    return float(np.partition(values, middle)[middle])
+def _median(values: Floats, weights: Floats) -> float:
+    order = np.argsort(values)
+    below = np.cumsum(weights[order])
+    return float(values[order[np.searchsorted(below, below[-1] / 2)]])
 
 
-class Reliability:
-    """The ratio of accepted tokens to those that scores promise: 1 unless fewer are accepted.
+class Pauses:
+    """Steps in which somebody is not asked for drafts, because that loses more than it saves.
 
-    The sum of the scores of verified draft tokens is what they promise. Scores that promise too much cost a bounded
-    time, because verifying them lowers the ratio: in the long run about `_SLACK * _PRIOR * (1 - _KEPT_PROMISES)` tokens
-    a step.
+    Pauses grow until asking costs about a hundredth of the time, or to 128 steps; steps that save time shorten the next
+    pause.
     """
 
     def __init__(self) -> None:
-        self._promised = self._accepted = 0.0
+        self._saved = 0.0  # smoothed, in plain steps
+        self._left, self._next = 0, float(_SHORTEST_PAUSE)
 
     @property
-    def factor(self) -> float:
-        """What scores are to be multiplied by, above 0 and at most 1."""
-        return min(1.0, _SLACK * (self._accepted + _PRIOR) / (self._promised + _PRIOR))
+    def is_on(self) -> bool:
+        """Whether the next step does not ask."""
+        return self._left > 0
 
-    def forget(self) -> None:
-        """Give earlier steps less weight; called once a step."""
-        self._promised *= _KEPT_PROMISES
-        self._accepted *= _KEPT_PROMISES
+    def ends(self) -> bool:
+        """Return whether to ask in this step; called once for each."""
+        if not self._left:
+            return True
+        self._left -= 1
+        return False
 
-    def add(self, promised: float, accepted: float) -> None:
-        """Count the draft tokens of a step, on average over its rows: the sum of their scores, and those accepted."""
-        self._promised += promised
-        self._accepted += accepted
+    def settle(self, saved: float) -> None:
+        """Learn what a step that asked has saved, in plain steps; less than 0: it has lost."""
+        self._saved += _SMOOTHING * (saved - self._saved)
+        if saved > 0:
+            self._next = max(_RELIEF * self._next, _SHORTEST_PAUSE)
+        elif self._saved < -_LOSS:
+            self._left = math.ceil(min(self._next, -self._saved / (_SMOOTHING * _LOSS)))
+            self._saved, self._next = 0.0, min(_GROWTH * self._left, _LONGEST_PAUSE)
 
 
 class DraftPolicy:
-    """Decides for each step whether to ask for drafts, and how many draft tokens to verify.
+    """Decides for each step whether to ask for drafts, and whom, and how many draft tokens to verify.
 
     A session that drafts a tree is told what draft tokens cost (`costs`), and cuts it. Of a batch of chains, `chosen`
-    takes the best tokens of all rows. Asking takes time, too. While it takes longer than it saves, as with a slow
-    service or in texts that nothing matches, asking pauses. Pauses grow until drafting costs about a hundredth of the
-    time; steps that save time shorten the next one.
+    takes the best tokens of all rows. Asking takes time, too. Where it takes longer than it saves, as in texts that
+    nothing matches, it pauses. Asking services pauses by itself, while the rest goes on.
 
-    A step: `wants_drafts`; `costs` or `chosen`; after it `observe`, and if drafts were asked for `settle` and `judge`.
+    The sum of the scores of verified draft tokens is what they promise. Where fewer are accepted, scores count for
+    less. So scores that promise too much cost a bounded time: in the long run about
+    `_SLACK * _PRIOR * (1 - _KEPT_PROMISES)` tokens a step.
+
+    A step: `wants_drafts`, and if so `wants_services`; `costs` or `chosen`; after it `observe`, and if drafts were
+    asked for `settle` and `judge`.
 
     Args:
         slope: that of new `StepCosts`.
@@ -205,22 +239,29 @@ class DraftPolicy:
 
     def begin(self) -> None:
         """Start another generation: what steps cost is kept, all else is forgotten."""
-        self._reliability = Reliability()
-        self._saved = 0.0  # smoothed, in plain steps
-        self._pause, self._next_pause = 0, float(_SHORTEST_PAUSE)
+        self._promised = self._accepted = 0.0  # tokens for each row
+        self._drafting, self._services = Pauses(), Pauses()
+        self._waited = 0.0  # for services in the latest step, in plain steps
 
     @property
     def is_paused(self) -> bool:
         """Whether the next step does not ask."""
-        return self._pause > 0
+        return self._drafting.is_on
 
     def wants_drafts(self) -> bool:
         """Whether to ask for drafts in this step; called once for each."""
-        self._reliability.forget()
-        if self._pause:
-            self._pause -= 1
-            return False
-        return not self._costs.wants_plain()
+        self._promised *= _KEPT_PROMISES
+        self._accepted *= _KEPT_PROMISES
+        return self._drafting.ends() and not self._costs.wants_plain()
+
+    def wants_services(self) -> bool:
+        """Whether to ask services, too, in a step that asks for drafts; called once for each."""
+        return self._services.ends()
+
+    @property
+    def reliability(self) -> float:
+        """What scores are multiplied by: 1 unless fewer tokens are accepted than they promise, and above 0."""
+        return min(1.0, _SLACK * (self._accepted + _PRIOR) / (self._promised + _PRIOR))
 
     def costs(self, rows: int, most: int) -> Floats:
         """Return what a step costs for a session to cut its tree by, float64[most + 1].
@@ -230,7 +271,7 @@ class DraftPolicy:
         """
         seconds = self._costs.table(rows, most)
         added = seconds - seconds[0]  # below 0 where a wider step runs a faster kernel
-        costs: Floats = seconds[0] + np.where(added > 0, added / self._reliability.factor, added)
+        costs: Floats = seconds[0] + np.where(added > 0, added / self.reliability, added)
         return costs
 
     @property
@@ -246,7 +287,7 @@ class DraftPolicy:
             rows: of the batch, with those that have none.
         """
         ordered = np.sort(np.fromiter(chain.from_iterable(scores), dtype=np.float64))[::-1]
-        factor = self._reliability.factor
+        factor = self.reliability
         speeds = (rows + factor * np.append(0.0, ordered.cumsum())) / self._costs.table(rows, ordered.size)
         best = int(speeds.argmax())
         least = ordered[best - 1] if best else math.inf
@@ -254,10 +295,14 @@ class DraftPolicy:
         return [sum(score >= least for score in row) for row in scores]
 
     def observe(self, rows: int, drafted: int, seconds: float) -> None:
-        """Learn from a step: its rows, its draft tokens in all, and the seconds that it took without drafting."""
+        """Learn from a step: its rows, its draft tokens in all, and the seconds that it took without drafting.
+
+        Where the model runs on the processor, its time may be given instead, for which other processes matter less;
+        then also in `settle`.
+        """
         self._costs.observe(rows, drafted, seconds)
 
-    def settle(self, rows: int, drafted: int, promised: float, seconds: float) -> None:
+    def settle(self, rows: int, drafted: int, promised: float, seconds: float, waited: float = 0.0) -> None:
         """Learn that drafting for a step took `seconds`; pause if it loses more than it saves.
 
         Args:
@@ -265,24 +310,25 @@ class DraftPolicy:
             drafted: draft tokens that are verified, in all.
             promised: the sum of their scores.
             seconds: of drafting, for all rows.
+            waited: how many of these services took; 0: none was asked.
         """
         if not self._costs.observed:
             return
         plain, time = self._costs.time(rows, 0), self._costs.time(rows, drafted)
-        saved = 1 + self._reliability.factor * promised / rows - (time + seconds) / plain
-        self._saved += _SMOOTHING * (saved - self._saved)
-        if saved > 0:
-            self._next_pause = max(_RELIEF * self._next_pause, _SHORTEST_PAUSE)
-        elif self._saved < -_LOSS:
-            self._pause = math.ceil(min(self._next_pause, -self._saved / (_SMOOTHING * _LOSS)))
-            self._saved, self._next_pause = 0.0, 2.0 * self._pause
+        self._drafting.settle(1 + self.reliability * promised / rows - (time + seconds - waited) / plain)
+        self._waited = waited / plain
 
-    def judge(self, rows: int, promised: float, accepted: float) -> None:
+    def judge(self, rows: int, promised: float, accepted: float, of_services: float = 0.0) -> None:
         """Learn what became of verified draft tokens.
 
         Args:
             rows: of the step.
             promised: the sum of their scores.
             accepted: how many of these the model also produced.
+            of_services: how many of the accepted ones would not have been without services.
         """
-        self._reliability.add(promised / rows, accepted / rows)
+        self._promised += promised / rows
+        self._accepted += accepted / rows
+        if self._waited:
+            self._services.settle(of_services / rows - self._waited)
+            self._waited = 0.0

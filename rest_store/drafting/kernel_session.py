@@ -30,9 +30,17 @@ class OpenStore:
     store: Store
     snapshot: Snapshot
 
+    def fault(self) -> str:
+        """Return why the datastore cannot be read any more; empty if it can."""
+        try:
+            self.store.require_readable()
+        except (DatastoreClosedError, DatastoreUnavailableError) as error:
+            return str(error)
+        return ""
+
 
 def kernel_session(
-    calibration: Calibration, sources: Sequence[object], *, learn: bool, max_suffix: int
+    calibration: Calibration, sources: Sequence[object], *, learn: bool
 ) -> tuple[NativeSession, dict[int, OpenStore]]:
     """Open the kernel's side of a session.
 
@@ -40,7 +48,6 @@ def kernel_session(
         calibration: what evidence is weighed with.
         sources: of the session; those that are not in this process are passed over.
         learn: whether the calibration learns.
-        max_suffix: longest suffix of the context that datastores are asked for, in tokens.
 
     Returns:
         The native session, and the datastores by their places among `sources`.
@@ -51,7 +58,6 @@ def kernel_session(
     """
     native: NativeSession = native_kernel().NativeSession(calibration.native)
     native.learn_online(learn)
-    native.limit_suffix(max_suffix)
     datastores: dict[int, OpenStore] = {}
     for place, source in enumerate(sources):
         if isinstance(source, PromptLookup):
@@ -99,14 +105,6 @@ def reader_of(store: Store) -> NativeEvidenceReader:
     return reader
 
 
-def take_prompt(native: NativeSession, tokens: npt.NDArray[np.int32], top_k: TopK | None) -> None:
-    """Begin the text with `tokens`; raise ContextTypeError if `top_k` has more rows."""
-    try:
-        native.prompt(tokens, top_k)
-    except ValueError as error:
-        raise ContextTypeError(f"draft session: {error}") from None
-
-
 def append(native: NativeSession, tokens: npt.NDArray[np.int32], top_k: TopK | None, node_top_k: TopK | None) -> int:
     """Append what the target model produced, as `DraftSession.accept`.
 
@@ -120,16 +118,3 @@ def append(native: NativeSession, tokens: npt.NDArray[np.int32], top_k: TopK | N
         return int(native.accept(tokens, top_k, node_top_k))
     except ValueError as error:
         raise ContextTypeError(f"draft session: {error}") from None
-
-
-def append_all(
-    natives: Sequence[NativeSession],
-    tokens: Sequence[npt.NDArray[np.int32]],
-    top_k: Sequence[TopK | None],
-    node_top_k: Sequence[TopK | None],
-) -> list[int]:
-    """Do what `append` does for each of different sessions; raise ContextTypeError before anything is appended."""
-    try:
-        return list(native_kernel().accept_all(natives, tokens, top_k, node_top_k))
-    except ValueError as error:
-        raise ContextTypeError(f"accept_all: {error}") from None

@@ -1,13 +1,18 @@
-"""What a step of a draft session may make, and the rows of likely tokens that it learns from."""
+"""What callers ask of draft sessions and hand to them, checked and converted."""
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
+from rest_store.datastore.kernel import MAX_NODES
+from rest_store.datastore.validation import IntSequence, limit, real
+from rest_store.errors import ContextTypeError, LimitError, TokenRangeError, describe
+
 NO_COSTS = np.zeros(0)  # for a draft that is not cut to the size with the most tokens per second
+_LAST_TOKEN = 2**31 - 1
 
 # Rows of most likely tokens, [n, k]; -1, or any other number that is no token, ends a row.
 TopK: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
@@ -27,3 +32,66 @@ class DraftLimits(NamedTuple):
     costs: npt.NDArray[np.float64] = NO_COSTS
     is_chain: bool = False
     min_score: float = 0.0
+
+    @classmethod
+    def of(cls, max_nodes: object, costs: npt.ArrayLike | None, shape: object, min_score: object) -> DraftLimits:
+        """Return the limits that the arguments of `DraftSession.draft` mean; raise LimitError as it does."""
+        nodes = limit("max_nodes", max_nodes, MAX_NODES, least=0, where="draft session")
+        if shape not in ("tree", "chain"):
+            raise LimitError(describe("draft session", "shape", repr(shape), "'tree' or 'chain'"))
+        score = real(min_score)
+        if not 0 <= score <= 1:
+            raise LimitError(describe("draft session", "min_score", repr(min_score), "0..1"))
+        if costs is None:
+            return cls(nodes, NO_COSTS, shape == "chain", score)
+        times = _times_of(costs, nodes)
+        return cls(times.size - 1, times, shape == "chain", score)
+
+
+def _times_of(costs: npt.ArrayLike, nodes: int) -> npt.NDArray[np.float64]:
+    """Return the times of steps with 0, 1, .. n draft tokens, float64[n + 1], n <= `nodes`.
+
+    Raises:
+        LimitError: `costs` are not 1-D positive numbers.
+    """
+    try:
+        array = np.asarray(costs, np.float64, order="C")
+    except (TypeError, ValueError, OverflowError):  # an int that no float can hold
+        array = np.empty((0, 0))
+    if array.ndim != 1 or array.size == 0 or not bool(np.all((array > 0) & np.isfinite(array))):
+        raise LimitError(describe("draft", "costs", f"of shape {array.shape}", "1-D positive finite numbers"))
+    return array[: nodes + 1]
+
+
+def tokens_of(what: str, values: IntSequence) -> npt.NDArray[np.int32]:
+    """Return `values` as int32; raise unless they are 1-D integers from 0 on."""
+    array = _integers(what, values)
+    if array.ndim != 1:
+        raise ContextTypeError(describe("draft session", what, f"{array.ndim}-D", "1-D integers"))
+    narrow = array.dtype == np.int32  # then no token is too great
+    if array.size and not (array.min() >= 0 and (narrow or array.max() <= _LAST_TOKEN)):
+        outside = int(array.min()) if int(array.min()) < 0 else int(array.max())
+        raise TokenRangeError(describe("draft session", f"token id in {what}", outside, f"0..{_LAST_TOKEN}"))
+    return np.ascontiguousarray(array, np.int32)
+
+
+def top_k_of(what: str, values: npt.ArrayLike | None) -> TopK | None:
+    """Return `values` as int32[n, k] or int64[n, k]; raise unless they are 2-D integers, or None."""
+    if values is None:
+        return None
+    array = _integers(what, values)
+    if array.ndim != 2:
+        raise ContextTypeError(describe("draft session", what, f"of shape {array.shape}", "[n, k] integers"))
+    if array.dtype == np.int32:
+        return np.ascontiguousarray(array, np.int32)
+    return np.ascontiguousarray(array, np.int64)
+
+
+def _integers(what: str, values: Any) -> npt.NDArray[Any]:
+    try:
+        array = np.asarray(values)
+    except (TypeError, ValueError):  # ragged
+        array = np.empty((), dtype=object)
+    if array.size and array.dtype.kind not in "iu":
+        raise ContextTypeError(describe("draft session", what, f"{array.ndim}-D {array.dtype}", "integers"))
+    return array

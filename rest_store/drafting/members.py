@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +17,16 @@ from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.limits import DraftLimits, TopK
 
-# Bits of the origins of a member's tree: its datastores together, and the sources that each member has.
-DATASTORES, PROMPT_LOOKUP, RECYCLED_LOGITS = 1, 2, 4
+
+class Origins(NamedTuple):
+    """Bits of the origins of a member's tree: its datastores together, and the sources that each member has."""
+
+    datastores: int
+    prompt_lookup: int
+    recycled_logits: int
+
+
+_ORIGINS = Origins(1, 2, 4)  # of a member that nobody else's trees are merged with
 
 
 @dataclass(frozen=True)
@@ -27,20 +35,17 @@ class MemberSettings:
 
     Attributes:
         learn: whether the calibration learns from what is accepted.
-        max_suffix: longest suffix of the context that datastores are asked for, in tokens.
         tokenizer: of the session; None: that of the datastores.
-        prompt_top_k: [n, k], the model's most likely tokens after each of the last n tokens of the prompt; -1: unknown.
-            None: nothing is known.
         prompt_lookup: whether the text is a source.
         recycled_logits: key under which sessions share recycled logits; None: these are no source.
+        origins: what the session calls the sources.
     """
 
     learn: bool
-    max_suffix: int
     tokenizer: TokenizerIdentity | None
-    prompt_top_k: TopK | None
     prompt_lookup: bool = False
     recycled_logits: bytes | None = None
+    origins: Origins = _ORIGINS
 
 
 class Member(Protocol):
@@ -66,7 +71,8 @@ class Member(Protocol):
             timeout: seconds to wait at most; None: as long as the source says.
 
         Returns:
-            A tree within the limits, parents before children, with scores, and with origins as the bits above.
+            A tree within the limits, parents before children, with the origins of the settings, and with scores of
+            which none is greater than the parent's.
 
         Raises:
             DeadlineError: it has not come in time. It is skipped when it comes.
@@ -81,7 +87,7 @@ class Member(Protocol):
             tokens: the new tokens.
             top_k: of these, as there.
             node_top_k: [1 + N, k], after the text before, and after each of the N nodes of the tree that this member
-                returned last, rows of -1 where unknown; None: nothing is known. Without such a tree, N is 0.
+                has returned since then, rows of -1 where unknown; None: nothing is known. Without such a tree, N is 0.
         """
 
     def close(self) -> None:
@@ -90,7 +96,10 @@ class Member(Protocol):
 
 @runtime_checkable
 class MemberSource(Protocol):
-    """A source in other processes that run whole draft sessions over it: a `DatastoreClient`, or your own."""
+    """A source in other processes that run whole draft sessions over it: a `DatastoreClient`, or your own.
+
+    In figures and messages it has the name that `str` gives it.
+    """
 
     def members(self, settings: MemberSettings, text: Callable[[], npt.NDArray[np.int32]]) -> Sequence[Member]:
         """Return the members of a new session: one, or one for each part of the datastores.

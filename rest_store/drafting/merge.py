@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,20 +12,7 @@ from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.limits import DraftLimits
 
 
-class Merged(NamedTuple):
-    """What trees make together.
-
-    Attributes:
-        tree: the merged tree, with scores and origins.
-        nodes: for each of the trees, int32[N]: of each of its nodes, the node of `tree` that it is part of; -1: it was
-            cut.
-    """
-
-    tree: TokenTree
-    nodes: list[npt.NDArray[np.int32]]
-
-
-def merge_trees(trees: Sequence[TokenTree], limits: DraftLimits) -> Merged:
+def merge_trees(trees: Sequence[TokenTree], limits: DraftLimits) -> tuple[TokenTree, list[npt.NDArray[np.int32]]]:
     """Merge scored trees by path.
 
     A node's score is the mean of its scores in all trees, 0 in those without it: so no node has a greater score than
@@ -38,15 +24,18 @@ def merge_trees(trees: Sequence[TokenTree], limits: DraftLimits) -> Merged:
         limits: of the merged tree: `min_score` and `max_nodes` cut it, then `costs` do, to the size that makes
             (1 + sum of scores) / time greatest. A chain follows the likeliest token of each place.
 
+    Returns:
+        The merged tree, with scores and origins; and for each of `trees`, int32[N]: of each of its nodes, the node of
+        the merged tree that it is part of; -1: it was cut.
+
     Raises:
         ValueError: a tree has no scores or origins, or a score that is not between 0 and its parent's.
 
     Thread-safe.
     """
-    merged, nodes = native_kernel().merge_trees([_packed(tree) for tree in trees], *limits)
-    packed, scores, origins = merged
-    tree = TokenTree.from_packed(packed, (0, 0), scores, origins)
-    return Merged(tree, [np.frombuffer(places, np.int32) for places in nodes])
+    (packed, scores, origins), nodes = native_kernel().merge_trees([_packed(tree) for tree in trees], *limits)
+    merged = TokenTree.from_packed(packed, (0, 0), scores, origins)
+    return merged, [np.frombuffer(places, np.int32) for places in nodes]
 
 
 def _packed(tree: TokenTree) -> tuple[bytes, bytes, bytes]:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import atexit
 import inspect
-import os
 import threading
 import time
 import warnings
-import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -35,7 +33,10 @@ class RememberTarget(Protocol):
     """
 
     def add(self, documents: Sequence[Any], ids: Sequence[str] | None = None) -> object:
-        """Add documents, int32[n] each, one id for each; the same id stands for the same document."""
+        """Add documents, int32[n] each, one id for each; the same id stands for the same document.
+
+        What this returns may have an attribute `duplicates`: the ids that were there already.
+        """
 
 
 @dataclass
@@ -45,14 +46,21 @@ class RememberCounts:
     Attributes:
         ids: of the documents handed over, one for each row that is long enough; `delete` of the target takes them.
         added: documents added so far.
+        duplicates: ids of documents that were there already, from an output that was the same.
         dropped: documents left out, because the queue was full or the target failed.
         error: why documents were left out, as text; empty if none were.
     """
 
     ids: list[str] = field(default_factory=list)
     added: int = 0
+    duplicates: list[str] = field(default_factory=list)
     dropped: int = 0
     error: str = ""
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether all of them are added, known to be duplicates, or left out."""
+        return self.added + len(self.duplicates) + self.dropped >= len(self.ids)
 
     def drop(self, reason: str) -> None:
         """Count all documents as left out; warn. Raises nothing, on whatever thread this is."""
@@ -88,8 +96,9 @@ class _Queue(threading.Thread):
                     return
                 documents, counts = self.batches[0]  # it counts until it is written
             try:
-                self.target.add([document.tokens for document in documents], ids=counts.ids)
-                counts.added = len(documents)
+                added = self.target.add([document.tokens for document in documents], ids=counts.ids)
+                counts.duplicates = list(getattr(added, "duplicates", ()))
+                counts.added = len(documents) - len(counts.duplicates)
             except BaseException as error:  # a target is anybody's code
                 counts.drop(error_text(error))
             with _lock:
@@ -102,30 +111,19 @@ _lock = threading.RLock()  # a generation may be collected, and remembered, in t
 
 
 def require_target(target: object) -> None:
-    """Raise RememberError unless `target` is None, or has a method `add` that takes documents and ids."""
-    if target is not None and (fault := _fault(target)) is not None:
+    """Raise RememberError unless `target` is None, or an object with a method `add` that may write."""
+    if target is None:
+        return
+    fault = ""
+    if isinstance(target, type):
+        fault = f"the class {target.__name__}"
+    elif not callable(add := getattr(target, "add", None)) or inspect.isbuiltin(add):  # as that of a set
+        fault = f"a {type(target).__name__}"
+    elif getattr(target, "read_only", False) is True:
+        fault = f"a {type(target).__name__} opened for reading"
+    if fault:
         expected = "a LiveDatastore for writing, a DatastoreClient, or another object with add(documents, ids=None)"
         raise RememberError(describe("generate", "remember", fault, expected))
-
-
-def _fault(target: object) -> str | None:
-    """Return what is wrong with a target; None if outputs can be added to it."""
-    if isinstance(target, type):
-        return f"the class {target.__name__}"
-    add = getattr(target, "add", None)
-    if not callable(add):
-        return f"a {type(target).__name__}"
-    if getattr(target, "read_only", False) is True:
-        return f"a {type(target).__name__} opened for reading"
-    if inspect.iscoroutinefunction(add):
-        return f"a {type(target).__name__}, whose add has to be awaited"
-    try:
-        inspect.signature(add).bind([], ids=[])
-    except TypeError as error:
-        return f"a {type(target).__name__}, whose add does not take documents and ids ({error})"
-    except ValueError:  # built-in methods without a signature, such as that of a set
-        return f"a {type(target).__name__}"
-    return None
 
 
 def remember(target: RememberTarget, documents: list[OutputDocument], counts: RememberCounts) -> None:
@@ -174,54 +172,16 @@ def flush(target: object, seconds: float | None = _GRACE_SECONDS) -> bool:
     return not queue.is_alive()
 
 
-class Targets:
-    """What the outputs of one generator are added to.
-
-    Targets are held weakly where Python can do that, so that each ends when its owner has dropped it. One that is still
-    to be written to is held by a generation or by its queue.
-    """
-
-    def __init__(self) -> None:
-        self._references: list[Callable[[], object]] = []
-
-    def note(self, target: object) -> None:
-        """Have `flush` wait for `target`, too; None is no target."""
-        others = [known for known in self._references if (other := known()) is not None and other is not target]
-        self._references = [*others, _reference(target)]
-
-    def flush(self, seconds: float | None) -> bool:
-        """Do what the function `flush` does for each of them, within `seconds` in all."""
-        end = None if seconds is None else time.monotonic() + seconds
-        targets = [known() for known in self._references]
-        written = [flush(target, None if end is None else max(0.0, end - time.monotonic())) for target in targets]
-        return all(written)
-
-
-def _reference(target: object) -> Callable[[], object]:
-    """Return a function that returns `target`, or None once that is gone."""
-    try:
-        return weakref.ref(target)
-    except TypeError:  # a class with __slots__, or None
-        return lambda: target
-
-
 def _size(documents: Sequence[OutputDocument]) -> int:
     return sum(document.tokens.size for document in documents)
 
 
-def _flush_all() -> None:
-    """Give all queues together some time to be written."""
-    end = time.monotonic() + _GRACE_SECONDS
-    for queue in list(_queues.values()):
-        queue.join(max(0.0, end - time.monotonic()))
+def flush_all(seconds: float | None = _GRACE_SECONDS) -> bool:
+    """Do what `flush` does for all targets together."""
+    end = None if seconds is None else time.monotonic() + seconds
+    targets = [queue.target for queue in list(_queues.values())]
+    written = [flush(target, None if end is None else max(0.0, end - time.monotonic())) for target in targets]
+    return all(written)
 
 
-def _forget_queues() -> None:
-    """In a forked process: threads and locks are the parent's, who writes what is queued."""
-    global _lock
-    _lock = threading.RLock()
-    _queues.clear()
-
-
-atexit.register(_flush_all)
-os.register_at_fork(after_in_child=_forget_queues)
+atexit.register(flush_all)

@@ -5,33 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import NamedTuple, NoReturn
+from typing import NamedTuple
 
 import numpy.typing as npt
 
-from rest_store.datastore.kernel import MAX_SUFFIX
 from rest_store.datastore.render import counted
 from rest_store.datastore.tokenizer import identity_of
 from rest_store.datastore.tree import TokenTree
-from rest_store.datastore.validation import IntSequence, limit
-from rest_store.drafting.arguments import (
-    Costs,
-    is_chain,
-    lowest_score,
-    node_limit,
-    times_of,
-    tokens_of,
-    top_k_of,
-)
+from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.kernel_session import append
-from rest_store.drafting.limits import DraftLimits
-from rest_store.drafting.session_member import Drop
-from rest_store.drafting.session_sources import SessionSources
+from rest_store.drafting.limits import DraftLimits, tokens_of, top_k_of
+from rest_store.drafting.session_sources import Drop, SessionSources, draft_step
 from rest_store.drafting.sources import require_source_timeout, require_sources
-from rest_store.errors import CalibrationError, CopyError, EmptyContextError, describe
+from rest_store.errors import CalibrationError, EmptyContextError, describe
 
-_MAX_ERRORS, _MAX_ERROR_LENGTH = 4, 300  # texts kept of each source, and characters of one
+_MAX_ERROR_LENGTH = 300  # characters
 
 
 class Absence(NamedTuple):
@@ -50,37 +39,36 @@ class SessionStatistics:
         drafted: draft tokens of all trees.
         accepted: draft tokens that the target model also produced.
         tokens: tokens given to `accept`.
-        dropped: steps that went on without a source, or without one of its parts, by its place among the sources and
-            the reason: "error", "late" or "tokenizer".
-        errors: what went wrong, as text: the first few different errors of each source.
-        absent: the sources that the latest step went on without, by place.
+        dropped: steps that went on without a source, or without one of its parts, by its name and the reason: "error",
+            "late" or "tokenizer".
+        absent: the sources that the latest step went on without, by name.
+        waited: seconds that the latest step spent on services.
     """
 
     steps: int = 0
     drafted: int = 0
     accepted: int = 0
     tokens: int = 0
-    dropped: dict[tuple[int, str], int] = field(default_factory=dict)
-    errors: list[str] = field(default_factory=list)
-    absent: dict[int, Absence] = field(default_factory=dict)
+    dropped: dict[tuple[str, str], int] = field(default_factory=dict)
+    absent: dict[str, Absence] = field(default_factory=dict)
+    waited: float = field(default=0.0, compare=False)
 
-    def add_step(self, drafted: int, drops: Iterable[Drop]) -> None:
+    def add_step(self, drafted: int, drops: Iterable[Drop], waited: float) -> None:
         """Count a step.
 
         Args:
             drafted: draft tokens of its tree.
             drops: the sources that it went on without.
+            waited: seconds that it spent on services.
         """
         self.steps += 1
+        self.waited = waited
         self.drafted += drafted
         before, self.absent = self.absent, {}
-        for place, why, error in {drop.place: drop for drop in drops}.values():  # parts of a source count once
-            source = f"source {place}: "
-            text = source + error[:_MAX_ERROR_LENGTH]
-            self.dropped[place, why] = self.dropped.get((place, why), 0) + 1
-            self.absent[place] = Absence(before[place].steps + 1 if place in before else 1, text)
-            if text not in self.errors and sum(known.startswith(source) for known in self.errors) < _MAX_ERRORS:
-                self.errors.append(text)
+        for source, why, error in {drop.source: drop for drop in drops}.values():  # parts of a source count once
+            self.dropped[source, why] = self.dropped.get((source, why), 0) + 1
+            steps = before[source].steps + 1 if source in before else 1
+            self.absent[source] = Absence(steps, f"{source}: {error[:_MAX_ERROR_LENGTH]}")
 
 
 class DraftSession:
@@ -90,13 +78,9 @@ class DraftSession:
         sources: at most 8: a `PromptLookup`, a `RecycledLogits`, and up to 6 of `Datastore`, `LiveDatastore` and
             `DatastoreClient`.
         prompt: 1-D integers, the text so far, oldest token first; may be empty.
-        prompt_top_k: int[n, k], the target model's k most likely tokens after each of the last n tokens of the prompt,
-            -1: unknown; for `RecycledLogits`. Here and in `accept`, a token outside the vocabulary ends a row.
         calibration: turns evidence into acceptance probabilities; sessions that share one learn together. None: a copy
             of the default calibration.
         learn: whether accepted tokens adjust the calibration.
-        max_suffix: longest suffix of the context that sources with counts are asked for, in tokens, 1..64; inside a
-            tree, the path is added to it.
         tokenizer: the target model's tokenizer or its `TokenizerIdentity`; sources with another one are left out. None:
             that of the first datastore in this process.
         source_timeout: seconds that a step waits for services, from 0 on; None: as long as their clients do.
@@ -105,7 +89,7 @@ class DraftSession:
         SourceError: an object is not a source, is given twice, or there are too many.
         DatastoreClosedError, DatastoreUnavailableError: a datastore is closed, or a page of it could not be read.
         CalibrationError: `calibration` is something else.
-        LimitError: `max_suffix` or `source_timeout` out of range.
+        LimitError: `source_timeout` out of range.
         ContextTypeError, TokenRangeError: `prompt` is not 1-D integers of 0 .. 2^31 - 1.
         NativeKernelError: the kernel was not compiled.
 
@@ -124,16 +108,13 @@ class DraftSession:
         sources: Sequence[object],
         prompt: IntSequence = (),
         *,
-        prompt_top_k: npt.ArrayLike | None = None,
         calibration: Calibration | None = None,
         learn: bool = True,
-        max_suffix: int = 16,
         tokenizer: object = None,
         source_timeout: float | None = None,
     ) -> None:
         require_sources("draft session", sources)
         require_source_timeout("draft session", source_timeout)
-        max_suffix = limit("max_suffix", max_suffix, MAX_SUFFIX, where="draft session")
         if calibration is not None and not isinstance(calibration, Calibration):
             expected = "a Calibration; Calibration.load(path) reads one"
             raise CalibrationError(
@@ -145,9 +126,7 @@ class DraftSession:
             sources,
             self.calibration,
             tokens_of("prompt", prompt),
-            None if prompt_top_k is None else top_k_of("prompt_top_k", prompt_top_k),
             learn=learn,
-            max_suffix=max_suffix,
             tokenizer=None if tokenizer is None else identity_of(tokenizer),
             timeout=source_timeout,
         )
@@ -157,7 +136,13 @@ class DraftSession:
         return int(self.sources.native.length())
 
     def draft(
-        self, max_nodes: int = 16, costs: Costs | None = None, *, shape: str = "tree", min_score: float = 0.0
+        self,
+        max_nodes: int = 16,
+        costs: npt.ArrayLike | None = None,
+        *,
+        shape: str = "tree",
+        min_score: float = 0.0,
+        services: bool = True,
     ) -> TokenTree:
         """Return the draft that is worth verifying next.
 
@@ -169,40 +154,26 @@ class DraftSession:
 
         Args:
             max_nodes: most draft tokens, 0..1024; of a chain never more than 48.
-            costs: float[n + 1], the time of a step that verifies 0, 1, .. n draft tokens, in any unit; or a function
-                from the width of a step, which is 1 + that number, to its time. The draft then has the number of nodes
-                that makes (1 + sum of scores) / time greatest, which may be 0.
+            costs: float[n + 1], the time of a step that verifies 0, 1, .. n draft tokens, in any unit. The draft then
+                has the number of nodes that makes (1 + sum of scores) / time greatest, which may be 0.
             shape: "tree", or "chain": one path, for engines that verify no trees.
             min_score: nodes with a lower score are left out, 0..1; then drafting takes less time, too.
+            services: whether services are asked in this step; what is in this process drafts in any case.
 
         Returns:
             The draft, with `scores` and `origins`; its counts are zero. The parents of a chain are -1, 0, 1 ..
 
         Raises:
-            LimitError: `max_nodes` or `min_score` out of range, `costs` that are not 1-D positive numbers or a function
-                of one, or an unknown `shape`.
+            LimitError: `max_nodes` or `min_score` out of range, `costs` that are not 1-D positive numbers, or an
+                unknown `shape`.
             SessionClosedError: after `close`.
 
         What a service's client raises is counted in `statistics`. An interrupt, such as KeyboardInterrupt, passes
         through, and the session is as if nothing had been drafted since the last `accept`.
         """
         self.sources.require_open("draft")
-        nodes, chain = node_limit(max_nodes), is_chain(shape)
-        times = times_of(costs, nodes)
-        if times.size:
-            nodes = min(nodes, times.size - 1)
-        limits = DraftLimits(nodes, times, chain, lowest_score(min_score))
-        sources = self.sources
-        try:
-            sources.send(limits)
-            here = sources.draft_here(limits) if sources.drafts_here else None
-            if not sources.receive(limits) and here is None:
-                here = sources.draft_here(limits)
-            tree = sources.merge(here, limits)
-        except BaseException:
-            sources.forget()
-            raise
-        self.statistics.add_step(len(tree), sources.drops)
+        [tree] = draft_step([self.sources], [DraftLimits.of(max_nodes, costs, shape, min_score)], services=services)
+        self.statistics.add_step(len(tree), self.sources.drops, self.sources.waited)
         return tree
 
     def accept(
@@ -213,7 +184,8 @@ class DraftSession:
         Args:
             tokens: 1-D integers, at least one.
             top_k: int[n, k], the model's k most likely tokens after each of `tokens` and, in the rows before, of the
-                tokens before them; -1: unknown, as after the bonus token, which the model has not read yet.
+                tokens before them; -1: unknown, as after the bonus token, which the model has not read yet. A token
+                outside the vocabulary ends a row.
             node_top_k: int[1 + N, k], the same after the context (row 0) and after each node of the tree drafted since
                 the last `accept`, in its order, accepted or not. Without such a tree, N is 0.
 
@@ -225,8 +197,7 @@ class DraftSession:
         new = tokens_of("tokens", tokens)
         if new.size == 0:
             raise EmptyContextError(describe("accept", "tokens", "empty", "at least one token"))
-        rows = None if top_k is None else top_k_of("top_k", top_k)
-        node_rows = None if node_top_k is None else top_k_of("node_top_k", node_top_k)
+        rows, node_rows = top_k_of("top_k", top_k), top_k_of("node_top_k", node_top_k)
         accepted = append(self.sources.native, new, rows, self.sources.rows_here(node_rows))
         self.statistics.accepted += self.sources.accept(new, rows, node_rows, accepted)
         self.statistics.tokens += new.size
@@ -242,9 +213,6 @@ class DraftSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def __reduce__(self) -> NoReturn:
-        raise CopyError(describe("draft session", "a copy", "impossible", "a new session of its sources and its text"))
 
     def __repr__(self) -> str:
         done = self.statistics

@@ -1,59 +1,97 @@
-"""The sources of a draft session as its steps ask them: the kernel's session here, and members elsewhere."""
+"""The sources of draft sessions as their steps ask them: the kernel's sessions here, and members elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
-from time import monotonic
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from time import monotonic, perf_counter
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.kernel_session import follow_changes, kernel_session, take_prompt
+from rest_store.drafting.kernel_session import follow_changes, kernel_session
 from rest_store.drafting.limits import DraftLimits, TopK
-from rest_store.drafting.members import MemberSettings, MemberSource
+from rest_store.drafting.members import Member, MemberSettings, MemberSource, Origins
 from rest_store.drafting.merge import merge_trees
-from rest_store.drafting.session_member import Drop, SessionMember, rows_of
-from rest_store.drafting.sources import PromptLookup, RecycledLogits
+from rest_store.drafting.sources import PromptLookup, RecycledLogits, source_names
 from rest_store.errors import (
     ContextTypeError,
-    DatastoreClosedError,
-    DatastoreUnavailableError,
+    DeadlineError,
     SessionClosedError,
     TokenizerMismatchError,
     describe,
+    error_text,
 )
 
 if TYPE_CHECKING:
     from rest_store._kernel import PackedDraft
 
+Nodes = npt.NDArray[np.int32]  # of each node of a source's tree, the node of the session's that it became; -1: none
 _NO_NODES = np.zeros(0, np.int32)
 
 
-class SessionSources:
-    """Asks the sources of one session, step by step, for `DraftSession` and for batches of sessions.
+class Drop(NamedTuple):
+    """A source that a step goes on without.
 
-    A step is `send`, then `draft_here` where `drafts_here` says so, `receive`, and `merge`. Where no tree has come,
-    `draft_here` comes before `merge`.
+    Attributes:
+        source: its name.
+        why: "error", "late" or "tokenizer".
+        text: of the error.
+    """
+
+    source: str
+    why: str
+    text: str
+
+    @classmethod
+    def of(cls, source: str, error: Exception) -> Drop:
+        """Return a source because of `error`."""
+        why = "error"
+        if isinstance(error, TokenizerMismatchError):
+            why = "tokenizer"
+        elif isinstance(error, DeadlineError):
+            why = "late"
+        return cls(source, why, error_text(error))
+
+
+@dataclass
+class OpenMember:
+    """A member of a session.
+
+    Attributes:
+        source: name of its source.
+        place: of its source in the session.
+        member: the member.
+        nodes: of its tree since the latest `accept`; None: whether it has one is unknown.
+    """
+
+    source: str
+    place: int
+    member: Member
+    nodes: Nodes | None = None
+
+
+class SessionSources:
+    """The sources of one session, for `DraftSession` and for batches of sessions.
 
     Args:
-        sources, calibration, learn, max_suffix, timeout: as in `DraftSession`.
+        sources, calibration, learn, timeout: as in `DraftSession`.
         tokenizer: of the session; None: that of the first datastore in this process.
         prompt: int32[n], the text so far.
-        prompt_top_k: rows of the last tokens of the prompt.
 
     Attributes:
         native: the kernel's side of the session.
         datastores: those in this process, by place.
         members: the sessions elsewhere.
+        waited: seconds that the latest step spent on these.
 
     Raises:
-        ContextTypeError: `prompt_top_k` has more rows than there are tokens.
         DatastoreClosedError, DatastoreUnavailableError, NativeKernelError: as `kernel_session`.
 
     Not thread-safe.
@@ -64,55 +102,46 @@ class SessionSources:
         sources: Sequence[object],
         calibration: Calibration,
         prompt: npt.NDArray[np.int32],
-        prompt_top_k: TopK | None,
         *,
         learn: bool,
-        max_suffix: int,
         tokenizer: TokenizerIdentity | None,
         timeout: float | None,
     ) -> None:
-        self.native, self.datastores = kernel_session(calibration, sources, learn=learn, max_suffix=max_suffix)
-        self.members: list[SessionMember] = []
+        self.native, self.datastores = kernel_session(calibration, sources, learn=learn)
+        self._names = source_names(sources)
+        self.members: list[OpenMember] = []
+        self.waited = 0.0
         self._left_out: list[Drop] = []  # for good
         self._drops: list[Drop] = []  # from this step
         self._timeout = timeout
         self._closed = False
-        self._waiting: list[SessionMember] = []  # of this step: members whose answers have not come
-        self._ends: float | None = None  # `time.monotonic`
-        self._trees: list[tuple[SessionMember, TokenTree]] = []
+        self._waiting: list[OpenMember] = []  # of this step: members whose answers have not come
+        self._ends: float | None = None  # `time.monotonic`, when it waits no longer
+        self._answers: list[tuple[OpenMember, TokenTree]] = []
         self._merged: TokenTree | None = None  # drafted since the last `accept`, if a member's tree is a part of it
-        self._nodes = _NO_NODES  # of the kernel's tree, as `SessionMember.nodes`
+        self._nodes = _NO_NODES  # of the kernel's tree
         for opened in list(self.datastores.values()):
             if tokenizer is None:
                 tokenizer = opened.store.tokenizer
             try:
                 tokenizer.require_same(opened.store.tokenizer, "draft session")
             except TokenizerMismatchError as error:
-                self._leave_out_datastore(Drop.of(opened.place, error))
+                self._leave_out_datastore(opened.place, Drop.of(self._names[opened.place], error))
         if tokenizer is not None:
             self.native.limit_tokens(tokenizer.vocabulary_size)
-        take_prompt(self.native, prompt, prompt_top_k)
-        self._open_members(sources, MemberSettings(learn, max_suffix, tokenizer, prompt_top_k))
-
-    def _open_members(self, sources: Sequence[object], settings: MemberSettings) -> None:
-        """Open the sessions elsewhere; leave out a source that refuses."""
-        lookup = recycled = None
-        elsewhere: dict[int, MemberSource] = {}
-        for place, source in enumerate(sources):
-            if isinstance(source, PromptLookup):
-                lookup, settings = place, replace(settings, prompt_lookup=True)
-            elif isinstance(source, RecycledLogits):
-                recycled, settings = place, replace(settings, recycled_logits=source.key)
-            elif not isinstance(source, Store):
-                assert isinstance(source, MemberSource)  # as `require_sources` has checked
-                elsewhere[place] = source
-        for place, member_source in elsewhere.items():
+        self.native.prompt(prompt, None)
+        places = {type(source): 1 << place for place, source in enumerate(sources)}
+        recycled = next((source.key for source in sources if isinstance(source, RecycledLogits)), None)
+        for place, (name, source) in enumerate(zip(self._names, sources, strict=True)):
+            if isinstance(source, Store | PromptLookup | RecycledLogits):
+                continue
+            assert isinstance(source, MemberSource)  # as `require_sources` has checked
+            origins = Origins(1 << place, places.get(PromptLookup, 0), places.get(RecycledLogits, 0))
+            settings = MemberSettings(learn, tokenizer, PromptLookup in places, recycled, origins)
             try:
-                opened = member_source.members(settings, self._text)
+                self.members += [OpenMember(name, place, member) for member in source.members(settings, self._text)]
             except Exception as error:
-                self._left_out.append(Drop.of(place, error))
-            else:
-                self.members += [SessionMember(member, place, lookup, recycled) for member in opened]
+                self._left_out.append(Drop.of(name, error))
 
     def _text(self) -> npt.NDArray[np.int32]:
         return np.frombuffer(self.native.tail(self.native.length()), np.int32)
@@ -122,43 +151,47 @@ class SessionSources:
         """The sources that the latest step goes on without."""
         return self._left_out + self._drops
 
+    # --- a step ------------------------------------------------------------------------------------------------------
+
     @property
     def drafts_here(self) -> bool:
         """Whether the kernel's tree is a part of the session's, also if members answer."""
         return bool(self.datastores) or not self.members
 
-    def send(self, limits: DraftLimits) -> None:
-        """Ask the members for the next step."""
-        self._forget_merged()
-        self._drops, self._waiting = [], []
+    def send(self, limits: DraftLimits, *, services: bool) -> None:
+        """Ask the members for the next step, if `services` are to be asked."""
         if not self.members:
             return
+        began = perf_counter()
+        self._merged, self._drops, self._answers, self._waiting = None, [], [], []
         self._ends = None if self._timeout is None else monotonic() + self._timeout
-        for member in self.members.copy():
-            drop = member.send(limits)
-            if drop is None:
-                self._waiting.append(member)
+        for opened in self.members.copy():
+            opened.nodes = None
+            if not services:
+                continue
+            try:
+                opened.member.send(limits)
+            except Exception as error:
+                self._drop(opened, error)
             else:
-                self._drop(member, drop)
+                self._waiting.append(opened)
+        self.waited = perf_counter() - began if services else 0.0
 
-    def draft_here(self, limits: DraftLimits) -> PackedDraft:
-        """Return the kernel's draft of the step."""
-        follow_changes(self.native, self.datastores.values())
-        draft = self.native.draft(*limits)
-        if self.leave_out_unreadable():
-            draft = self.native.draft(*limits)
-        return draft
-
-    def receive(self, limits: DraftLimits) -> bool:
-        """Wait for the members' trees, asked for with `limits`; return whether one has come."""
-        for member in self._waiting:
-            timeout = None if self._ends is None else max(0.0, self._ends - monotonic())
-            answer = member.receive(limits, timeout)
-            if isinstance(answer, Drop):
-                self._drop(member, answer)
+    def receive(self) -> bool:
+        """Wait for the members' trees; return whether one has come."""
+        if not self._waiting:
+            return False
+        began = perf_counter()
+        waiting, self._waiting = self._waiting, []
+        for opened in waiting:
+            try:
+                tree = opened.member.receive(None if self._ends is None else max(0.0, self._ends - monotonic()))
+            except Exception as error:
+                self._drop(opened, error)
             else:
-                self._trees.append((member, answer))
-        return bool(self._trees)
+                self._answers.append((opened, tree))
+        self.waited += perf_counter() - began
+        return bool(self._answers)
 
     def merge(self, here: PackedDraft | None, limits: DraftLimits) -> TokenTree:
         """Return the draft of the step.
@@ -167,34 +200,41 @@ class SessionSources:
             here: the kernel's; None: it has made none, and a member's has come.
             limits: as in `send`.
         """
-        trees = [tree for _, tree in self._trees]
-        if here is not None:
-            packed, scores, origins = here
-            trees.append(TokenTree.from_packed(packed, (0, 0), scores, origins))
-            if len(trees) == 1:
-                return trees[0]
-        else:
+        if not self._answers and here is not None:
+            return _tree_of(here)
+        trees = [tree for _, tree in self._answers]
+        if here is None:
             self.native.forget()
+        else:
+            trees.append(_tree_of(here))
         if len(trees) == 1:
             merged, nodes = trees[0], [np.arange(len(trees[0]), dtype=np.int32)]
         else:
-            merged, nodes = merge_trees(trees, limits)
-        for (member, _), of_member in zip(self._trees, nodes, strict=False):  # the kernel's comes last
-            member.nodes = of_member
+            try:
+                merged, nodes = merge_trees(trees, limits)
+            except ValueError as error:
+                return self._without_answers(here, limits, error)
+        for (opened, _), of_member in zip(self._answers, nodes, strict=False):  # the kernel's comes last
+            opened.nodes = of_member
         self._nodes = _NO_NODES if here is None else nodes[-1]
         self._merged = merged
         return merged
 
+    def _without_answers(self, here: PackedDraft | None, limits: DraftLimits, error: ValueError) -> TokenTree:
+        """Return the kernel's draft, since the members' trees cannot be merged."""
+        for opened, _ in self._answers:
+            self._drop(opened, error)
+        self._answers = []
+        return self.merge(self.native.draft(*limits) if here is None else here, limits)
+
     def forget(self) -> None:
         """Discard the latest draft, as if none had been made since the last `accept`."""
         self.native.forget()
-        self._forget_merged()
-
-    def _forget_merged(self) -> None:
-        self._trees = []
         self._merged = None
-        for member in self.members:
-            member.forget()
+        for opened in self.members:
+            opened.nodes = None
+
+    # --- what was accepted -------------------------------------------------------------------------------------------
 
     def rows_here(self, node_top_k: TopK | None) -> TopK | None:
         """Return the rows of `node_top_k` that belong to the kernel's tree; that of `accept` to the session's.
@@ -207,7 +247,7 @@ class SessionSources:
         if len(node_top_k) != 1 + len(self._merged):
             found, expected = f"of shape {list(node_top_k.shape)}", f"[{1 + len(self._merged)}, k]"
             raise ContextTypeError(describe("draft session", "node_top_k", found, expected))
-        return rows_of(self._nodes, node_top_k)
+        return _rows_of(self._nodes, node_top_k)
 
     def accept(
         self, tokens: npt.NDArray[np.int32], top_k: TopK | None, node_top_k: TopK | None, accepted_here: int
@@ -218,33 +258,34 @@ class SessionSources:
             How many of `tokens` are in the session's tree.
         """
         accepted = accepted_here if self._merged is None else len(self._merged.longest_path(tokens))
-        for member in self.members:
-            member.accept(tokens, top_k, node_top_k)
+        for opened in self.members:
+            opened.member.accept(tokens, top_k, _rows_of(opened.nodes, node_top_k))
+            opened.nodes = _NO_NODES
         self._merged = None
         return accepted
 
+    # --- sources that fail -------------------------------------------------------------------------------------------
+
     def leave_out_unreadable(self) -> bool:
         """Leave out datastores that have lost a page or were closed; return whether any were."""
-        readable = len(self.datastores)
-        for opened in list(self.datastores.values()):
-            try:
-                opened.store.require_readable()
-            except (DatastoreUnavailableError, DatastoreClosedError) as error:
-                self._leave_out_datastore(Drop(opened.place, "error", str(error)))
-        return len(self.datastores) < readable
+        faults = {place: fault for place, opened in self.datastores.items() if (fault := opened.fault())}
+        for place, fault in faults.items():
+            self._leave_out_datastore(place, Drop(self._names[place], "error", fault))
+        return bool(faults)
 
-    def _leave_out_datastore(self, drop: Drop) -> None:
+    def _leave_out_datastore(self, place: int, drop: Drop) -> None:
         """Draft without a datastore from now on; every step counts that."""
-        del self.datastores[drop.place]
-        self.native.remove_store(drop.place)
+        del self.datastores[place]
+        self.native.remove_store(place)
         self._left_out.append(drop)
 
-    def _drop(self, member: SessionMember, drop: Drop) -> None:
+    def _drop(self, opened: OpenMember, error: Exception) -> None:
         """Go on without a member: in this step, or for good if it has another tokenizer."""
+        drop = Drop.of(opened.source, error)
         if drop.why == "tokenizer":
             self._left_out.append(drop)
-            self.members.remove(member)
-            member.close()
+            self.members.remove(opened)
+            opened.member.close()
         else:
             self._drops.append(drop)
 
@@ -256,5 +297,71 @@ class SessionSources:
     def close(self) -> None:
         """End the sessions elsewhere; may be called again."""
         self._closed = True
-        for member in self.members:
-            member.close()
+        for opened in self.members:
+            opened.member.close()
+
+
+def _tree_of(draft: PackedDraft) -> TokenTree:
+    packed, scores, origins = draft
+    return TokenTree.from_packed(packed, (0, 0), scores, origins)
+
+
+def _rows_of(nodes: Nodes | None, node_top_k: TopK | None) -> TopK | None:
+    """Return the rows of `node_top_k`, [1 + M, k] of the session's tree, that belong to the tree of a source.
+
+    Returns:
+        [1 + N, k], rows of -1 where nothing is known; None: nothing is known of any.
+    """
+    if nodes is None or node_top_k is None:
+        return None
+    unknown = np.full((1, node_top_k.shape[1]), -1, node_top_k.dtype)
+    places = np.where(nodes >= 0, nodes + 1, len(node_top_k))
+    rows: TopK = np.concatenate([node_top_k, unknown])[np.concatenate([[0], places])]
+    return rows
+
+
+def draft_step(sessions: Sequence[SessionSources], limits: Sequence[DraftLimits], *, services: bool) -> list[TokenTree]:
+    """Return the next draft of each session; if this raises, as interrupts do, none of them has one.
+
+    Args:
+        sessions: different ones.
+        limits: of each; for several sessions without costs, with one shape and one lowest score.
+        services: whether members are asked.
+    """
+    try:
+        for session, one in zip(sessions, limits, strict=True):
+            session.send(one, services=services)
+        drafts = _draft_here(sessions, limits, [i for i, session in enumerate(sessions) if session.drafts_here])
+        unanswered = [i for i, session in enumerate(sessions) if not session.receive() and i not in drafts]
+        if unanswered:
+            drafts |= _draft_here(sessions, limits, unanswered)
+        return [session.merge(drafts.get(i), limits[i]) for i, session in enumerate(sessions)]
+    except BaseException:
+        for session in sessions:
+            session.forget()
+        raise
+
+
+def _draft_here(
+    sessions: Sequence[SessionSources], limits: Sequence[DraftLimits], chosen: Collection[int]
+) -> dict[int, PackedDraft]:
+    """Return what the kernel drafts for the `chosen` sessions."""
+    for i in chosen:
+        follow_changes(sessions[i].native, sessions[i].datastores.values())
+    drafts = _draft_by_kernel(sessions, limits, chosen)
+    opened = {datastore.store: datastore for i in chosen for datastore in sessions[i].datastores.values()}
+    if any(datastore.fault() for datastore in opened.values()):
+        drafts |= _draft_by_kernel(sessions, limits, [i for i in chosen if sessions[i].leave_out_unreadable()])
+    return drafts
+
+
+def _draft_by_kernel(
+    sessions: Sequence[SessionSources], limits: Sequence[DraftLimits], chosen: Collection[int]
+) -> dict[int, PackedDraft]:
+    if len(sessions) == 1:
+        return {i: sessions[i].native.draft(*limits[i]) for i in chosen}
+    if not chosen:
+        return {}
+    _, _, chain, min_score = limits[0]
+    natives, nodes = [sessions[i].native for i in chosen], [limits[i].max_nodes for i in chosen]
+    return dict(zip(chosen, native_kernel().draft_all(natives, nodes, chain, min_score), strict=True))

@@ -4,24 +4,31 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from threading import TIMEOUT_MAX
-from typing import TYPE_CHECKING, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
 
 from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.render import counted
 from rest_store.datastore.store import Store
-from rest_store.datastore.tokenizer import identity_of
+from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.datastore.validation import real
 from rest_store.drafting.members import MemberSource
-from rest_store.drafting.recycled_logits_file import read_rows, write_rows
-from rest_store.errors import CopyError, LimitError, RecycledLogitsError, SourceError, describe
+from rest_store.drafting.packed_file import PackedFile
+from rest_store.errors import LimitError, ManifestError, RecycledLogitsError, SourceError, describe
 
 if TYPE_CHECKING:
     from rest_store._kernel import NativeRecycledLogits
 
 _MAX_SOURCES = 8
+
+# A row is 21 numbers, little-endian int32: the last four tokens of a context, the last one first; the eight most likely
+# next tokens, the likeliest first; their weights; and the number of forward passes that they are from, at most 255. -1
+# where there are fewer tokens.
+_FILE = PackedFile("recycled logits", "rows", 2, ("tokenizer",), RecycledLogitsError)
 
 
 class PromptLookup:
@@ -65,8 +72,15 @@ class RecycledLogits:
             TokenizerMismatchError: its tokens are of another tokenizer.
         """
         identity = identity_of(tokenizer)
+        fields, payload = _FILE.read(Path(path))
+        try:
+            own = TokenizerIdentity.from_manifest(fields["tokenizer"], path)
+        except ManifestError as error:
+            raise _FILE.damaged_header(path) from error
+        own.require_same(identity, path)
         logits = cls()
-        if not logits.native.add_rows(read_rows(Path(path), identity), identity.vocabulary_size):
+        rows = np.frombuffer(payload, "<i4", len(payload) // 4).astype(np.int32)
+        if not logits.native.add_rows(rows, identity.vocabulary_size):
             raise RecycledLogitsError(describe(path, "rows", "malformed", "tokens of the vocabulary with weights"))
         return logits
 
@@ -83,15 +97,20 @@ class RecycledLogits:
             RecycledLogitsError: the file cannot be written.
         """
         identity = identity_of(tokenizer)
-        write_rows(Path(path), self.native.rows(identity.vocabulary_size), identity)
+        rows = np.frombuffer(self.native.rows(identity.vocabulary_size), np.int32)
+        _FILE.write(Path(path), {"tokenizer": identity.to_manifest()}, rows.astype("<i4").tobytes())
+
+    def copy(self, vocabulary_size: int) -> RecycledLogits:
+        """Return others that hold the same rows, of tokens of such a vocabulary, and learn for themselves."""
+        copy = RecycledLogits()
+        rows = np.frombuffer(self.native.rows(vocabulary_size), dtype=np.int32)
+        copy.native.add_rows(rows, vocabulary_size)
+        return copy
 
     @property
     def memory(self) -> int:
         """Bytes of the rows."""
         return int(self.native.memory())
-
-    def __reduce__(self) -> NoReturn:
-        raise CopyError(describe("recycled logits", "a copy", "impossible", "new ones, which learn anew"))
 
     def __repr__(self) -> str:
         return f"RecycledLogits({counted(len(self), 'row')})"
@@ -99,6 +118,15 @@ class RecycledLogits:
 
 # What a session takes: the client of a service is a `MemberSource`. It comes last, since protocols are slow to check.
 Source: TypeAlias = Store | PromptLookup | RecycledLogits | MemberSource
+
+
+def source_names(sources: Iterable[object]) -> list[str]:
+    """Return a name for each source: the path of a datastore in this process, of others what `str` says."""
+    names: list[str] = []
+    for source in sources:
+        name = str(source.path if isinstance(source, Store) else source)
+        names.append(f"{name} ({len(names) + 1})" if name in names else name)
+    return names
 
 
 def require_sources(where: str, sources: object) -> None:

@@ -17,12 +17,12 @@ from rest_store.drafting.costs import DraftPolicy
 from rest_store.drafting.output_document import OutputDocument
 from rest_store.drafting.remembering import RememberCounts, remember
 from rest_store.drafting.session import DraftSession
-from rest_store.engines.likely_tokens import LikelyTokens, Rows
 from rest_store.engines.metrics import EngineMetrics
-from rest_store.engines.preloading import preload
 from rest_store.engines.row_sessions import Ended, RowSession, RowSessions, Tokens
 from rest_store.engines.sources import EngineSources
 from rest_store.errors import TokenRangeError, describe
+
+Rows = npt.NDArray[np.int32]  # the model's most likely tokens after each of some positions, [n, k]; -1 ends a row
 
 _TEND_SECONDS = 0.5
 _IDLE_SECONDS = 3.0  # without a call, after which requests count as ended
@@ -45,14 +45,6 @@ class RowDraft(NamedTuple):
     max_nodes: int
     top_k: Rows | None = None
     node_top_k: Rows | None = None
-
-
-class Verified(NamedTuple):
-    """The draft tokens of a row in the latest step: the origin of each, and the sum of their scores."""
-
-    row: RowSession
-    origins: list[int]
-    promised: float
 
 
 class BatchDrafter:
@@ -89,7 +81,7 @@ class BatchDrafter:
         self._clock = clock
         self._rows = RowSessions(self._open_session, ends)
         self._policy = DraftPolicy()
-        self._verified: list[Verified] = []
+        self._verified: list[RowSession] = []  # rows with draft tokens in the latest step
         self._returned: float | None = None  # when the latest call of `propose` returned; None: there was none
         self._lock = threading.RLock()
         self._closed = threading.Event()
@@ -100,13 +92,6 @@ class BatchDrafter:
     def wants_logits(self) -> bool:
         """Whether the model's most likely tokens in the next step will be used."""
         return not self._policy.is_paused
-
-    def warm_up(self) -> None:
-        """Read the datastores, so that the first requests do not wait for disks; bounded in time and memory."""
-        try:
-            preload(self._sources.stores)
-        except Exception as error:
-            self.metrics.count_error("preload", error)
 
     def propose(
         self,
@@ -165,29 +150,38 @@ class BatchDrafter:
             max_nodes = min(self._most, self._longest - 1 - row.length)
             if row.session is not None and max_nodes > 0:
                 request = RowDraft(row, row.session, text[row.session_length :], max_nodes)
-                requests.append(request if likely is None else _with_likely(request, likely, len(sampled[row.index])))
+                if likely is not None:
+                    request = _with_likely(request, likely[row.index], len(sampled[row.index]))
+                requests.append(request)
         if requests:
             began_drafting = self._clock()
             self._accept(requests)
             self._choose(requests, self._chains(requests), len(rows), drafts)
-            verified, promised = sum(map(len, drafts)), sum(one.promised for one in self._verified)
-            self._policy.settle(len(rows), verified, promised, self._clock() - began_drafting)
+            verified, promised = sum(map(len, drafts)), sum(row.promised for row in self._verified)
+            waited = sum(request.session.statistics.waited for request in requests)
+            self._policy.settle(len(rows), verified, promised, self._clock() - began_drafting, waited)
 
-    def _likely_tokens(self, computed: Sequence[Rows], drafted: dict[int, int], rows: int) -> LikelyTokens | None:
-        """Return what the model found likely in this step; None if that was not computed or the rows are unknown.
+    def _likely_tokens(self, computed: Sequence[Rows], drafted: dict[int, int], rows: int) -> list[Rows] | None:
+        """Return what the model found likely in this step, for each row after its text before and its draft tokens.
+
+        A scheduler may verify fewer draft tokens than it was given, never more. So if there are as many positions as
+        the rows should have, each row has the expected number.
 
         Args:
             computed: as in `propose`.
             drafted: the number of draft tokens of each row that produced tokens, by row.
             rows: the number of rows in the batch.
+
+        Returns:
+            int32[1 + draft tokens, k] for each row; None if that was not computed, or the rows are unknown.
         """
         if not computed:
             return None
-        likely = LikelyTokens(computed[0], [drafted.get(row, 0) for row in range(rows)])
-        if len(computed) == 1 and likely.fits:
-            return likely
-        self.metrics.count("unplaced_logits")
-        return None
+        ends = np.cumsum([drafted.get(row, 0) + 1 for row in range(rows)])
+        if len(computed) > 1 or computed[0].ndim != 2 or len(computed[0]) != ends[-1]:
+            self.metrics.count("unplaced_logits")
+            return None
+        return np.split(computed[0], ends[:-1])
 
     def _accept(self, requests: Sequence[RowDraft]) -> None:
         """Have sessions accept the new tokens of their rows."""
@@ -204,7 +198,8 @@ class BatchDrafter:
     def _chains(self, requests: Sequence[RowDraft]) -> list[TokenTree]:
         """Return a chain for each row."""
         sessions, limits = [request.session for request in requests], [request.max_nodes for request in requests]
-        chains = draft_all(sessions, limits, shape="chain", min_score=self._policy.min_score)
+        services, min_score = self._policy.wants_services(), self._policy.min_score
+        chains = draft_all(sessions, limits, shape="chain", min_score=min_score, services=services)
         for session in sessions:
             for absence in session.statistics.absent.values():
                 self.metrics.count_error("source", absence.reason)
@@ -214,31 +209,35 @@ class BatchDrafter:
         self, requests: Sequence[RowDraft], chains: Sequence[TokenTree], rows: int, drafts: list[list[int]]
     ) -> None:
         """Write the draft tokens that are worth verifying into `drafts`, by row."""
-        scores = [_listed(chain.scores) for chain in chains]
+        scores = [np.asarray(chain.scores).tolist() for chain in chains]
         counts = self._policy.chosen(scores, rows)
-        for request, chain, promised, count in zip(requests, chains, scores, counts, strict=True):
+        for request, chain, of_tokens, count in zip(requests, chains, scores, counts, strict=True):
             tokens = chain.tokens[:count].tolist()
             for token in tokens:
                 if not 0 <= token < self._vocabulary_size:
                     raise TokenRangeError(describe("draft", "token id", token, f"0..{self._vocabulary_size - 1}"))
-            drafts[request.row.index] = tokens
-            self._verified.append(Verified(request.row, _listed(chain.origins)[:count], sum(promised[:count])))
-            request.row.nodes, request.row.drafted, request.row.accepted = len(chain), count, None
+            row = request.row
+            drafts[row.index] = tokens
+            row.nodes, row.drafted, row.accepted = len(chain), count, None
+            row.origins, row.promised = np.asarray(chain.origins)[:count].tolist(), sum(of_tokens[:count])
+            self._verified.append(row)
 
     def _count_verified(self, rows: int) -> None:
         """Count how many of the latest draft tokens were accepted, for the rows that show it."""
-        promised, accepted = 0.0, 0
-        for row, origins, promise in self._verified:
+        promised, accepted, of_services = 0.0, 0, 0
+        for row in self._verified:
             if row.accepted is not None:
-                self.metrics.count_draft(origins, row.accepted)
-                promised += promise
+                self.metrics.count_draft(row.origins, row.accepted)
+                promised += row.promised
                 accepted += row.accepted
+                origins = row.origins[: row.accepted]
+                first = next((i for i, mask in enumerate(origins) if not mask & self._sources.here), row.accepted)
+                of_services += row.accepted - first  # here, something else would have been drafted, and rejected
         if rows:
-            self._policy.judge(rows, promised, accepted)
+            self._policy.judge(rows, promised, accepted, of_services)
         self._verified.clear()
 
     def _open_session(self, text: Tokens) -> DraftSession | None:
-        self.metrics.count("opened_sessions")
         try:
             return self._sources.session(text.copy())
         except Exception as error:
@@ -294,22 +293,23 @@ class BatchDrafter:
             self._sources.close()
 
 
-def _with_likely(request: RowDraft, likely: LikelyTokens, output: int) -> RowDraft:
-    """Return a request with what the model found likely in a step that produced `output` tokens of the row."""
-    if request.new.size == output:  # the session's latest draft was made for this step
-        return request._replace(node_top_k=likely.of_nodes(request.row.index, request.row.nodes))
-    return request._replace(top_k=likely.of_text(request.row.index, output, request.new.size))
+def _with_likely(request: RowDraft, likely: Rows, output: int) -> RowDraft:
+    """Return a request with what the model found likely in a step that produced `output` tokens of the row.
+
+    What it found after other tokens of the request is unknown.
+    """
+    new, width = request.new.size, likely.shape[1]
+    if new == output:  # the session's latest draft was made for this step
+        rows = np.full((1 + request.row.nodes, width), -1, np.int32)
+        rows[: len(likely)] = likely
+        return request._replace(node_top_k=rows)
+    rows = np.full((max(new, output + 1), width), -1, np.int32)
+    rows[-output - 1 : -1] = likely[:output]
+    return request._replace(top_k=rows)
 
 
 def _distinct(documents: Sequence[OutputDocument]) -> list[OutputDocument]:
     return list({document.id: document for document in documents}.values())
-
-
-def _listed(column: npt.NDArray[Any] | None) -> list[Any]:
-    """Return a column of a session's draft, which always has it, as a list."""
-    assert column is not None
-    values: list[Any] = column.tolist()
-    return values
 
 
 def _keep(drafter: weakref.ref[BatchDrafter], closed: threading.Event) -> None:

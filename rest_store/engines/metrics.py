@@ -13,21 +13,21 @@ from rest_store.datastore.render import counted
 from rest_store.drafting.remembering import RememberCounts
 from rest_store.errors import error_text
 
-PREFIX = "rest_store_engine_"
 COUNTERS = {  # name: (label, what is counted)
-    "draft_tokens": ("position", "Draft tokens verified, by their position in a row's draft."),
-    "accepted_tokens": ("position", "Draft tokens accepted, by their position in a row's draft."),
+    "draft_tokens": ("", "Draft tokens verified."),
+    "accepted_tokens": ("", "Draft tokens accepted."),
     "source_draft_tokens": ("source", "Draft tokens verified that a source proposed."),
     "source_accepted_tokens": ("source", "Draft tokens accepted that a source proposed."),
     "errors": ("where", "Errors, each answered with fewer drafts or none."),
     "steps": ("", "Steps of the engine that asked for drafts."),
     "seconds": ("", "Seconds that drafting took."),
-    "opened_sessions": ("", "Sessions opened."),
     "remembered_documents": ("", "Outputs added to the live datastore."),
     "dropped_documents": ("", "Outputs that could not be added."),
     "unplaced_logits": ("", "Steps whose logits were not recycled: which rows they were of is unknown."),
 }
 _MAX_REASONS, _MAX_REASON_LENGTH = 16, 200
+
+Totals = Counter[tuple[str, str]]  # by name and label; the label is "" where a counter has none
 
 
 class EngineMetrics:
@@ -62,11 +62,11 @@ class EngineMetrics:
         self._interval = interval
         self._labels = labels
         self._clock = clock
-        self._counts: Counter[tuple[str, str]] = Counter()
-        self._verified: Counter[tuple[int, int, bool]] = Counter()  # position, sources as a bitmask, whether accepted
+        self._counts: Totals = Counter()
+        self._verified: Counter[tuple[int, bool]] = Counter()  # sources as a bitmask, whether accepted
         self._reasons: set[str] = set()
         self._logged_at, self._logged = clock(), self.totals()
-        self._exported: dict[tuple[str, str], float] = {}
+        self._exported = self.totals()
 
     def count(self, name: str, amount: float = 1, label: str = "") -> None:
         """Add to a counter of `COUNTERS`."""
@@ -79,7 +79,7 @@ class EngineMetrics:
             origins: of each, the sources that proposed it, as a bitmask.
             accepted: how many of them, the first ones, the model also produced.
         """
-        self._verified.update((i, sources, i < accepted) for i, sources in enumerate(origins))
+        self._verified.update((sources, i < accepted) for i, sources in enumerate(origins))
 
     def count_error(self, where: str, error: BaseException | str) -> None:
         """Count an error, and log it if it is new, and one of the first few.
@@ -94,19 +94,19 @@ class EngineMetrics:
             self._reasons.add(reason)
             self._log.warning("rest-store: no drafts (%s): %s; said once", where, reason)
 
-    def totals(self) -> dict[tuple[str, str], float]:
-        """Return all counters by name and label; the label is "" where a counter has none."""
-        for counts in self.documents:
+    def totals(self) -> Totals:
+        """Return all counters."""
+        for counts in filter(lambda counts: counts.is_decided, self.documents):
             self._counts["remembered_documents", ""] += counts.added
             self._counts["dropped_documents", ""] += counts.dropped
-        self.documents = [counts for counts in self.documents if not counts.added and not counts.dropped]
-        totals: Counter[tuple[str, str]] = Counter(self._counts)
-        for (position, sources, is_accepted), count in self._verified.items():
+        self.documents = [counts for counts in self.documents if not counts.is_decided]
+        totals = self._counts.copy()
+        for (sources, is_accepted), count in self._verified.items():
             for kind in ("draft", "accepted") if is_accepted else ("draft",):
-                totals[f"{kind}_tokens", str(position)] += count
+                totals[f"{kind}_tokens", ""] += count
                 for i, source in enumerate(self._sources):
                     totals[f"source_{kind}_tokens", source] += count * (sources >> i & 1)
-        return dict(totals)
+        return totals
 
     def publish(self, sessions: int) -> None:
         """Export the counters, and write a line if it is time and something has happened.
@@ -116,41 +116,35 @@ class EngineMetrics:
         """
         totals = self.totals()
         if self._labels is not None:
-            self._export(totals, self._labels, sessions)
+            counters, gauge = _metrics(tuple(self._labels))
+            for (name, label), amount in (totals - self._exported).items():
+                own = {COUNTERS[name][0]: label} if label else {}
+                counters[name].labels(**self._labels, **own).inc(amount)
+            gauge.labels(**self._labels).set(sessions)
+            self._exported = totals
         if self._clock() - self._logged_at >= self._interval:
-            new = Counter(totals)
-            new.subtract(self._logged)
+            new = totals - self._logged
             if new["steps", ""]:
                 self._log.info("rest-store: %s", line(new, sessions))
             self._logged_at, self._logged = self._clock(), totals
 
-    def _export(self, totals: Mapping[tuple[str, str], float], labels: Mapping[str, str], sessions: int) -> None:
-        counters, gauge = _metrics(tuple(labels))
-        for (name, label), total in totals.items():
-            own = {COUNTERS[name][0]: label} if label else {}
-            counters[name].labels(**labels, **own).inc(total - self._exported.get((name, label), 0))
-        self._exported = dict(totals)
-        gauge.labels(**labels).set(sessions)
 
-
-def line(totals: Mapping[tuple[str, str], float], sessions: int) -> str:
+def line(totals: Totals, sessions: int) -> str:
     """Return a line about what was counted in some time, and the sessions that are open."""
 
-    def of(name: str) -> dict[str, float]:
-        return {label: total for (counter, label), total in sorted(totals.items()) if counter == name and total}
+    def by_label(name: str) -> str:
+        return ", ".join(f"{label} {total}" for (counter, label), total in sorted(totals.items()) if counter == name)
 
-    drafted, accepted = of("draft_tokens"), of("accepted_tokens")
-    parts = [f"{counted(int(sum(drafted.values())), 'draft token')}, {int(sum(accepted.values()))} accepted"]
-    if drafted:
-        positions = sorted(drafted, key=int)
-        rates = ", ".join(f"{accepted.get(position, 0) / drafted[position]:.2f}" for position in positions)
-        sources = ", ".join(f"{source} {int(total)}" for source, total in of("source_accepted_tokens").items())
-        parts += [f"by position {rates}", f"accepted by source: {sources or 'none'}"]
-    seconds, steps = totals.get(("seconds", ""), 0), max(1, totals.get(("steps", ""), 0))
-    parts += [counted(sessions, "session"), f"{1e3 * seconds / steps:.2f} ms a step"]
-    if remembered := totals.get(("remembered_documents", "")):
-        parts.append(f"{counted(int(remembered), 'output')} remembered")
-    parts += [f"errors: {where} {int(count)}" for where, count in of("errors").items()]
+    drafted, accepted = totals["draft_tokens", ""], totals["accepted_tokens", ""]
+    parts = [f"{counted(drafted, 'draft token')}, {accepted} accepted"]
+    if sources := by_label("source_accepted_tokens"):
+        parts.append(f"by source: {sources}")
+    milliseconds = 1e3 * totals["seconds", ""] / max(1, totals["steps", ""])
+    parts += [counted(sessions, "session"), f"{milliseconds:.2f} ms a step"]
+    if remembered := totals["remembered_documents", ""]:
+        parts.append(f"{counted(remembered, 'output')} remembered")
+    if errors := by_label("errors"):
+        parts.append(f"errors: {errors}")
     return "; ".join(parts)
 
 
@@ -159,8 +153,9 @@ def _metrics(labels: tuple[str, ...]) -> tuple[dict[str, Any], Any]:
     """Return the counters by name, and the gauge of sessions; a process can register them once."""
     from prometheus_client import Counter, Gauge
 
+    prefix = "rest_store_engine_"
     counters = {
-        name: Counter(PREFIX + name, text, [*labels, *([label] if label else [])])
+        name: Counter(prefix + name, text, [*labels, *([label] if label else [])])
         for name, (label, text) in COUNTERS.items()
     }
-    return counters, Gauge(PREFIX + "sessions", "Sessions open now.", labels, multiprocess_mode="mostrecent")
+    return counters, Gauge(prefix + "sessions", "Sessions open now.", labels, multiprocess_mode="mostrecent")

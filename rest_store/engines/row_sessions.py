@@ -33,6 +33,8 @@ class RowSession:
         session_length: how many of them the session has.
         nodes: tokens that the session has drafted since its latest `accept`.
         drafted: how many of these the engine verifies in this step.
+        origins: of those, the sources of each as a bitmask.
+        promised: the sum of their scores.
         accepted: how many draft tokens of the step before were accepted; None if that is unknown.
     """
 
@@ -41,6 +43,8 @@ class RowSession:
         self.index = index
         self.length = self.session_length = text.size
         self.nodes = self.drafted = 0
+        self.origins: list[int] = []
+        self.promised = 0.0
         self.accepted: int | None = None
         self._checksum = zlib.crc32(text.data)
         self._window, self._last = text[-_WINDOW:].tobytes(), text.item(-1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ class EngineSettings:
         tls_server_name: name in the services' certificates, if not the host.
     """
 
-    datastores: tuple[str, ...] = ()
+    datastores: Sequence[str] = ()
     remember: str | None = None
     logits: str | None = None
     source_timeout: float = _SOURCE_TIMEOUT
@@ -66,10 +66,7 @@ class EngineSettings:
             holds, expected = _KINDS.get(name, (_is_text, "a string"))
             if not holds(value):
                 raise EngineSettingsError(describe(where, name, reprlib.repr(value), expected))
-        values = dict(settings)
-        if "datastores" in values:
-            values["datastores"] = tuple(values["datastores"])
-        return cls(**values)
+        return cls(**settings)
 
     def access(self) -> dict[str, Any]:
         """Return `token` and `tls` as clients of services take them; raise ServeError for a file without a token."""

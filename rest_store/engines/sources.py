@@ -31,10 +31,10 @@ from rest_store.live.opening import open_store
 from rest_store.service.address import is_service
 
 if TYPE_CHECKING:
-    from rest_store.live.live_datastore import LiveDatastore
     from rest_store.service.client.client import DatastoreClient
 
 _CONNECT_SECONDS = 2.0
+_LONGEST_NAME = 200  # characters, of what services take as a name
 
 
 class EngineSources:
@@ -43,13 +43,14 @@ class EngineSources:
     Args:
         settings: what to open.
         tokenizer: the model's; None: unknown, so all sources must have the tokenizer of the first that has one.
-        name: of the tokenizer, for messages.
+        name: of the model, for messages, and for what services learn of it.
         vocabulary_size: token ids of the model.
         where: where the settings stand, for messages.
         log: gets a warning for each service that does not answer yet.
 
     Attributes:
         labels: names of the sources in figures, by their place in a session.
+        here: bitmask of those in this process.
         target: what finished requests are added to; None: nothing.
 
     Raises:
@@ -75,12 +76,15 @@ class EngineSources:
         if remember is not None:
             paths[remember] = None
         sources: dict[str, Any] = {}
+        shared = {"tokenizer": self._identity, "shared_calibration": name[-_LONGEST_NAME:]}
         with ExitStack() as stack:
             for path in paths:
                 if is_service(path):
-                    sources[path] = _client(path, {**settings.access(), "tokenizer": self._identity}, log)
+                    sources[path] = _client(path, settings.access() | shared, log)
                 elif path == remember:
-                    sources[path] = _writable(path, tokenizer)
+                    from rest_store.live.live_datastore import LiveDatastore  # loads what sorts
+
+                    sources[path] = LiveDatastore.open(path, tokenizer=tokenizer)
                 else:
                     sources[path] = open_store(path, tokenizer=self._identity)
                 stack.callback(sources[path].close)
@@ -91,6 +95,8 @@ class EngineSources:
             self._logits = self._recycled_logits(where)
             self._stack = stack.pop_all()
         self.labels = [*("memory" if path == remember else path for path in paths), "prompt", "logits"]
+        elsewhere = [place for place, path in enumerate(paths) if is_service(path)]
+        self.here = sum(1 << place for place in range(len(self.labels)) if place not in elsewhere)
         self.target: RememberTarget | None = None if remember is None else sources[remember]
 
     def _require_same_tokenizers(self, vocabulary_size: int) -> None:
@@ -153,13 +159,6 @@ class EngineSources:
 def _normal(path: str) -> str:
     """Return the same text for paths that are spelled differently; an address as it is."""
     return path if is_service(path) else str(Path(path))
-
-
-def _writable(path: str, tokenizer: object) -> LiveDatastore:
-    """Return the live datastore in the directory `path`, opened for writing."""
-    from rest_store.live.live_datastore import LiveDatastore
-
-    return LiveDatastore.open(path, tokenizer=tokenizer)
 
 
 def _client(address: str, options: dict[str, Any], log: logging.Logger) -> DatastoreClient:

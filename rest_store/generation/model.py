@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -76,7 +77,7 @@ def _errors(part: str, name: str, failure: str | None) -> Iterator[None]:
         yield
     except Exception as error:
         reason = f"{type(error).__name__}: {error}" if failure is None else f"it cannot be reached ({failure})"
-        reason = " ".join(reason.split())[:300]
+        reason = textwrap.shorten(reason, 300, placeholder=" ...")  # some list all models that there are
         if not Path(name).exists():
             part, reason = "model", f"no such directory here, and from the Hugging Face hub: {reason}"
         raise ModelLoadError(describe(name, part, f"not loaded ({reason})", _EXPECTED)) from error

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from build_index.reading_options import Reading, reading_options
+from build_index.corpus_spec import CorpusSpec, corpus_options
 from build_index.size import size_text
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.render import counted, table
 from rest_store.live.directory import is_live
-from rest_store.options import PATH, SETTINGS, json_option
+from rest_store.options import PATH, SETTINGS, Group, json_option
 from rest_store.terminal import loading
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def duration(text: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-@click.group(context_settings=SETTINGS)
+@click.group(cls=Group, context_settings=SETTINGS)
 def live() -> None:
     """Add to live datastores, delete from them, and freeze them.
 
@@ -69,7 +69,8 @@ def show(directory: Path, *, as_json: bool) -> None:
 @live.command(
     epilog="""\b
 Examples:
-  rest-store live add memory answers.jsonl --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct --max-tokens 20000000
+  rest-store live add memory answers.jsonl --max-tokens 20000000 \\
+      --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct
   rest-store live add memory answers.jsonl --print-ids > ids.txt""",
 )
 @click.argument("directory", metavar="DIR", type=PATH)
@@ -89,7 +90,7 @@ Examples:
     is_flag=True,
     help="Print the id of each document, one per line, and all else to standard error; with --json, a list of them.",
 )
-@reading_options
+@corpus_options
 @json_option
 def add(
     directory: Path,
@@ -98,25 +99,26 @@ def add(
     max_tokens: int | None,
     max_age: float | None,
     print_ids: bool,
-    reading: Reading,
+    chat_template: str | None,
     as_json: bool,
+    **reading: Any,
 ) -> None:
     """Add documents to the live datastore DIR, or create it with them.
 
     Each PATH is read as `rest-build` reads a corpus: a file of text (one document), JSON, JSONL or parquet, a
-    directory, an address, or hf://owner/name. Documents that it already has are not added again, so an interrupted
-    command can be repeated. --print-ids prints what `rest-store live delete` takes.
+    directory or an address. Documents that it already has are not added again, so an interrupted command can be
+    repeated. --print-ids prints what `rest-store live delete` takes.
     """
     from build_index.corpus import empty_corpora, open_corpus
     from build_index.tokenization import load_tokenizer
     from rest_store.live.corpora import add_corpora
 
-    corpora = [open_corpus(spec) for spec in reading.specs(paths)]
+    corpora = [open_corpus(CorpusSpec(path, **reading)) for path in paths]
     if tokenizer is None and not is_live(directory):
         _open(directory)  # says what is there instead
     source = tokenizer or directory / TOKENIZER_FILE_NAME
     with loading(f"tokenizer {source}"):
-        target = load_tokenizer(source, chat_template=reading.chat_template)
+        target = load_tokenizer(source, chat_template=chat_template)
     ids: list[str] = []
     duplicates = tokens = without_tokens = 0
     with _open(directory, tokenizer=target, max_tokens=max_tokens, max_age=max_age) as store:

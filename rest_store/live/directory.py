@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Callable
 from pathlib import Path
 
+from rest_store.datastore.file_lock import take_lock
 from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME, TOKENIZER_FILE_NAME
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.errors import DatastoreNotFoundError, LiveFormatError, StorageError, WriterError, describe
@@ -62,22 +61,10 @@ def take_writer_lock(directory: Path) -> Callable[[], None]:
         StorageError: the directory cannot be written, or its file system has no locks.
     """
     try:
-        descriptor = os.open(directory / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        release = take_lock(directory / _LOCK_NAME)
     except OSError as error:
         raise StorageError(f"{directory}: the live datastore cannot be written ({error.strerror})") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
+    if release is None:
         expected = "free; open it with read_only=True, or use the service that writes it"
-        raise WriterError(describe(directory, "the writer's lock", "taken", expected)) from None
-    except OSError as error:
-        os.close(descriptor)
-        problem = f"its file system has no locks ({error.strerror}); use a local disk"
-        raise StorageError(f"{directory}: {problem}") from error
-
-    def release() -> None:
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # also for children that were forked, which have the descriptor as well
-        os.close(descriptor)
-
+        raise WriterError(describe(directory, "the writer's lock", "taken", expected))
     return release

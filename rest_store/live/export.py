@@ -6,8 +6,7 @@ import hashlib
 from pathlib import Path
 
 import rest_store
-from build_index.shard_tokens import shard_name
-from build_index.staging import Staging
+from build_index.staging import Staging, shard_name
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest, ShardRecord
@@ -31,7 +30,6 @@ def export(live: LiveDatastore | Namespace, out: Path) -> Datastore:
     Raises:
         EmptyCorpusError: there are no documents.
         OutputError: something else is at `out`, or another process builds there.
-        ResumeError: an unfinished build is there, whose shards would be lost.
         StorageError: a shard cannot be written.
         ChecksumError, ShardHeaderError: the files of a segment have been damaged since they were opened.
     """
@@ -39,30 +37,25 @@ def export(live: LiveDatastore | Namespace, out: Path) -> Datastore:
     if not views:
         raise EmptyCorpusError(describe(live.path, "live datastore", "empty", "one with documents"))
     with Staging(out) as staging:
-        staging.require_nothing_unfinished()
-        try:
-            staging.start()
-            records = []
-            for number, view in enumerate(views):
-                for file in view.files:  # new checksums would fit what is wrong
-                    file.require_tail()
-                    file.require_checksum()
-                name = shard_name(number)
-                write_shard(view, staging.datastore, name, live.vocabulary_size, durable=True)
-                records.append(ShardRecord.of(name, Shard.open(staging.datastore, name)))
-            stored = live.path / TOKENIZER_FILE_NAME
-            tokenizer = stored.read_text(encoding="utf-8") if stored.is_file() else None
-            digest = None
-            if tokenizer is not None:
-                staging.write(TOKENIZER_FILE_NAME, tokenizer)
-                digest = hashlib.sha256(tokenizer.encode("utf-8")).hexdigest()
-            count = sum(record.document_count for record in records)
-            corpus = {"corpus": str(live.path), "reader": "live", "documents": count}
-            program = f"rest-store {rest_store.__version__}"
-            manifest = Manifest(program, live.tokenizer, tuple(records), (corpus,), {}, digest)
-            staging.write(MANIFEST_NAME, manifest.to_json())
-            staging.put_in_place()
-        except BaseException:
-            staging.abandon()
-            raise
+        staging.start()
+        records = []
+        for number, view in enumerate(views):
+            for file in view.files:  # new checksums would fit what is wrong
+                file.require_tail()
+                file.require_checksum()
+            name = shard_name(number)
+            write_shard(view, staging.datastore, name, live.vocabulary_size, durable=True)
+            records.append(ShardRecord.of(name, Shard.open(staging.datastore, name)))
+        stored = live.path / TOKENIZER_FILE_NAME
+        tokenizer = stored.read_text(encoding="utf-8") if stored.is_file() else None
+        digest = None
+        if tokenizer is not None:
+            staging.write(TOKENIZER_FILE_NAME, tokenizer)
+            digest = hashlib.sha256(tokenizer.encode("utf-8")).hexdigest()
+        count = sum(record.document_count for record in records)
+        corpus = {"corpus": str(live.path), "reader": "live", "documents": count}
+        program = f"rest-store {rest_store.__version__}"
+        manifest = Manifest(program, live.tokenizer, tuple(records), (corpus,), {}, digest)
+        staging.write(MANIFEST_NAME, manifest.to_json())
+        staging.put_in_place()
     return Datastore.open(out)

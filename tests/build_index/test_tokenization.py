@@ -14,12 +14,14 @@ from build_index import target_tokenizer
 from build_index.documents import Document
 from build_index.tokenization import TargetTokenizer, load_tokenizer
 from rest_store.datastore.tokenizer import identity_of
-from rest_store.errors import TokenizerLoadError, TokenRangeError
+from rest_store.errors import TokenizerLoadError
 from tests.shared.models import (
     CHATML,
     byte_level_bpe,
     conversation,
+    decoded,
     installed_file,
+    rendered,
     smollm2_gguf,
     unigram,
     word_level,
@@ -45,9 +47,9 @@ def test_the_template_and_special_tokens_beside_a_tokenizer_json_are_used(tmp_pa
     config |= {"bos_token": {"content": "<|im_start|>"}, "eos_token": "<|im_end|>", "pad_token": None}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     loaded = load_tokenizer(tmp_path / "tokenizer.json")
-    assert loaded.render([("user", "hi")]) == "<|im_start|>hi<|im_end|>"
+    assert rendered(loaded, "hi") == "<|im_start|>hi<|im_end|>"
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].role }}")
-    assert load_tokenizer(tmp_path / "tokenizer.json").render([("user", "hi")]) == "user"
+    assert rendered(load_tokenizer(tmp_path / "tokenizer.json"), "hi") == "user"
 
 
 def test_a_template_that_is_not_utf8_is_refused(byte_level_file, tmp_path):
@@ -61,7 +63,7 @@ def test_templates_with_strange_names_are_passed_over(byte_level_file, tmp_path)
     (tmp_path / "tokenizer.json").write_bytes(byte_level_file.read_bytes())
     templates = [{"name": ["x"], "template": "x"}, 7, {"name": "default", "template": "{{ messages[0].role }}"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
-    assert load_tokenizer(tmp_path / "tokenizer.json").render([("user", "hi")]) == "user"
+    assert rendered(load_tokenizer(tmp_path / "tokenizer.json"), "hi") == "user"
 
 
 def test_a_directory_with_only_a_tokenizer_json_is_loaded(byte_level_file):
@@ -78,9 +80,8 @@ def test_a_directory_is_loaded_by_transformers_and_renders_as_transformers_does(
     loaded = load_tokenizer(str(tmp_path))
     turns = [("system", " be brief "), ("user", "What is a suffix array?"), ("assistant", "Sorted\n\npositions.")]
     messages = [{"role": role, "content": content} for role, content in turns]
-    assert loaded.render(turns) == fast.apply_chat_template(messages, tokenize=False)
     expected = fast.apply_chat_template(messages, return_dict=False)
-    assert loaded.encode_conversations([Document(messages=tuple(turns))])[0].tolist() == expected
+    assert loaded.encode_documents([Document(messages=tuple(turns))])[0].tolist() == expected
     assert identity_of(fast) == loaded.identity == chat.identity
 
 
@@ -89,14 +90,15 @@ def test_a_gguf_file_is_loaded():
     loaded = load_tokenizer(path)
     assert loaded.identity.vocabulary_size == 49152
     assert loaded.identity.special_tokens["<|im_end|>"] == 2
-    tokens = loaded.encode_conversations([conversation("Hi <|im_end|>")])[0]
-    assert loaded.decode(tokens).endswith("<|im_start|>user\nHi <|im_end|><|im_end|>\n")
+    tokens = loaded.encode_documents([conversation("Hi <|im_end|>")])[0]
+    assert decoded(loaded, tokens).endswith("<|im_start|>user\nHi <|im_end|><|im_end|>\n")
     assert np.count_nonzero(tokens == 2) == 2  # of the system message and the user's: not the one in the content
     assert tokens.dtype == np.uint16
     again = TargetTokenizer(loaded.to_json(), "from the datastore")
     assert again.identity == loaded.identity
 
 
+@pytest.mark.slow
 def test_mistrals_vocabulary_of_131072_tokens_is_loaded(tmp_path):
     path = installed_file("mistral_common", "data/tekken_240911.json")
     converter = pytest.importorskip("transformers.integrations.mistral.tokenizer")
@@ -107,7 +109,7 @@ def test_mistrals_vocabulary_of_131072_tokens_is_loaded(tmp_path):
     assert loaded.identity.vocabulary_size == 131072
     assert tokens.dtype == np.uint32
     assert tokens.max() > 65535
-    assert loaded.decode(tokens) == text
+    assert decoded(loaded, tokens) == text
     assert not set(tokens.tolist()) & set(loaded.identity.special_tokens.values())
 
 
@@ -163,7 +165,7 @@ def test_documents_are_tokenized_as_the_tokenizer_does(chat):
     texts = ["def add(first, second):\n    return first\n", "", "naïve café 你好", "  \n\n", "x" * 50]
     reference = byte_level_bpe()
     assert [tokens.tolist() for tokens in chat.encode_batch(texts)] == [reference.encode(text).ids for text in texts]
-    assert all(chat.decode(chat.encode(text)) == text for text in texts)
+    assert all(decoded(chat, chat.encode(text)) == text for text in texts)
     assert chat.encode("").dtype == np.uint16
 
 
@@ -190,8 +192,8 @@ def test_padding_truncation_and_dropout_have_no_effect():
 
 
 def test_lone_surrogates_are_replaced(chat):
-    assert chat.decode(chat.encode("a\ud800b")) == "a\ufffdb"
-    assert chat.decode(chat.encode("\ud83d\ude00")) == "\U0001f600"
+    assert decoded(chat, chat.encode("a\ud800b")) == "a\ufffdb"
+    assert decoded(chat, chat.encode("\ud83d\ude00")) == "\U0001f600"
 
 
 def test_long_texts_are_encoded_in_pieces_at_line_ends_and_in_several_batches(chat, monkeypatch):
@@ -205,7 +207,7 @@ def test_long_texts_are_encoded_in_pieces_at_line_ends_and_in_several_batches(ch
     assert pieces[0].tolist() == whole[0]
     assert pieces[2].tolist() == []
     assert pieces[3].tolist() == whole[3]
-    assert [chat.decode(tokens) for tokens in pieces] == texts
+    assert [decoded(chat, tokens) for tokens in pieces] == texts
 
 
 def test_several_threads_get_the_same_tokens(chat):
@@ -224,8 +226,7 @@ def test_token_text_shows_what_a_token_adds_to_a_text(chat):
     assert "".join(chat.token_text(token) for token in chat.encode(text)[:6].tolist()) in text
     assert chat.token_text(chat.encode(" range").tolist()[0]).startswith(" ")
     assert chat.token_text(chat.identity.special_tokens["<|im_end|>"]) == "<|im_end|>"
-    first_byte = chat.encode("你").tolist()[0]
-    assert chat.token_text(first_byte) == "\\xe4"
+    assert chat.token_text(chat.encode("你").tolist()[0]) == "\ufffd"
 
 
 def test_token_text_keeps_the_space_that_decoders_drop_at_the_beginning():
@@ -238,12 +239,3 @@ def test_an_id_without_token_is_shown_by_its_number():
     fields = json.loads(word_level(3).to_str())
     fields["model"]["vocab"]["w9"] = 9
     assert TargetTokenizer(json.dumps(fields), "x").token_text(5) == "<5>"
-
-
-@pytest.mark.parametrize("token", [-1, 10**6])
-def test_ids_outside_the_vocabulary_are_refused(chat, token):
-    last = chat.identity.vocabulary_size - 1
-    with pytest.raises(TokenRangeError, match=rf"token id is {token}, expected 0..{last}"):
-        chat.token_text(token)
-    with pytest.raises(TokenRangeError, match=rf"token id is {token}, expected 0..{last}"):
-        chat.decode([1, token])

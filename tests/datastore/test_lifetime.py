@@ -12,9 +12,7 @@ from pathlib import Path
 import pytest
 
 from rest_store.datastore.datastore import Datastore
-from rest_store.drafting.session import DraftSession
-from rest_store.drafting.sources import RecycledLogits
-from rest_store.errors import CopyError, DatastoreClosedError, DatastoreNotFoundError, MixedBuildError
+from rest_store.errors import DatastoreClosedError, DatastoreNotFoundError, MixedBuildError
 from tests.datastore.test_lost_pages import QUERIES, query_in_threads
 from tests.datastore.test_opening import run_python
 from tests.shared.strategies import Corpus, refused, write_datastore, zipf_corpus
@@ -102,13 +100,6 @@ def test_copies_are_the_datastore_itself(directory: Path) -> None:
     store = Datastore.open(directory)
     assert copy.copy(store) is store
     assert copy.deepcopy({"store": store})["store"] is store
-
-
-@pytest.mark.parametrize("duplicate", [pickle.dumps, copy.copy, copy.deepcopy])
-def test_sessions_and_recycled_logits_cannot_be_copied(directory: Path, duplicate: Callable[[object], object]) -> None:
-    with DraftSession([Datastore.open(directory)], prompt=[1, 2]) as session:
-        refused(CopyError, lambda: duplicate(session), "draft session: a copy is impossible")
-    refused(CopyError, lambda: duplicate(RecycledLogits()), "recycled logits: a copy is impossible")
 
 
 FORK = """

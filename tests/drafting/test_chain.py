@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
-from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +15,7 @@ from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
-from rest_store.errors import LimitError
-from tests.shared.strategies import ONE_TO_NINE, contexts, corpora, open_datastore, refused
+from tests.shared.strategies import ONE_TO_NINE, contexts, corpora, open_datastore
 
 
 @pytest.fixture
@@ -80,20 +76,6 @@ def test_a_draft_may_end_at_a_score(data: st.DataObject) -> None:
                 assert part.depths.tolist() == whole.depths[kept].tolist()
 
 
-def test_a_score_that_is_none_is_refused(store: Datastore) -> None:
-    with DraftSession([store], [1, 2]) as session:
-        for score in (-0.1, 1.5, float("nan"), "0.5", True, np.True_, None, 1j):
-            refused(LimitError, lambda score=score: session.draft(8, min_score=score), "min_score", "0..1")  # type: ignore[misc]
-        assert session.draft(8, min_score=1).tokens.tolist() == []
-
-
-@pytest.mark.parametrize("kind", [np.float32, np.int64, Fraction])
-def test_a_score_may_be_any_real_number(store: Datastore, kind: Callable[[float], float]) -> None:
-    with DraftSession([store], [1, 2]) as session:
-        assert len(session.draft(8, min_score=kind(0))) == len(session.draft(8))
-        assert len(session.draft(8, min_score=kind(1))) == 0
-
-
 def test_costs_cut_a_chain_to_the_best_rate(store: Datastore, calibration: Calibration) -> None:
     with DraftSession([store], [1, 2], calibration=calibration) as session:
         whole = session.draft(16, shape="chain")
@@ -127,17 +109,3 @@ def test_what_is_accepted_of_a_chain_is_counted_and_learnt(store: Datastore) -> 
         assert calibration.weights != [0] * 5
         session.accept([3])  # after which the row of the first node stands
         assert {101, 201} <= set(session.draft(16).tokens.tolist())
-        before = session.draft(4, shape="chain")
-        for _ in range(200):
-            session.accept([250, 1, 2])
-            after = session.draft(4, shape="chain")
-    assert before.scores is not None
-    assert after.scores is not None
-    assert calibration.weights[0] < 0
-
-
-@pytest.mark.parametrize("shape", ["Chain", "path", "", None, 3, ["chain"]])
-def test_other_shapes_are_refused(store: Datastore, shape: Any) -> None:
-    with DraftSession([store], [1, 2]) as session:
-        refused(LimitError, lambda: session.draft(8, shape=shape), "shape")
-        assert session.statistics.steps == 0

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from rest_store.drafting.costs import DraftPolicy, Reliability, StepCosts
+from rest_store.drafting.costs import DraftPolicy, StepCosts
 
 Cost = Callable[[int, int], float]  # milliseconds of a step by rows and draft tokens
 
@@ -99,23 +99,18 @@ def test_plain_steps_are_measured_first_and_then_now_and_then() -> None:
 # --- Reliability of scores --------------------------------------------------------------------------------------------
 
 
-def test_scores_are_believed_until_something_speaks_against_them() -> None:
-    reliability = Reliability()
-    reliability.add(0.0, 3.0)  # more than promised
-    reliability.add(0.5, 0.0)  # chance
-    assert reliability.factor == 1.0
-
-
 def test_failed_promises_count_and_are_forgotten_in_time() -> None:
-    reliability = Reliability()
-    reliability.add(998.0, 248.0)
-    assert reliability.factor == pytest.approx(0.3125)
+    policy = DraftPolicy()
+    policy.judge(2, 1.0, 0.0)
+    assert policy.reliability == 1.0, "that may be chance"
+    policy.judge(2, 2 * 998.0 - 1, 2 * 248.0)
+    assert policy.reliability == pytest.approx(0.3125)
     for _ in range(256):
-        reliability.forget()
-    assert reliability.factor == pytest.approx(1.25 * 126 / 501)
+        policy.wants_drafts()
+    assert policy.reliability == pytest.approx(1.25 * 126 / 501)
     for _ in range(10_000):
-        reliability.forget()
-    assert reliability.factor == 1.0
+        policy.wants_drafts()
+    assert policy.reliability == 1.0
 
 
 # --- Choice of draft tokens -------------------------------------------------------------------------------------------
@@ -175,7 +170,7 @@ def test_costs_for_a_session_are_those_of_steps_until_promises_fail() -> None:
     assert after[16] - after[0] == pytest.approx(3.2 * (before[16] - before[0]), rel=0.1)
 
 
-def test_half_kept_promises_count_half_and_broken_ones_are_forgotten() -> None:
+def test_half_kept_promises_count_half() -> None:
     """One more token costs 0.95 ms, which a score of 0.06 brings in at one row, and one of 0.03 does not."""
     policy = learned(cpu, 1)
     assert policy.chosen([[0.06]], 1) == [1]
@@ -183,9 +178,16 @@ def test_half_kept_promises_count_half_and_broken_ones_are_forgotten() -> None:
         policy.judge(1, 4.0, 1.6)
     assert policy.chosen([[0.06]], 1) == [0]
     assert policy.chosen([[0.12]], 1) == [1]
-    for _ in range(4000):
+
+
+def test_broken_promises_are_forgotten() -> None:
+    policy = learned(cpu, 1)
+    for _ in range(100):
+        policy.judge(1, 2.0, 0.0)
+    assert policy.chosen([[0.3]], 1) == [0]
+    for _ in range(1000):
         policy.wants_drafts()
-    assert policy.chosen([[0.06]], 1) == [1]
+    assert policy.chosen([[0.3]], 1) == [1]
 
 
 # --- Generations by a clock of known costs ----------------------------------------------------------------------------
@@ -263,11 +265,42 @@ def test_drafts_that_pay_are_made(cost: Cost, rows: int, gain: float) -> None:
 
 @pytest.mark.parametrize(("cost", "rows"), LOADS)
 @pytest.mark.parametrize("likely", [0.1, 0.4, 0.8])
-@pytest.mark.parametrize(("steps", "part"), [(128, 0.94), (600, 0.97)])
-def test_promises_that_are_not_kept_cost_little(cost: Cost, rows: int, likely: float, steps: int, part: float) -> None:
+@pytest.mark.parametrize(("before", "steps", "part"), [(0, 128, 0.94), (0, 600, 0.97), (200, 600, 0.98)])
+def test_promises_that_are_not_kept_cost_little(
+    cost: Cost, rows: int, likely: float, before: int, steps: int, part: float
+) -> None:
     """As for random text, in which matches say nothing."""
-    plain = run(None, cost, rows, likely, 0, steps)
-    assert run(DraftPolicy(), cost, rows, likely, 0.02 * rows, steps, kept=0.0).speed >= part * plain.speed
+    policy, plain = DraftPolicy(), run(None, cost, rows, likely, 0, steps)
+    run(policy, cost, rows, likely, 0.02 * rows, before, kept=0.0)
+    assert run(policy, cost, rows, likely, 0.02 * rows, steps, kept=0.0).speed >= part * plain.speed
+
+
+@pytest.mark.parametrize("likely", [0.1, 0.4, 0.8])
+def test_one_step_shows_that_no_draft_token_pays(likely: float) -> None:
+    """Each takes as long as a plain step, so that a chain is many times as long as what was known."""
+    policy, plain = DraftPolicy(), run(None, saturated, 1, likely, 0)
+    run(policy, saturated, 1, likely, 0.02, 200, kept=0.0)
+    assert run(policy, saturated, 1, likely, 0.02, kept=0.0).speed >= 0.98 * plain.speed
+
+
+@pytest.mark.parametrize("drafting", [0.0, 0.05])
+@pytest.mark.parametrize("steps", [16, 64, 512])
+def test_a_generation_whose_scores_are_wrong_loses_two_steps_and_a_fiftieth(drafting: float, steps: int) -> None:
+    """What steps cost is known: 1, and 0.1 for each of the 8 draft tokens that are to bring one."""
+    policy = DraftPolicy()
+    for drafted in (0, 8, 16) * 9:
+        policy.observe(1, drafted, 1 + 0.1 * drafted)
+    lost = 0.0
+    for _ in range(steps):
+        asks = policy.wants_drafts()
+        costs = policy.costs(1, 8)
+        drafted = 8 if asks and 2 / costs[8] >= 1 / costs[0] else 0
+        policy.observe(1, drafted, 1 + 0.1 * drafted)
+        if asks:
+            policy.settle(1, drafted, drafted / 8, drafting)
+            policy.judge(1, drafted / 8, 0.0)
+        lost += 0.1 * drafted + drafting * asks
+    assert lost < 2 + 0.02 * steps
 
 
 @pytest.mark.parametrize(("cost", "rows"), [(cpu, 1), (cpu, 8), (flat, 16), (jumping, 4)])
@@ -299,13 +332,13 @@ def test_chance_changes_hardly_a_choice(rows: int, likely: float) -> None:
         runs = np.cumprod(chance.random((rows, 8)) < likely, axis=1).sum(axis=1).tolist()
         promised = sum(sum(row[:count]) for row, count in zip(scores, counts, strict=True))
         judged.judge(rows, promised, sum(map(min, runs, counts)))
-    assert same >= 360
+    assert same >= 380
 
 
 def test_slow_drafting_pauses() -> None:
     """As of a service that takes as long as a step, for drafts that are worth less."""
     policy = DraftPolicy()
-    assert run(policy, cpu, 1, 0.2, 20.0).asked < 60
+    assert run(policy, cpu, 1, 0.2, 20.0).asked < 20
     assert run(policy, cpu, 1, 0.8, 0.1).asked > 500, "it is asked again once it pays"
 
 
@@ -329,23 +362,99 @@ def test_one_slow_draft_costs_little_more_than_itself(number: int, extra: float)
 
 
 @pytest.mark.parametrize("period", [1, 2, 5])
-def test_a_source_that_is_often_slow_is_asked_less_and_less(period: int) -> None:
-    """It costs more than its drafts save."""
-    slow = run(DraftPolicy(), cpu, 1, 0.5, lambda asked: 0.1 + 2.5 * period * 21.45 * (asked % period == 1 % period))
-    plain = run(None, cpu, 1, 0.5, 0)
-    assert slow.speed >= 0.8 * plain.speed
+@pytest.mark.parametrize(("length", "asked"), [(64, 2.5), (256, 3.5), (2048, 14)])
+def test_a_source_that_is_often_slow_is_asked_less_and_less(period: int, length: int, asked: float) -> None:
+    """It brings one token a step, and costs 2.5 plain steps each time on average."""
+    policy, seconds, written, drafts = DraftPolicy(), 0.0, 0, 0
+    while written < length:
+        asks = policy.wants_drafts()
+        drafts += asks
+        drafted = policy.chosen([[0.95]], 1)[0] if asks else 0
+        drafting = (0.03 + 2.5 * period * (drafts % period == 1 % period)) * asks
+        policy.observe(1, drafted, 1 + 0.04 * drafted)
+        if asks:
+            policy.settle(1, drafted, 0.95 * drafted, drafting)
+            policy.judge(1, 0.95 * drafted, drafted)
+        written += 1 + drafted
+        seconds += 1 + 0.04 * drafted + drafting
+    assert seconds < length + asked * 2.5 * period
+
+
+def test_after_the_longest_pause_a_source_is_tried_again() -> None:
+    """As in an engine, which runs for days: an hour of stalls does not end drafting."""
+    policy = DraftPolicy()
+    run(policy, cpu, 1, 0.5, 1e5, 5000)
+    paused = 0
+    while not policy.wants_drafts():
+        policy.observe(1, 0, 21.45)
+        paused += 1
+    assert paused <= 129
+    assert run(policy, cpu, 1, 0.8, 0.1, 600).asked > 450
+
+
+@pytest.mark.parametrize(("gain", "seldom"), [(0.0, True), (0.2, True), (0.5, False)])
+def test_services_are_asked_while_they_bring_what_they_cost(gain: float, seldom: bool) -> None:
+    """They take 0.3 of a plain step, and everything else drafts on."""
+    policy, asked = DraftPolicy(), 0
+    for _ in range(600):
+        if policy.wants_drafts():
+            services = policy.wants_services()
+            asked += services
+            policy.observe(1, 4, 1.1)
+            policy.settle(1, 4, 1.0, 0.01 + 0.3 * services, 0.3 * services)
+            policy.judge(1, 1.0, 1.0, gain * services)
+        else:
+            assert not policy.is_paused
+            policy.observe(1, 0, 1.0)
+    assert asked < 120 if seldom else asked > 580
+
+
+def some_slow(chance: Random) -> Callable[[], float]:
+    """A third of all steps takes three times as long on average, with drafts or without."""
+    return lambda: 1 + chance.expovariate(0.5) * (chance.random() < 1 / 3)
+
+
+def slow_for_a_while(chance: Random) -> Callable[[], float]:
+    """Steps take three times as long, or not, for twenty steps on average."""
+    slow = iter([number % 2 for number in range(99) for _ in range(round(chance.expovariate(1 / 20)))])
+    return lambda: 1 + 2 * next(slow)
+
+
+def slow_at_first(chance: Random) -> Callable[[], float]:
+    slow = iter([1] * chance.randrange(1, 5))
+    return lambda: 1 + 3 * next(slow, 0)
+
+
+def slow_later(chance: Random) -> Callable[[], float]:
+    fast = iter([1] * chance.randrange(2, 60))
+    return lambda: 3 - 2 * next(fast, 0)
+
+
+LOADS_OF_OTHERS = [some_slow, slow_for_a_while, slow_at_first, slow_later]
+
+
+@pytest.mark.parametrize("load", LOADS_OF_OTHERS)
+@pytest.mark.parametrize("likely", [0.4, 0.6, 0.8])
+def test_other_work_on_the_machine_hardly_changes_what_is_drafted(
+    load: Callable[[Random], Callable[[], float]], likely: float
+) -> None:
+    """Of new policies, in a first generation of 128 steps: M moves by a few percent, seldom by more."""
+    quiet, ratios = run(DraftPolicy(), cpu, 1, likely, 0.1, 128).tokens, []
+    for seed in range(24):
+        factor = load(Random(seed))
+        loaded = run(DraftPolicy(), lambda rows, drafted: cpu(rows, drafted) * factor(), 1, likely, 0.1, 128)  # noqa: B023
+        ratios.append(loaded.tokens / quiet)
+    assert 0.93 < np.mean(ratios) < 1.07
+    assert min(ratios) > 0.65
 
 
 @pytest.mark.parametrize("likely", [0.0, 0.7])
 def test_other_work_on_the_machine_is_not_charged_to_drafts(likely: float) -> None:
-    """A third of all steps takes three times as long on average, with drafts or without."""
     gains = []
     for seed in range(12):
-        random = Random(seed)
-
-        def loaded(rows: int, drafted: int, random: Random = random) -> float:
-            return cpu(rows, drafted) * (1 + random.expovariate(0.5) * (random.random() < 1 / 3))
-
-        plain = run(None, loaded, 1, likely, 0.1, 128)
-        gains.append(run(DraftPolicy(), loaded, 1, likely, 0.1, 128).speed / plain.speed)
+        speeds = []
+        for policy in (None, DraftPolicy()):
+            factor = some_slow(Random(seed))
+            speeds.append(run(policy, lambda rows, drafted: cpu(rows, drafted) * factor(), 1, likely, 0.1, 128).speed)  # noqa: B023
+        gains.append(speeds[1] / speeds[0])
     assert np.mean(gains) > (1.6 if likely else 0.95)

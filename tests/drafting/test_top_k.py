@@ -45,15 +45,3 @@ def test_other_numbers_of_tokens_are_refused(count: int) -> None:
 def test_rows_with_gaps_are_refused() -> None:
     with pytest.raises(ValueError, match="rows with gaps"):
         most_likely(np.zeros((4, 20), np.float32)[:, ::2], 2)
-
-
-def test_a_chain_is_read_up_to_the_first_rejected_draft_token() -> None:
-    logits = np.random.default_rng(1).random((70, 900), np.float32)
-    best = most_likely(logits, 8)
-    drafted = np.tile(np.array([0, 0, -1], np.int32), 24)[:70]  # chains of three rows
-    drafted[::3] = best[::3, 0]  # the first draft token of each is right
-    drafted[1::3] = best[1::3, 1]  # the second is not
-    best[2::3] = -1
-    assert most_likely(logits, 8, drafted).tolist() == best.tolist()
-    with pytest.raises(ValueError, match="of unequal length"):
-        most_likely(logits, 8, drafted[1:])

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
+from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry
-from prometheus_client.multiprocess import MultiProcessCollector
 
 from rest_store.drafting.remembering import RememberCounts
 from rest_store.engines import metrics
@@ -33,12 +29,11 @@ def add(counted: EngineMetrics, *drafts: tuple[list[int], int]) -> None:
     counted.count("seconds", 0.002)
 
 
-def test_draft_tokens_are_counted_by_position_and_by_source(counted: EngineMetrics) -> None:
+def test_draft_tokens_are_counted_by_source(counted: EngineMetrics) -> None:
     add(counted, ([0b01, 0b11, 0b10], 2), ([0b10, 0b01], 0))
     add(counted, ([0b01], 1))
     totals = counted.totals()
-    assert [totals["draft_tokens", str(position)] for position in range(3)] == [3, 2, 1]
-    assert [totals.get(("accepted_tokens", str(position)), 0) for position in range(3)] == [2, 1, 0]
+    assert (totals["draft_tokens", ""], totals["accepted_tokens", ""]) == (6, 3)
     assert [totals["source_draft_tokens", source] for source in SOURCES] == [4, 3]
     assert [totals["source_accepted_tokens", source] for source in SOURCES] == [3, 1]
     assert totals["steps", ""] == 2
@@ -64,13 +59,13 @@ def test_each_reason_is_said_once_and_few_are(counted: EngineMetrics, caplog: py
 
 def test_a_line_says_what_happened(counted: EngineMetrics) -> None:
     add(counted, ([0b01, 0b11], 2), ([0b10], 0))
-    expected = "3 draft tokens, 2 accepted; by position 0.50, 1.00; accepted by source: code.ds 2, prompt 1; "
+    expected = "3 draft tokens, 2 accepted; by source: code.ds 2, prompt 1; "
     assert line(counted.totals(), 2) == expected + "2 sessions; 2.00 ms a step"
     counted.count_error("source", "late")
     counted.count("remembered_documents", 4)
     expected += "1 session; 2.00 ms a step; 4 outputs remembered; errors: source 1"
     assert line(counted.totals(), 1) == expected
-    assert line({}, 2) == "0 draft tokens, 0 accepted; 2 sessions; 0.00 ms a step"
+    assert line(Counter(), 2) == "0 draft tokens, 0 accepted; 2 sessions; 0.00 ms a step"
 
 
 def test_lines_come_in_the_engines_rhythm_with_what_is_new(caplog: pytest.LogCaptureFixture) -> None:
@@ -109,30 +104,9 @@ def test_metrics_are_exported(registry: CollectorRegistry) -> None:
     def value(name: str, **labels: str) -> float | None:
         return registry.get_sample_value(f"rest_store_engine_{name}", {"engine": "0", **labels})
 
-    assert value("draft_tokens_total", position="0") == 8
-    assert value("accepted_tokens_total", position="1") == 4
+    assert value("draft_tokens_total") == 12
+    assert value("accepted_tokens_total") == 8
     assert value("source_accepted_tokens_total", source="code.ds") == 8
     assert value("errors_total", where="source") == 4
     assert value("steps_total") == 4
     assert value("sessions") == 7
-
-
-# An engine's process, which ends without the finalizers of a server.
-_ENGINE = """
-import logging, os
-from rest_store.engines.metrics import EngineMetrics
-
-counted = EngineMetrics(["code.ds"], logging.getLogger(), labels={"engine": "0"})
-counted.count("steps", 5)
-counted.publish(2)
-os._exit(0)
-"""
-
-
-def test_a_server_sees_the_metrics_of_the_engines_process(tmp_path: Path) -> None:
-    environment = {**os.environ, "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
-    subprocess.run([sys.executable, "-c", _ENGINE], check=True, env=environment)
-    registry = CollectorRegistry()
-    MultiProcessCollector(registry, str(tmp_path))
-    assert registry.get_sample_value("rest_store_engine_steps_total", {"engine": "0"}) == 5
-    assert registry.get_sample_value("rest_store_engine_sessions", {"engine": "0"}) == 2

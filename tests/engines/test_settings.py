@@ -19,7 +19,7 @@ def test_defaults_draft_from_the_prompt_alone() -> None:
 
 def test_settings_are_read_as_json_has_them() -> None:
     given = {"datastores": ["a.ds", "h:1"], "remember": "m", "logits": "l", "source_timeout": 1}
-    assert EngineSettings.read(given, WHERE) == EngineSettings(("a.ds", "h:1"), "m", "l", 1)
+    assert EngineSettings.read(given, WHERE) == EngineSettings(["a.ds", "h:1"], "m", "l", 1)
 
 
 @pytest.mark.parametrize(

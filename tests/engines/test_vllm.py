@@ -57,7 +57,7 @@ class Vllm:
         model = SimpleNamespace(
             get_vocab_size=lambda: 320,
             max_model_len=200,
-            tokenizer="the-model",
+            model="the-model",
             served_model_name="served",
             try_get_generation_config=lambda: self.generation,
         )

@@ -6,7 +6,6 @@ import gc
 import subprocess
 import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,8 +17,8 @@ import torch
 import rest_store
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting import remembering
-from rest_store.drafting.output_document import PROMPT_TOKENS, OutputDocument
-from rest_store.drafting.remembering import RememberCounts, flush, remember
+from rest_store.drafting.output_document import PROMPT_TOKENS
+from rest_store.drafting.remembering import flush
 from rest_store.errors import DraftingWarning, RememberError
 from tests.shared.services import PATIENCE
 from tests.shared.strategies import identity, refused
@@ -119,7 +118,7 @@ def test_what_was_written_before_an_early_end_is_remembered(model: Any, way: str
         return scores
 
     generator = rest_store.Generator(model, None, [], remember=target)
-    pieces = generator.begin(inputs, max_new_tokens=32, logits_processor=[fails])
+    pieces = generator.stream(inputs, max_new_tokens=32, logits_processor=[fails])
     written: list[int] = []
     try:
         for piece in pieces:
@@ -137,29 +136,18 @@ def test_what_was_written_before_an_early_end_is_remembered(model: Any, way: str
 
 
 def test_a_generator_waits_for_all_that_its_calls_remember_in_and_holds_none_of_it(model: Any) -> None:
-    class Slots:
-        """Which cannot be held weakly."""
-
-        __slots__ = ("kept",)
-
-        def __init__(self) -> None:
-            self.kept = Kept()
-
-        def add(self, documents: Sequence[IntSequence], ids: Sequence[str] | None = None) -> None:
-            self.kept.add(documents, ids)
-
     generator = rest_store.Generator(model, None, [])
     assert generator.flush()
-    targets = [Kept(), Slots(), Kept()]
+    targets = [Kept(), Kept()]
     for target in targets:
-        getattr(target, "kept", target).open.clear()
+        target.open.clear()
         list(generator.stream(prompts(1), max_new_tokens=8, remember=target))
-    gone = weakref.ref(targets[2])
+    gone = weakref.ref(targets[1])
     for target in targets:
         assert not generator.flush(0.0)
-        getattr(target, "kept", target).open.set()
+        target.open.set()
     assert generator.flush()
-    assert [len(getattr(target, "kept", target).documents) for target in targets] == [1, 1, 1]
+    assert [len(target.documents) for target in targets] == [1, 1]
     del target, targets
     gc.collect()
     assert gone() is None
@@ -173,38 +161,6 @@ def test_a_failing_target_is_counted_and_changes_nothing(model: Any) -> None:
     counts = output.statistics.remembered
     assert (counts.added, counts.dropped, counts.error) == (0, 2, "SystemExit: no more")
     assert torch.equal(output.sequences, model.generate(**inputs, max_new_tokens=32))
-
-
-def test_warnings_that_are_errors_are_none_of_the_generation(model: Any) -> None:
-    """As in all tests here: the filter is "error"."""
-    assert write_and_wait(model, prompts(1), Failing()).statistics.remembered.dropped == 1
-
-
-def test_a_warning_that_cannot_be_shown_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither on the thread of a target, which goes on, nor on that of a generation."""
-
-    class FailsOnce(Kept):
-        def add(self, documents: Sequence[IntSequence], ids: Sequence[str] | None = None) -> None:
-            if not self.called.is_set():
-                self.called.set()
-                raise ValueError("not yet")
-            super().add(documents, ids)
-
-    def no_terminal(*_: object) -> None:
-        raise OSError("no terminal")
-
-    target, document = FailsOnce(), OutputDocument.of([1], [2, 3, 4, 5])
-    assert document is not None
-    counts = [RememberCounts(), RememberCounts(), RememberCounts()]
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        monkeypatch.setattr(warnings, "showwarning", no_terminal)
-        for count in counts[:2]:
-            remember(target, [document], count)
-            assert flush(target)
-        monkeypatch.setattr(remembering, "_MOST_TOKENS", 0)
-        remember(target, [document], counts[2])
-    assert [(count.added, count.dropped) for count in counts] == [(0, 1), (1, 0), (0, 1)]
 
 
 def test_a_blocked_target_delays_nobody_and_what_it_cannot_take_is_counted(
@@ -229,9 +185,9 @@ def test_a_blocked_target_delays_nobody_and_what_it_cannot_take_is_counted(
 
 # A target that can be written to from the end of the program on.
 _PROGRAM = """
-import atexit, os, sys, threading
+import atexit, sys, threading
 from rest_store.drafting.output_document import OutputDocument
-from rest_store.drafting.remembering import RememberCounts, flush, remember
+from rest_store.drafting.remembering import RememberCounts, flush_all, remember
 
 class Target:
     exiting = threading.Event()
@@ -241,29 +197,16 @@ class Target:
 
 target = Target()
 remember(target, [OutputDocument.of([1, 2], [3, 4, 5, 6])], RememberCounts())
-if sys.argv[1] == "fork":
-    process = os.fork()
-    if not process:
-        os._exit(0 if flush(target, None) else 1)
-    assert os.waitpid(process, 0)[1] == 0, "the child waits for the parent's queue"
 if sys.argv[1] != "blocked":
     atexit.register(target.exiting.set)
 """
 
 
-@pytest.mark.parametrize(("way", "printed"), [("exit", "1 2 3 4 5 6\n"), ("fork", "1 2 3 4 5 6\n"), ("blocked", "")])
+@pytest.mark.parametrize(("way", "printed"), [("exit", "1 2 3 4 5 6\n"), ("blocked", "")])
 def test_a_program_that_ends_writes_what_is_queued(way: str, printed: str) -> None:
-    program = _PROGRAM + f"remember.__globals__['_GRACE_SECONDS'] = {0.01 if way == 'blocked' else PATIENCE}\n"
+    program = _PROGRAM + f"flush_all.__defaults__ = ({0.01 if way == 'blocked' else PATIENCE},)\n"
     done = subprocess.run([sys.executable, "-c", program, way], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
-
-
-class _TakesNoIds:
-    def add(self, documents: Sequence[IntSequence]) -> None: ...
-
-
-class _Awaited:
-    async def add(self, documents: Sequence[IntSequence], ids: Sequence[str] | None = None) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -273,8 +216,6 @@ class _Awaited:
         (set(), "a set"),
         (rest_store.PromptLookup(), "a PromptLookup"),
         (rest_store.LiveDatastore, "the class LiveDatastore"),
-        (_TakesNoIds(), "a _TakesNoIds, whose add does not take documents and ids"),
-        (_Awaited(), "a _Awaited, whose add has to be awaited"),
     ],
 )
 def test_what_takes_no_documents_is_refused_at_once(model: Any, target: Any, found: str) -> None:

@@ -163,13 +163,13 @@ def test_directories_of_something_else(tmp_path: Path) -> None:
 
 
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rest_store.live import directory
+    from rest_store.datastore import file_lock
 
     def no_locks(*_: object) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(directory.fcntl, "flock", no_locks)
-    with pytest.raises(StorageError, match=r"has no locks .No locks available."):
+    monkeypatch.setattr(file_lock.fcntl, "flock", no_locks)
+    with pytest.raises(StorageError, match=r"has no locks: No locks available"):
         new_live(tmp_path / "live")
 
 

@@ -10,16 +10,14 @@ import numpy.typing as npt
 
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.limits import DraftLimits, TopK
-from rest_store.drafting.members import DATASTORES, PROMPT_LOOKUP, RECYCLED_LOGITS, MemberSettings
+from rest_store.drafting.members import MemberSettings
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 
 Text = Callable[[], npt.NDArray[np.int32]]
 
 
-def scored(
-    tokens: Sequence[int], parents: Sequence[int], scores: Sequence[float], origin: int = DATASTORES
-) -> TokenTree:
+def scored(tokens: Sequence[int], parents: Sequence[int], scores: Sequence[float], origin: int = 1) -> TokenTree:
     """Return a tree as members return it."""
     return TokenTree(tokens, parents, [0] * len(tokens), scores=scores, origins=[origin] * len(tokens))
 
@@ -34,6 +32,9 @@ class ScriptedSource:
     Attributes:
         log: what it was called with, in order.
     """
+
+    def __str__(self) -> str:
+        return "scripted"
 
     def __init__(self, *answers: TokenTree | BaseException | type[BaseException]) -> None:
         self.answers = list(answers)
@@ -81,6 +82,9 @@ class Elsewhere:
         *parts: datastores of each member.
     """
 
+    def __str__(self) -> str:
+        return "elsewhere"
+
     def __init__(self, *parts: Sequence[object]) -> None:
         self.parts = parts
         self.logits: list[dict[bytes, RecycledLogits]] = [{} for _ in parts]
@@ -98,19 +102,17 @@ class LocalMember:
     def __init__(
         self, stores: Sequence[object], settings: MemberSettings, text: Text, logits: dict[bytes, RecycledLogits]
     ) -> None:
-        sources, self._bits = list(stores), [DATASTORES] * len(stores)
+        sources, self._bits = list(stores), [settings.origins.datastores] * len(stores)
         if settings.prompt_lookup:
             sources.append(PromptLookup())
-            self._bits.append(PROMPT_LOOKUP)
+            self._bits.append(settings.origins.prompt_lookup)
         if settings.recycled_logits is not None:
             sources.append(logits.setdefault(settings.recycled_logits, RecycledLogits()))
-            self._bits.append(RECYCLED_LOGITS)
+            self._bits.append(settings.origins.recycled_logits)
         self.session = DraftSession(
             sources,
             text(),
-            prompt_top_k=settings.prompt_top_k,
             learn=settings.learn,
-            max_suffix=settings.max_suffix,
             tokenizer=settings.tokenizer,
         )
         self._accepted: list[tuple[Any, ...]] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from build_index.documents import Document
+from build_index.target_tokenizer import TargetTokenizer
 
 CHATML = (
     "{% for message in messages %}"
@@ -74,6 +76,16 @@ def conversation(*contents: str) -> Document:
     """The contents in turns of a user and an assistant."""
     roles = ("user", "assistant") * len(contents)
     return Document(messages=tuple(zip(roles, contents, strict=False)), origin="chats.jsonl:7")
+
+
+def decoded(tokenizer: TargetTokenizer, tokens: Sequence[int]) -> str:
+    """The text of tokens, control tokens included."""
+    return Tokenizer.from_str(tokenizer.to_json()).decode(list(tokens), skip_special_tokens=False)
+
+
+def rendered(tokenizer: TargetTokenizer, *contents: str) -> str:
+    """The text of a conversation as its tokens have it."""
+    return decoded(tokenizer, tokenizer.encode_documents([conversation(*contents)])[0])
 
 
 def serialized(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -101,7 +101,8 @@ def write_datastore(directory: Path, corpus: Corpus) -> Path:
         if symbols.size < 2_000:
             order = np.array(sorted_suffixes(symbols.tolist(), separator_id(corpus.vocabulary_size)))
         else:
-            order = suffix_array(symbols, vocabulary_size=corpus.vocabulary_size)
+            rows = tokens.payload.reshape(-1, tokens.header.width)
+            order = suffix_array(rows, vocabulary_size=corpus.vocabulary_size)
         write_suffixes(directory / f"{name}.suffixes", tokens, order)
         records.append(ShardRecord.of(name, Shard.open(directory, name)))
     manifest = Manifest("rest-store test", identity(corpus.vocabulary_size), tuple(records), (), {})

@@ -57,14 +57,13 @@ class Drafter:
             multiprocessing.util.Finalize(None, end, exitpriority=_EXIT_PRIORITY)  # a forked worker skips `atexit`
 
     def load_model(self, model: object) -> None:
-        """Read the datastores, and listen for the model's logits; called once, after its weights were loaded."""
+        """Listen for the model's logits; called once, after its weights were loaded."""
         if self._batch is None:
             return
         try:
             self._logits = TargetLogits(_logits_processors(model), self._batch.metrics.count_error)
         except Exception as error:
             self._batch.metrics.count_error("logits", error)
-        self._batch.warm_up()
 
     def propose(
         self,
@@ -83,11 +82,10 @@ class Drafter:
         """
         if self._batch is None:
             return [[] for _ in sampled_token_ids]
-        if self._logits is None:
-            return self._batch.propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu)
-        computed = self._logits.take()
+        computed = () if self._logits is None else self._logits.take()
         drafts = self._batch.propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, computed)
-        self._logits.is_wanted = self._batch.wants_logits
+        if self._logits is not None:
+            self._logits.is_wanted = self._batch.wants_logits
         return drafts
 
 
@@ -130,7 +128,7 @@ def _batch_drafter(vllm_config: VllmConfig, settings: EngineSettings) -> BatchDr
     sources = EngineSources(
         settings,
         tokenizer,
-        name=str(model.tokenizer),
+        name=str(model.model),
         vocabulary_size=vocabulary_size,
         where=_WHERE,
         log=log,

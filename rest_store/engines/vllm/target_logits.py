@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from rest_store.drafting.top_k import most_likely
-from rest_store.engines.likely_tokens import Rows
+from rest_store.engines.batch_drafter import Rows
 
 _COUNT = 8  # as many as are recycled
 _MOST_KEPT = 2  # logits computed more than once since the last step are not used, so no more are kept

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from tests.engines.vllm.adversary import Adversary
 from tests.engines.vllm.engine import (
     DRAFTER,
     IN_VLLM,
@@ -17,12 +16,10 @@ from tests.engines.vllm.engine import (
     Request,
     answers,
     counted,
-    drafter_of,
     engine,
 )
 
 pytestmark = IN_VLLM
-ADVERSARY = "tests.engines.vllm.adversary.Adversary"
 GREEDY = {"temperature": 0.0, "max_tokens": 40}
 SETTINGS: dict[str, dict[str, Any]] = {
     "log probabilities": {"logprobs": 2},
@@ -37,20 +34,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["adversary", "drafter"])
-def drafted(
-    request: pytest.FixtureRequest,
-    model: Path,
-    requests: list[Request],
-    texts: list[list[int]],
-    datastore: Path,
-) -> Iterator[Any]:
+@pytest.fixture(scope="module")
+def drafted(model: Path, datastore: Path) -> Iterator[Any]:
     """An engine with a drafter, short of memory."""
-    Adversary.texts = [[*prompted.prompt, *text] for prompted, text in zip(requests, texts, strict=True)]
-    drafter, settings = (
-        (ADVERSARY, None) if request.param == "adversary" else (DRAFTER, {"datastores": [str(datastore)]})
-    )
-    with engine(model, drafter, settings, blocks=SCARCE) as llm:
+    with engine(model, DRAFTER, {"datastores": [str(datastore)]}, blocks=SCARCE) as llm:
         yield llm
 
 
@@ -61,8 +48,6 @@ def test_texts_are_those_of_plain_vllm(drafted: Any, requests: list[Request], te
     assert counted(drafted, "num_preemptions") > 0
     assert counted(drafted, "spec_decode_num_accepted_tokens") > 20
     assert counted(drafted, "spec_decode_num_accepted_tokens") < counted(drafted, "spec_decode_num_draft_tokens")
-    if isinstance(drafter := drafter_of(drafted), Adversary):
-        assert {what for what, times in drafter.seen.items() if times} == {"partial", "moved", "behind"}
 
 
 def test_texts_beside_aborted_requests(drafted: Any, requests: list[Request], texts: list[list[int]]) -> None:

@@ -66,36 +66,3 @@ def test_likely_tokens_are_those_of_their_positions(
     rows = recycled_rows(file, Datastore.open(datastore).tokenizer)
     assert len(rows) > checked.right
     assert all(len(set(likely)) == 8 for _, likely in rows)
-
-
-@pytest.mark.usefixtures("all_drafts")
-def test_the_next_engine_drafts_from_them(
-    model: Path, empty: Path, requests: list[Request], texts: list[list[int]], tmp_path: Path
-) -> None:
-    settings = {"datastores": [str(empty)], "logits": str(tmp_path / "logits")}
-    accepted = []
-    for _ in range(2):
-        with engine(model, DRAFTER, settings) as llm:
-            assert answers(llm, requests) == texts
-            batch = drafter_of(llm)._batch
-            batch.close()  # as when the process ends
-            accepted.append(batch.metrics.totals().get(("source_accepted_tokens", "logits"), 0))
-    assert accepted[1] > 100 > accepted[0]
-
-
-@pytest.mark.usefixtures("all_drafts")
-def test_other_calls_of_the_model_are_told_apart(
-    model: Path, datastore: Path, requests: list[Request], texts: list[list[int]]
-) -> None:
-    """For log probabilities of prompts, vLLM computes logits a second time in a step."""
-    asked = [
-        Request(
-            request.prompt, {**request.settings, "prompt_logprobs": 1} if place % 2 else request.settings, request.after
-        )
-        for place, request in enumerate(requests)
-    ]
-    with engine(model, DRAFTER, {"datastores": [str(datastore)]}) as llm:
-        assert answers(llm, asked) == texts
-        totals = drafter_of(llm)._batch.metrics.totals()
-        assert not errors(totals)
-        assert totals["unplaced_logits", ""] >= len(asked) // 2
