@@ -53,7 +53,7 @@ class TargetTokenizer:
     """The tokenizer of the target model.
 
     Args:
-        tokenizer_json: the text of a `tokenizer.json`.
+        tokenizer_json: the text of a `tokenizer.json`, as `tokenizers` writes it.
         name: the user's name or path of the tokenizer.
         chat_template: renders conversations; None: they are refused.
 
@@ -69,8 +69,7 @@ class TargetTokenizer:
     """
 
     def __init__(self, tokenizer_json: str, name: str, chat_template: ChatTemplate | None = None) -> None:
-        self._original = _open(tokenizer_json, name)
-        fields = json.loads(self._original.to_str())
+        fields = json.loads(tokenizer_json)
         fields["truncation"] = fields["padding"] = None
         if fields["model"].get("dropout") is not None:
             fields["model"]["dropout"] = None
@@ -95,12 +94,12 @@ class TargetTokenizer:
 
     @cached_property
     def _original(self) -> Tokenizer:
-        """The tokenizer itself, which shows tokens; made again where this one was pickled."""
+        """The tokenizer itself, which only shows tokens."""
         return _open(self._json, self.identity.name)
 
     @cached_property
     def _marked(self) -> Tokenizer:
-        """The copy with marked control tokens, which encodes."""
+        """The copy with marked control tokens, which encodes; made again where this one was pickled."""
         return _open(self._marked_json, self.identity.name)
 
     def accelerate(self) -> bool:

@@ -46,7 +46,7 @@ def test_live_datastores_name_their_extra(tmp_path: Path, monkeypatch: pytest.Mo
     expected = r"the package 'pydivsufsort' cannot be imported .*; install it with: pip install 'rest-store\[live\]'"
     with pytest.raises(LiveDatastoreError, match=expected):
         importlib.import_module("rest_store.live.live_datastore")
-    done = CliRunner().invoke(main, ["live", "info", str(tmp_path)])
+    done = CliRunner().invoke(main, ["live", "delete", str(tmp_path), "x"])
     assert (done.exit_code, re.fullmatch(f"Error: live datastores: {expected}\n", done.stderr) is None) == (1, False)
 
 

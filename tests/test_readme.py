@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from click.testing import CliRunner
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import rest_store
+from rest_store import errors
 from rest_store.cli import main
 from rest_store.engines.metrics import COUNTERS
 from rest_store.service.address import Address
@@ -137,6 +139,15 @@ def test_links_lead_somewhere(name: str) -> None:
         assert target.exists(), path
         headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE) if anchor else []
         assert not anchor or anchor in {re.sub(r"[^\w -]", "", text).lower().replace(" ", "-") for text in headings}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_errors_and_commands_named_exist(name: str) -> None:
+    names = set(re.findall(r"`(\w+(?:Error|Warning))`", PAGES[name]))
+    known = {error for error in names if hasattr(errors, error) or hasattr(builtins, error)}
+    assert names == known
+    commands = set(re.findall(r"`rest-store ([a-z]+)\b", PAGES[name]))
+    assert commands <= set(main.list_commands(click.Context(main)))
 
 
 @pytest.mark.parametrize("name", ["docs/explanation/architecture.md", "docs/explanation/methods.md", "CONTRIBUTING.md"])

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from rest_store.bench.intervals import interval
 from rest_store.bench.recordings import Recording
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
@@ -65,12 +66,8 @@ class Outcome:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Where M lies for 95% of samples of as many recordings, drawn from these with replacement (bootstrap)."""
-        counts = np.array([replay[1:] for replay in self.replays] or [(0, 1)])
-        samples = np.random.default_rng(0).integers(0, len(counts), (1000, len(counts)))
-        tokens, steps = counts[samples].sum(axis=1).T
-        low, high = np.percentile(tokens / steps, (2.5, 97.5))
-        return float(low), float(high)
+        """Where M lies for 95% of samples of as many recordings."""
+        return interval([replay[1:] for replay in self.replays] or [(0, 1)], lambda sums: sums[0] / sums[1])
 
     def __str__(self) -> str:
         """M, and its interval."""

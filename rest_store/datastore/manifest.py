@@ -166,10 +166,6 @@ class Manifest:
         )
         if not manifest.shards:
             raise ManifestError(describe(where, "number of shards", 0, "at least 1"))
-        names = {shard.name for shard in manifest.shards}
-        if len(names) != len(manifest.shards):
-            found = f"{len(names)} for {len(manifest.shards)} shards"
-            raise ManifestError(describe(where, "number of distinct shard names", found, "one for each shard"))
         return manifest
 
 

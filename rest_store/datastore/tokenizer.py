@@ -53,7 +53,7 @@ class TokenizerIdentity:
             TokenizerLoadError: it has no token.
         """
         fields = json.loads(tokenizer_json)
-        added = sorted((token["id"], token["content"], token["special"]) for token in fields["added_tokens"])
+        added = sorted((token["id"], token["content"], token["special"]) for token in fields.get("added_tokens", ()))
         vocabulary, scores = _vocabulary(fields["model"]["vocab"])
         vocabulary |= {(id_, text) for id_, text, _ in added}
         if not vocabulary:
@@ -170,7 +170,7 @@ def _fingerprint(
         "scores": scores,
         "merges": [merge.split(" ") if isinstance(merge, str) else merge for merge in model.get("merges", ())],
         "added_tokens": added,
-        "normalizer": list(_normalizer_steps(fields["normalizer"])) or None,
+        "normalizer": list(_normalizer_steps(fields.get("normalizer"))) or None,
     }
     canonical = json.dumps(meaning, sort_keys=True, separators=(",", ":"))
     return "sha256:" + hashlib.sha256(canonical.encode("ascii")).hexdigest()

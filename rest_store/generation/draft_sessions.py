@@ -84,7 +84,7 @@ class DraftCounts:
     accepted: int = 0
     failed: int = 0
     errors: list[str] = field(default_factory=list)
-    dropped: dict[tuple[int, str], int] = field(default_factory=dict)
+    dropped: dict[tuple[str, str], int] = field(default_factory=dict)
 
 
 class DraftSessions:
@@ -144,14 +144,15 @@ class DraftSessions:
         """Whether a session takes the model's most likely tokens."""
         return any(isinstance(session, DraftSession) for session in self._sessions)
 
-    def draft(self, row: int, max_nodes: int, costs: npt.NDArray[np.float64] | None) -> TokenTree:
-        """Return a valid tree for `row`, empty if its session fails; arguments as in `Session.draft`."""
+    def draft(self, row: int, max_nodes: int, costs: npt.NDArray[np.float64] | None, *, services: bool) -> TokenTree:
+        """Return a valid tree for `row`, empty if its session fails; arguments as in `DraftSession.draft`."""
         session = self._sessions[row]
         if session is None:
             return EMPTY
         self.counts.asked += 1
         try:
-            tree = session.draft(max_nodes=max_nodes, costs=costs)
+            asked = {"services": services} if isinstance(session, DraftSession) else {}
+            tree = session.draft(max_nodes=max_nodes, costs=costs, **asked)
             fault = tree_fault(tree, max_nodes, self._vocabulary_size)
         except Exception as error:
             fault = error_text(error)
@@ -160,6 +161,22 @@ class DraftSessions:
             return EMPTY
         self.counts.empty += not len(tree)
         return tree
+
+    @property
+    def waited(self) -> float:
+        """Seconds that the latest step spent on services."""
+        return sum(session.statistics.waited for session in self._sessions if isinstance(session, DraftSession))
+
+    def of_services(self, piece: Piece) -> int:
+        """Return how many of the accepted draft tokens would not have been without services."""
+        number = 0
+        for session, origins in zip(self._sessions, piece.origins, strict=True):
+            if isinstance(session, DraftSession) and (members := session.sources.members):
+                here = ~sum(1 << member.place for member in members)
+                drafted = [origin for origin in origins if origin]
+                of_here = next((place for place, origin in enumerate(drafted) if not origin & here), len(drafted))
+                number += len(drafted) - of_here
+        return number
 
     def accept(self, piece: Piece, top_tokens: TopTokens) -> None:
         """Pass the accepted tokens to the sessions, and the most likely tokens after all that was verified."""

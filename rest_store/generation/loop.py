@@ -83,6 +83,8 @@ class Generation:
         require_prompt(model, generation_config, model_kwargs)
         self._model, self._config, self._model_kwargs = model, generation_config, model_kwargs
         self._input_ids, self._session_factory, self._options = input_ids, session_factory, options
+        # Several threads spin while they wait for one that other processes delay, so their time is no better.
+        self._by_processor = model.device.type == "cpu" and torch.get_num_threads() == 1
         self._takes_best = not sample and len(logits_processor) == 0  # of the raw logits, so of all nodes at once
         self._rows = rows_of(input_ids, logits_processor, sample=sample)
         self._detokenizers = None if text_tokenizer is None else [Detokenizer(text_tokenizer) for _ in self._rows]
@@ -157,20 +159,22 @@ class Generation:
 
     def _step(self, sessions: DraftSessions, verifier: Verifier) -> Piece:
         """Draft, verify, accept."""
-        began = time.perf_counter()
+        began = self._times()
         asked, drafts = self._draft(sessions)
-        drafted = time.perf_counter()
+        drafted = self._times()
         nodes = max(len(draft.tree) for draft in drafts)
         last = [None if row.ended else row.tokens[-1] for row in self._rows]
         logits = verifier.run(last, [draft.tree for draft in drafts], 1 + nodes)
         top_tokens = self._read(logits, sessions)
-        verified = time.perf_counter()
+        verified = self._times()
         piece = self._acceptance.accept(logits, top_tokens, drafts)
-        piece.drafting_seconds, piece.forward_seconds = drafted - began, verified - drafted
+        piece.drafting_seconds, piece.forward_seconds = drafted[0] - began[0], verified[0] - drafted[0]
         verifier.cache.keep(piece.paths)
         sessions.accept(piece, top_tokens)
         if self._policy is not None:
-            self._learn(self._policy, asked, nodes, piece)
+            self._policy.observe(1, nodes, verified[1] - drafted[1])
+            if asked:
+                self._learn(self._policy, sessions, nodes, piece, drafted[1] - began[1])
         return piece
 
     # --- one step ----------------------------------------------------------------------------------------------------
@@ -185,9 +189,10 @@ class Generation:
             sessions.counts.paused += 1
             return False, drafts
         costs = None if self._policy is None else self._policy.costs(1, self._max_nodes)
+        services = self._policy is None or self._policy.wants_services()
         for row, room in enumerate(rooms):
             if room > 1:
-                drafts[row] = Draft(sessions.draft(row, self._max_nodes, costs), room - 1)
+                drafts[row] = Draft(sessions.draft(row, self._max_nodes, costs, services=services), room - 1)
         return True, drafts
 
     def _read(self, logits: torch.Tensor, sessions: DraftSessions) -> TopTokens:
@@ -197,14 +202,21 @@ class Generation:
             torch.cuda.current_stream(logits.device).synchronize()
         return top_tokens
 
-    def _learn(self, policy: DraftPolicy, asked: bool, nodes: int, piece: Piece) -> None:
-        """Learn what a step cost and brought. The rows of a batch are padded to one width: all count as one."""
-        policy.observe(1, nodes, piece.forward_seconds)
-        if asked:
-            lengths = [len(tokens) for tokens in piece.tokens if tokens]
-            promised = sum(draft.promised for draft in piece.drafts) / len(lengths)
-            policy.settle(1, nodes, promised, piece.drafting_seconds)
-            policy.judge(1, promised, sum(lengths) / len(lengths) - 1)
+    def _learn(self, policy: DraftPolicy, sessions: DraftSessions, nodes: int, piece: Piece, seconds: float) -> None:
+        """Learn what drafts took and brought. The rows of a batch are padded to one width: all count as one."""
+        waited, lengths = sessions.waited, [len(tokens) for tokens in piece.tokens if tokens]
+        promised = sum(draft.promised for draft in piece.drafts) / len(lengths)
+        policy.settle(1, nodes, promised, seconds + (waited if self._by_processor else 0.0), waited)
+        policy.judge(1, promised, sum(lengths) / len(lengths) - 1, sessions.of_services(piece) / len(lengths))
+
+    def _times(self) -> tuple[float, float]:
+        """Return the present time, and that which steps are judged by, both in seconds.
+
+        On one core the latter is the processor's time, which other processes hardly change. It does not pass while a
+        service is waited for.
+        """
+        now = time.perf_counter()
+        return now, time.process_time() if self._by_processor else now
 
     @property
     def tokens(self) -> list[list[int]]:

@@ -120,10 +120,11 @@ def add(
     with loading(f"tokenizer {source}"):
         target = load_tokenizer(source, chat_template=chat_template)
     ids: list[str] = []
-    tokens = without_tokens = 0
+    duplicates = tokens = without_tokens = 0
     with _open(directory, tokenizer=target, max_tokens=max_tokens, max_age=max_age) as store:
         for added in add_corpora(store, corpora, target):
             ids += added.ids
+            duplicates += len(added.ids.duplicates)
             tokens += added.tokens
             without_tokens += added.without_tokens
             if print_ids and not as_json:
@@ -132,12 +133,13 @@ def add(
             raise empty_corpora(corpora, without_tokens)
         described = store.info()
     if as_json:
-        facts = {"documents": len(ids), "tokens": tokens, "without_tokens": without_tokens}
+        facts = {"documents": len(ids), "duplicates": duplicates, "tokens": tokens, "without_tokens": without_tokens}
         facts |= {"token_count": described.token_count, "document_count": described.document_count}
         click.echo(json.dumps({"path": str(directory), **facts, **({"ids": ids} if print_ids else {})}))
         return
     left_out = f" ({without_tokens:,} more without tokens)" if without_tokens else ""
-    click.echo(f"{directory}: {_amount(len(ids), tokens)} read{left_out},", err=print_ids)
+    known = f", {duplicates:,} of them there already" if duplicates else ""
+    click.echo(f"{directory}: {_amount(len(ids), tokens)} read{left_out}{known},", err=print_ids)
     click.echo(f"now {_amount(described.document_count, described.token_count)} there", err=print_ids)
 
 

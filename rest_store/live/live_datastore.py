@@ -107,7 +107,8 @@ class LiveDatastore(Store):
         limits = Retention.checked(max_tokens, max_age)
         require_live(directory, new=tokenizer is not None and not read_only)
         loaded = None if isinstance(tokenizer, TokenizerIdentity | None) else load_tokenizer(tokenizer)
-        identity = None if tokenizer is None else identity_of(loaded or tokenizer)
+        named = loaded if isinstance(tokenizer, str | os.PathLike) else tokenizer  # a path is not loaded again
+        identity = None if named is None else identity_of(named)
         if read_only:
             return cls(directory, Follower(location, identity))
         try:

@@ -53,8 +53,7 @@ def load_tokenizer(tokenizer: object) -> LoadedTokenizer:
     if isinstance(tokenizer, LoadedTokenizer):
         return tokenizer
     if not isinstance(tokenizer, str | os.PathLike):
-        own = getattr(getattr(tokenizer, "identity", None), "name", "") or getattr(tokenizer, "name_or_path", "")
-        return _serialized(tokenizer, str(own or type(tokenizer).__name__))
+        return _serialized(tokenizer, str(getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__))
     name = os.fspath(tokenizer)
     path = Path(os.path.expanduser(name))  # noqa: PTH111  Path.expanduser fails for users that do not exist
     try:

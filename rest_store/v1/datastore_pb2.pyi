@@ -69,24 +69,20 @@ class DraftSessionRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[SessionOpening, _Mapping]] = ..., accepted: _Optional[_Iterable[_Union[Accepted, _Mapping]]] = ..., draft: _Optional[_Union[TreeRequest, _Mapping]] = ...) -> None: ...
 
 class SessionOpening(_message.Message):
-    __slots__ = ("selection", "tokens", "top_k", "prompt_lookup", "recycled_logits", "shared_calibration", "fixed_calibration", "max_suffix")
+    __slots__ = ("selection", "tokens", "prompt_lookup", "recycled_logits", "shared_calibration", "fixed_calibration")
     SELECTION_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
-    TOP_K_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOOKUP_FIELD_NUMBER: _ClassVar[int]
     RECYCLED_LOGITS_FIELD_NUMBER: _ClassVar[int]
     SHARED_CALIBRATION_FIELD_NUMBER: _ClassVar[int]
     FIXED_CALIBRATION_FIELD_NUMBER: _ClassVar[int]
-    MAX_SUFFIX_FIELD_NUMBER: _ClassVar[int]
     selection: Selection
     tokens: bytes
-    top_k: TopK
     prompt_lookup: bool
     recycled_logits: bytes
     shared_calibration: str
     fixed_calibration: bool
-    max_suffix: int
-    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., tokens: _Optional[bytes] = ..., top_k: _Optional[_Union[TopK, _Mapping]] = ..., prompt_lookup: bool = ..., recycled_logits: _Optional[bytes] = ..., shared_calibration: _Optional[str] = ..., fixed_calibration: bool = ..., max_suffix: _Optional[int] = ...) -> None: ...
+    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., tokens: _Optional[bytes] = ..., prompt_lookup: bool = ..., recycled_logits: _Optional[bytes] = ..., shared_calibration: _Optional[str] = ..., fixed_calibration: bool = ...) -> None: ...
 
 class TopK(_message.Message):
     __slots__ = ("k", "tokens")
@@ -279,10 +275,12 @@ class AddRequest(_message.Message):
     def __init__(self, datastore: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[Document, _Mapping]]] = ...) -> None: ...
 
 class AddResponse(_message.Message):
-    __slots__ = ("ids",)
+    __slots__ = ("ids", "added")
     IDS_FIELD_NUMBER: _ClassVar[int]
+    ADDED_FIELD_NUMBER: _ClassVar[int]
     ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    added: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, ids: _Optional[_Iterable[str]] = ..., added: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DeleteRequest(_message.Message):
     __slots__ = ("datastore", "ids")

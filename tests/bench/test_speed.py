@@ -79,6 +79,8 @@ def test_greedy_decoding_of_all_methods_writes_the_plain_text(folder: Path, tmp_
     assert {name: one["identical"] for name, one in figures["families"]["all"].items()} == dict.fromkeys(methods, 1)
     assert figures["sampling"] == {"kind": "greedy", "humaneval-raw": {"do_sample": False}}
     assert figures["families"]["all"]["plain"]["mean_tokens"] == 1
+    session = figures["families"]["all"]["DraftSession"]
+    assert session["low"] <= session["speedup"] <= session["high"]
 
 
 def test_all_of_ones_own_prompts_are_taken(folder: Path, tmp_path: Path) -> None:

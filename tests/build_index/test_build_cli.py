@@ -23,6 +23,7 @@ from build_index.staging import kept_shards
 from rest_store.cli import main
 from rest_store.datastore.manifest import Manifest
 from tests.shared.builds import command, contents, documents, leftovers, run_build, write_jsonl
+from tests.shared.models import write_gguf
 
 
 @pytest.fixture
@@ -392,13 +393,14 @@ def test_progress_is_shown_on_a_terminal_only(corpus, tokenizer, out, monkeypatc
 # --- Starting --------------------------------------------------------------------------------------------------------
 
 
-def test_starting_is_cheap():
-    """A `tokenizer.json` needs neither transformers nor torch, and help needs next to nothing."""
-    script = (
-        "import sys, build_index.builder, build_index.suffix_array, build_index.target_tokenizer, tokenizers\n"
-        "print([name for name in ('torch', 'transformers', 'datasets', 'pyarrow', 'jinja2', 'grpc') "
-        "if name in sys.modules])"
+def test_a_build_loads_no_more_than_it_takes(corpus, out, tmp_path):
+    """Text and the tokenizer of a GGUF file take neither transformers nor torch, and help next to nothing."""
+    large = "{'torch', 'transformers', 'gguf', 'pyarrow', 'fsspec', 'grpc'} & sys.modules.keys()"
+    before = f"import atexit, sys; atexit.register(lambda: print({large}))"
+    gguf = write_gguf(tmp_path / "tiny.gguf")
+    process = run_build("--corpus", corpus, "--tokenizer", gguf, "--out", out, "--quiet", before=before)
+    assert (process.stdout, process.stderr) == ("set()\n", "")
+    script = "import sys, build_index.cli; print({'numpy', 'tokenizers'} & sys.modules.keys())"
+    assert (
+        subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "set()\n"
     )
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"
-    script = "import sys, build_index.cli; print([name for name in ('numpy', 'tokenizers') if name in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout == "[]\n"

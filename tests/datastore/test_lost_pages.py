@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -131,6 +132,27 @@ def test_a_check_of_files_that_are_truncated_meanwhile(
 
     monkeypatch.setattr(check, f"_check_{stage}", run)
     refused(DatastoreUnavailableError, lambda: check_datastore(directory, full=True), "shard-00000.")
+
+
+def test_a_lost_datastore_costs_the_others_nothing(tmp_path: Path) -> None:
+    for name in ("lost", "sound"):
+        (tmp_path / name).mkdir()
+        write_datastore(tmp_path / name, Corpus(300, [[[1, 2, 3]]] * 200))
+    lost, sound = Datastore.open(tmp_path / "lost"), Datastore.open(tmp_path / "sound")
+
+    def cost() -> float:
+        def once() -> float:
+            began = time.process_time()
+            for _ in range(200):
+                sound.draft([1, 2])
+            return time.process_time() - began
+
+        return min(once() for _ in range(5))
+
+    before = cost()
+    truncate(tmp_path / "lost")
+    refused(DatastoreUnavailableError, lambda: lost.draft([1, 2]))
+    assert cost() < 5 * before
 
 
 # What else SIGBUS means to a process.

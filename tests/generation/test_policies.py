@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -52,6 +54,8 @@ class Clock:
 
     def perf_counter(self) -> float:
         return self.now
+
+    process_time = perf_counter
 
 
 @pytest.fixture
@@ -120,3 +124,29 @@ def test_measuring_costs_little_and_nothing_where_it_is_known(clock: Clock) -> N
     step = clock.cost(5, 0)
     assert least < first < least + 2 * step
     assert later < least + step
+
+
+def test_what_other_processes_do_to_the_time_of_steps_changes_no_draft() -> None:
+    """Forward passes over trees wait for others, most of the time, and take no more of the processor's time."""
+    model = tiny_model("llama")
+    inputs = prompts(1)
+    plain = model.generate(**inputs, max_new_tokens=120, do_sample=False)
+    futures = futures_of(inputs, plain)
+    chance = random.Random(5)
+
+    def disturbed(module: Any, arguments: Any, options: dict[str, Any]) -> None:
+        if options["input_ids"].shape[1] > 1 and chance.random() < 0.8:
+            time.sleep(0.05)
+
+    model.register_forward_pre_hook(disturbed, with_kwargs=True)
+    output = model.generate(
+        **inputs,
+        max_new_tokens=120,
+        do_sample=False,
+        custom_generate=entry.generate,
+        drafter=lambda prompt: Scripted(prompt, futures, right),
+        return_dict_in_generate=True,
+    )
+    assert torch.equal(output.sequences, plain)
+    assert output.statistics.drafts.paused < 15
+    assert output.statistics.mean_tokens > 3

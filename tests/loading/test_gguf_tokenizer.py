@@ -54,6 +54,23 @@ def test_digits_are_split_as_the_model_was_trained() -> None:
     assert tokenizer.encode("a<|im_end|>").ids[-1] == 2
 
 
+PAGE = (
+    "1. In 2024, 3 of 44 prompts (6.8%) began with 12345:\n\n1\n2\n\n10\n  x = [1, 23, 0x1F]\n"
+    "\tfor i in range(100): print(i * 2.5)\n\n\n2. Call 555-0199 at 10:30.\n"
+)
+IDS_OF_LLAMA_CPP = """
+    33 30 533 216 34 32 34 36 28 216 35 282 216 36 36 19926 365 38 30 40 8402 2585 351 216 33 34 35 36 37 42
+    1116 33 198 34 1116 33 32 3805 1792 446 933 33 28 216 34 35 28 216 32 104 33 54 77 198 197 1710 2056 281
+    1845 24 33 32 32 727 1628 24 89 1672 216 34 30 37 25 16506 34 30 9472 216 37 37 37 29 32 33 41 41 418 216
+    33 32 42 35 32 30 198
+"""
+
+
+def test_a_page_with_digits_has_the_ids_of_llama_cpp() -> None:
+    tokenizer = Tokenizer.from_str(load_tokenizer(smollm2_gguf()).json)
+    assert tokenizer.encode(PAGE).ids == list(map(int, IDS_OF_LLAMA_CPP.split()))
+
+
 def test_it_is_the_tokenizer_that_transformers_converts(path: Path) -> None:
     converted = AutoTokenizer.from_pretrained(str(path.parent), gguf_file=path.name)
     loaded = load_tokenizer(path)

@@ -47,7 +47,7 @@ from rest_store.drafting.members import MemberSettings
 from rest_store.errors import ServiceUnavailableError
 used = DatastoreClient(sys.argv[1], timeout=60)
 used.draft([1])
-[member] = used.members(MemberSettings(True, 16, None, None), lambda: np.array([1], np.int32))
+[member] = used.members(MemberSettings(True, None), lambda: np.array([1], np.int32))
 def step():
     member.send(DraftLimits(8))
     return member.receive(None)

@@ -72,7 +72,7 @@ class Stepper:
 
     def __init__(self, client: DatastoreClient, text: list[int] = TEXT, **changes: Any) -> None:
         self.text = list(text)
-        fields = {"learn": True, "max_suffix": 16, "tokenizer": None, "prompt_top_k": None, "prompt_lookup": True}
+        fields = {"learn": True, "tokenizer": None, "prompt_lookup": True}
         [self.member] = client.members(MemberSettings(**(fields | changes)), lambda: np.array(self.text, np.int32))
 
     def step(self, limits: DraftLimits = STEP, timeout: float | None = None) -> TokenTree:
@@ -160,7 +160,7 @@ def test_a_step_is_one_small_message(steady: Service) -> None:
 def test_without_the_text_only_its_end_is_sent(steady: Service) -> None:
     text = [*range(100, 200), *TEXT]
     with Relay(steady.target) as relay:
-        with stepping(relay.target, text=text, send_text=False, prompt_top_k=np.full((90, 2), 5, np.int32)) as stepper:
+        with stepping(relay.target, text=text, send_text=False) as stepper:
             assert len(stepper.step()) > 0
             stepper.accept(3, top_k=[[5, 6]] * 100)
             assert len(stepper.step()) > 0
@@ -175,11 +175,11 @@ def test_a_client_that_was_never_connected_describes_the_service_first(steady: S
 
 def test_sessions_with_a_name_learn_together(steady: Service) -> None:
     with Relay(steady.target) as relay:
-        with stepping(relay.target, shared_calibration="model", recycled_logits=b"key", learn=False, max_suffix=9):
+        with stepping(relay.target, shared_calibration="model", recycled_logits=b"key", learn=False):
             until(lambda: openings(relay) != [])
         [opening] = openings(relay)
         assert (opening.shared_calibration, opening.recycled_logits) == ("model", b"key")
-        assert (opening.fixed_calibration, opening.prompt_lookup, opening.max_suffix) == (True, True, 9)
+        assert (opening.fixed_calibration, opening.prompt_lookup) == (True, True)
 
 
 # --- What is refused --------------------------------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 #include "python/bindings.hpp"
 
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
@@ -12,11 +10,10 @@
 #include "sort/sort_and_pack.hpp"
 #include "trees/kernel.hpp"
 
-namespace nb = nanobind;
-using namespace nb::literals;
 using namespace rest_store;
+using namespace nb::literals;
 
-using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Bytes = Array<std::uint8_t>;
 
 std::vector<ShardView> shard_views(const nb::list& shards) {
   std::vector<ShardView> out;
@@ -33,10 +30,12 @@ std::vector<ShardView> shard_views(const nb::list& shards) {
 
 namespace {
 
-// Raise the error of a shard with a page that could not be read.
-void require_readable(const nb::list& shards) {
-  if (!FileMapping::any_lost()) return;
-  for (nb::handle shard : shards) shard.attr("require_readable")();
+// The mappings of the files that shards are in.
+std::vector<const FileMapping*> mappings_of(const nb::list& shards) {
+  std::vector<const FileMapping*> out;
+  for (nb::handle shard : shards)
+    for (nb::handle file : shard.attr("files")) out.push_back(nb::cast<const FileMapping*>(file.attr("mapping")));
+  return out;
 }
 
 using Tokens = std::vector<Token>;
@@ -45,7 +44,7 @@ using Tokens = std::vector<Token>;
 class NativeKernel {
  public:
   NativeKernel(const nb::list& shards, std::uint32_t vocabulary)
-      : shards_(shards), kernel_(shard_views(shards), vocabulary) {}
+      : shards_(shards), mappings_(mappings_of(shards)), kernel_(shard_views(shards), vocabulary) {}
 
   nb::tuple longest_suffix_match(const Tokens& context) {
     const Suffix suffix = suffix_of(context, kMaxSuffix);
@@ -88,7 +87,12 @@ class NativeKernel {
     return count;
   }
 
-  void require_readable() const { ::require_readable(shards_); }
+  // Raise the error of a shard with a page that could not be read.
+  void require_readable() const {
+    if (std::none_of(mappings_.begin(), mappings_.end(), [](const FileMapping* mapping) { return mapping->lost(); }))
+      return;
+    for (nb::handle shard : shards_) shard.attr("require_readable")();
+  }
 
  private:
   // Gives scratch back to the kernel that it was taken from.
@@ -113,6 +117,7 @@ class NativeKernel {
   }
 
   nb::list shards_;
+  std::vector<const FileMapping*> mappings_;  // kept open by the shards
   Kernel kernel_;
   std::vector<std::unique_ptr<Kernel::Scratch>> scratch_;
 };

@@ -2,7 +2,6 @@
 
 #include <nanobind/stl/vector.h>
 
-#include "python/arrays.hpp"
 #include "python/bindings.hpp"
 #include "python/native_calibration.hpp"
 #include "session/candidates.hpp"
@@ -17,7 +16,7 @@ Gbdt gbdt_of(const nb::bytes& packed) {
   Gbdt gbdt;
   std::memcpy(&gbdt.base, packed.c_str(), kHead);
   gbdt.trees.resize((packed.size() - kHead) / sizeof(ObliviousTree));
-  std::memcpy(gbdt.trees.data(), packed.c_str() + kHead, packed.size() - kHead);
+  std::copy_n(packed.c_str() + kHead, packed.size() - kHead, reinterpret_cast<char*>(gbdt.trees.data()));
   for (const ObliviousTree& tree : gbdt.trees)
     for (const std::uint16_t feature : tree.features)
       if (feature >= kFeatures) throw nb::value_error("of other features");
@@ -30,13 +29,6 @@ Gbdt gbdt_of(const nb::bytes& packed) {
 using namespace rest_store;
 
 namespace {
-
-nb::bytes packed_of(const Gbdt& gbdt) {
-  std::vector<char> out(sizeof(float) + gbdt.trees.size() * sizeof(ObliviousTree));
-  std::memcpy(out.data(), &gbdt.base, sizeof(float));
-  std::memcpy(out.data() + sizeof(float), gbdt.trees.data(), out.size() - sizeof(float));
-  return bytes_of(out);
-}
 
 nb::bytes fit_gbdt(const Array<float, 2>& rows, const Array<std::uint8_t>& labels, const Array<std::uint32_t>& ends,
                    std::uint32_t trees, double rate, double ridge, double share) {
@@ -61,14 +53,13 @@ nb::bytes fit_gbdt(const Array<float, 2>& rows, const Array<std::uint8_t>& label
   Gbdt gbdt;
   {
     const nb::gil_scoped_release release;
-    GbdtOptions options;
-    options.trees = trees;
-    options.rate = rate;
-    options.ridge = ridge;
-    options.row_share = share;
+    const GbdtOptions options{trees, rate, ridge, share};
     gbdt = GbdtFitter(features, span_of(labels), span_of(ends), kFeatures).fit(options);
   }
-  return packed_of(gbdt);
+  std::vector<char> out(sizeof(float) + gbdt.trees.size() * sizeof(ObliviousTree));
+  std::memcpy(out.data(), &gbdt.base, sizeof(float));
+  std::copy_n(reinterpret_cast<const char*>(gbdt.trees.data()), out.size() - sizeof(float), out.data() + sizeof(float));
+  return bytes_of(out);
 }
 
 // The log odds of rows of features by the trees of frozen stores, as float32[rows]: 16 rows at once or 32, with one of
@@ -105,10 +96,6 @@ void bind_calibrations(nb::module_& module) {
       .def(nb::init<const NativeCalibration&>())
       .def("log_odds", &log_odds)
       .def_prop_rw("weights", &NativeCalibration::weights, &NativeCalibration::set_weights)
-      .def_prop_ro("gbdt",
-                   [](const NativeCalibration& calibration) { return packed_of(calibration.trees().frozen_gbdt); })
-      .def_prop_ro("live_gbdt", [](const NativeCalibration& calibration) {
-        const Gbdt& live = calibration.trees().live_gbdt;
-        return live.trees.empty() ? nb::bytes("", 0) : packed_of(live);
-      });
+      .def_prop_ro("gbdt", [](const NativeCalibration& calibration) { return calibration.trees().frozen_gbdt; })
+      .def_prop_ro("live_gbdt", [](const NativeCalibration& calibration) { return calibration.trees().live_gbdt; });
 }

@@ -18,20 +18,19 @@ Gbdt gbdt_of(const nanobind::bytes& packed);
 
 // Trees as they were given, and as they are evaluated.
 struct CalibrationTrees {
-  explicit CalibrationTrees(Gbdt frozen, Gbdt live)
-      : frozen_gbdt(std::move(frozen)),
-        live_gbdt(std::move(live)),
-        fitted{IntegerTrees(frozen_gbdt), IntegerTrees(live_gbdt)} {}
-
-  Gbdt frozen_gbdt, live_gbdt;
+  nanobind::bytes frozen_gbdt, live_gbdt;
   FittedTrees fitted;
 };
 
 // Fitted trees and what was learnt online, shared by sessions. Thread-safe.
 class NativeCalibration {
  public:
+  // Empty `live`: there are none for live stores.
   NativeCalibration(const nanobind::bytes& frozen, const nanobind::bytes& live)
-      : trees_(std::make_shared<CalibrationTrees>(gbdt_of(frozen), live.size() == 0 ? Gbdt() : gbdt_of(live))) {}
+      : trees_(std::make_shared<CalibrationTrees>(
+            frozen, live,
+            FittedTrees{IntegerTrees(gbdt_of(frozen)),
+                        live.size() == 0 ? IntegerTrees() : IntegerTrees(gbdt_of(live))})) {}
   // A copy, which shares the trees and learns on its own.
   NativeCalibration(const NativeCalibration& other) : trees_(other.trees_), online_(other.online_now()) {}
   NativeCalibration& operator=(const NativeCalibration&) = delete;

@@ -7,7 +7,6 @@
 #include <limits>
 #include <sstream>
 
-#include "python/arrays.hpp"
 #include "python/bindings.hpp"
 #include "python/native_calibration.hpp"
 #include "session/tree_builder.hpp"

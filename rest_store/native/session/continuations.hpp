@@ -17,6 +17,19 @@ inline std::uint64_t hash_of(std::span<const Token> tokens, std::uint64_t hash =
   return hash;
 }
 
+constexpr std::uint32_t kShort = 4;  // tokens of the longest suffix that is known by its tokens
+constexpr Token kNoToken = ~Token{0};
+
+// The tokens of a short suffix, the last one first, filled up with kNoToken.
+using ShortSuffix = std::array<Token, kShort>;
+
+inline ShortSuffix short_suffix(std::span<const Token> tokens) {
+  ShortSuffix out;
+  out.fill(kNoToken);
+  std::copy(tokens.rbegin(), tokens.rend(), out.begin());
+  return out;
+}
+
 struct Continuation {
   Token token = 0;
   float share = 0;  // estimated, of the match's occurrences
@@ -39,17 +52,15 @@ struct Continuations {
 // How often tokens were read.
 class TokenCounts {
  public:
-  void clear() {
-    sums_.clear();
-    shard_ = 0;
-  }
+  void clear() { sums_.clear(); }
 
-  // The tokens of another shard follow, in ascending order.
-  void begin_shard() { shard_ = sums_.size(); }
+  // Of each shard, the tokens come in ascending order.
   void add(Token token) {
-    if (sums_.size() > shard_ && sums_.back().token == token) sums_.back().count += 1;
-    else if (Sum* sum = find(token, shard_)) sum->count += 1;
-    else sums_.push_back({token, 1});
+    if (last_ < sums_.size() && sums_[last_].token == token) return static_cast<void>(++sums_[last_].count);
+    const auto is_same = [&](const Sum& sum) { return sum.token == token; };
+    last_ = static_cast<std::size_t>(std::find_if(sums_.begin(), sums_.end(), is_same) - sums_.begin());
+    if (last_ == sums_.size()) sums_.push_back({token, 0});
+    ++sums_[last_].count;
   }
 
   // The most frequent tokens, of equal counts the lesser token first, as shares of `total`.
@@ -68,15 +79,8 @@ class TokenCounts {
     std::uint32_t count;
   };
 
-  // The sum of `token` among the first `count`.
-  Sum* find(Token token, std::size_t count) {
-    for (std::size_t i = 0; i < count; ++i)
-      if (sums_[i].token == token) return &sums_[i];
-    return nullptr;
-  }
-
   std::vector<Sum> sums_;
-  std::size_t shard_ = 0;  // sums before those of the shard that is being read
+  std::size_t last_ = 0;  // the sum of the token that was read last
 };
 
 // One match whose continuations are wanted: where its `length` tokens occur in each of `shards`, and how many
@@ -114,11 +118,10 @@ class ContinuationReader {
       }
     next = 0;
     for (std::size_t i = 0; i < queries.size(); ++i) {
-      const std::size_t first = next, count = ends_[i] - next;
+      const std::size_t count = ends_[i] - next;
       counts_.clear();
       for (; next < ends_[i]; ++next) {
         const Probe& probe = probes_[next];
-        if (next > first && probe.shard != probes_[next - 1].shard) counts_.begin_shard();
         const std::uint8_t* at = probe.shard->suffix(probe.place);
         Token token = 0;
         for (std::uint32_t byte = 0; byte < probe.shard->width; ++byte) token = token << 8 | at[byte];

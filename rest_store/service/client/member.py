@@ -34,7 +34,6 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 30.0  # seconds, between which the pause dou
 _MOST_DOUBLINGS = 10
 _MOST_LATE = 1.0  # seconds without the answer of a late step, after which the stream counts as broken
 _MOST_UNSENT = 1024  # tokens that one message has room for; after more the text is sent again
-_MOST_TOP_K_ROWS = 4096  # that an opening has
 
 
 class ServiceMember:
@@ -71,7 +70,6 @@ class ServiceMember:
         self._timeout = timeout
         self._send_text = send_text
         self._shared_calibration = shared_calibration
-        self._prompt_length = len(text())
         self._endpoint = part.first
         self._closed = False
         # Of the stream:
@@ -229,15 +227,11 @@ class ServiceMember:
         opening.selection.CopyFrom(self._part.requests.selection)
         opening.tokens = tokens.astype("<i4").tobytes()
         self._length = len(tokens)
-        if settings.prompt_top_k is not None and len(text) == self._prompt_length:
-            rows = min(len(tokens), len(settings.prompt_top_k), _MOST_TOP_K_ROWS)
-            _add_top_k(opening.top_k, settings.prompt_top_k[len(settings.prompt_top_k) - rows :])
         opening.prompt_lookup = settings.prompt_lookup
         if settings.recycled_logits is not None:
             opening.recycled_logits = settings.recycled_logits
         opening.shared_calibration = self._shared_calibration
         opening.fixed_calibration = not settings.learn
-        opening.max_suffix = settings.max_suffix
         self._stream = self._endpoint.open_session()
 
     def _read(self, message: bytes) -> TokenTree:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from rest_store.datastore.kernel import MAX_NODES, MAX_SUFFIX, native_kernel
+from rest_store.datastore.kernel import MAX_NODES, native_kernel
 from rest_store.datastore.validation import limit
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.kernel_session import OpenStore, append, follow_changes, kernel_session, take_prompt
+from rest_store.drafting.kernel_session import OpenStore, append, follow_changes, kernel_session
 from rest_store.drafting.limits import NO_COSTS, DraftLimits
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import LimitError, describe
@@ -25,7 +25,6 @@ from rest_store.service.server.requests import (
     lowest_score,
     step_costs,
     text_of,
-    top_k_of,
 )
 from rest_store.v1 import datastore_pb2 as pb
 
@@ -158,19 +157,15 @@ class ServedSession:
         """Take in the text of the opening, before the first step; in any thread. Raises as `run`."""
         opening = self._opening
         text = text_of(opening.tokens, self._vocabulary_size)
-        top_k = top_k_of(opening.top_k, "top_k") if opening.HasField("top_k") else None
         sources: list[object] = [datastore.store for datastore in self._served]
         if opening.prompt_lookup:
             sources.append(PromptLookup())
         if self.recycled is not None:
             sources.append(self.recycled)
-        max_suffix = limit("max_suffix", opening.max_suffix or 16, MAX_SUFFIX)
         with reading(self._served):
-            native, datastores = kernel_session(
-                self.calibration, sources, learn=not opening.fixed_calibration, max_suffix=max_suffix
-            )
+            native, datastores = kernel_session(self.calibration, sources, learn=not opening.fixed_calibration)
             native.limit_tokens(self._vocabulary_size)
-            take_prompt(native, text, top_k)
+            native.prompt(text, None)
         self._native, self._datastores = native, list(datastores.values())
         del self._opening
 
