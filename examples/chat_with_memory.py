@@ -28,7 +28,7 @@ def main(model: str, memory: str, max_new_tokens: int) -> None:
                 chat, add_generation_prompt=True, return_dict=True, return_tensors="pt"
             )
             answer = ""
-            with generator.begin(prompt, max_new_tokens=max_new_tokens) as pieces:
+            with generator.stream(prompt, max_new_tokens=max_new_tokens) as pieces:
                 for piece in pieces:
                     print(piece.text, end="", flush=True)
                     answer += piece.text

@@ -1,7 +1,7 @@
 """Retrieval-based speculative decoding: a datastore of tokens, and drafts from it.
 
 Importing this package loads neither torch nor grpc; each name is imported when it is first used. Where its extra is not
-installed, to use a name is an error that names the extra (`MissingExtraError`).
+installed, a name raises an error that names the extra (`MissingExtraError`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rest_store.errors import RestStoreError
     from rest_store.generation.generate import generate
     from rest_store.generation.generator import Generator
-    from rest_store.generation.generator_output import GeneratorOutput
+    from rest_store.generation.output import GeneratorOutput
     from rest_store.generation.prepacking import prepacked_weights
     from rest_store.live.live_datastore import LiveDatastore
     from rest_store.service.channel import Tls
@@ -66,7 +66,7 @@ _HOMES = {
     "DraftSession": "rest_store.drafting.session",
     "generate": "rest_store.generation.generate",
     "Generator": "rest_store.generation.generator",
-    "GeneratorOutput": "rest_store.generation.generator_output",
+    "GeneratorOutput": "rest_store.generation.output",
     "LiveDatastore": "rest_store.live.live_datastore",
     "prepacked_weights": "rest_store.generation.prepacking",
     "PromptLookup": "rest_store.drafting.sources",
@@ -82,12 +82,16 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rest_store.extras import missing_package, stand_in
+    try:
+        module = importlib.import_module(_HOMES[name])
+    except ModuleNotFoundError as error:
+        from rest_store.extras import missing_extra
 
-    missing = missing_package(_HOMES[name])
-    if missing is not None:
-        return stand_in(f"{__name__}.{name}", *missing)
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+        missing = missing_extra(f"{__name__}.{name}", error)
+        if missing is None:
+            raise
+        raise missing from error
+    value = getattr(module, name)
     globals()[name] = value
     return value
 

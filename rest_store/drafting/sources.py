@@ -100,6 +100,13 @@ class RecycledLogits:
         rows = np.frombuffer(self.native.rows(identity.vocabulary_size), np.int32)
         _FILE.write(Path(path), {"tokenizer": identity.to_manifest()}, rows.astype("<i4").tobytes())
 
+    def copy(self, vocabulary_size: int) -> RecycledLogits:
+        """Return others that hold the same rows, of tokens of such a vocabulary, and learn for themselves."""
+        copy = RecycledLogits()
+        rows = np.frombuffer(self.native.rows(vocabulary_size), dtype=np.int32)
+        copy.native.add_rows(rows, vocabulary_size)
+        return copy
+
     @property
     def memory(self) -> int:
         """Bytes of the rows."""

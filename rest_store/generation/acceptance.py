@@ -1,17 +1,67 @@
-"""Which draft tokens are accepted: those that the model chooses, too, from the context on along the tree."""
+"""Which draft tokens are accepted: those that the model chooses, too, from the context on along the tree.
+
+Each written token is one call of the stopping criteria.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
+from rest_store.errors import ModeNotSupportedError, describe
 from rest_store.generation.drafts import Draft
-from rest_store.generation.progress import Piece, Statistics
+from rest_store.generation.output import Piece
 from rest_store.generation.rows import Row
-from rest_store.generation.sampling import Choice, Stops
 from rest_store.generation.top_k import TopTokens
-from rest_store.generation.typical import TypicalRule, TypicalStep
+from rest_store.generation.typical import typical_path
+
+
+class Stops:
+    """Decides whether a token was the last of its row.
+
+    Args:
+        criteria: the prepared stopping criteria of the generation; each is called with every token of a single row.
+
+    Attributes:
+        are_simple: only the length and single tokens end a row; no tensor of the row is needed.
+        max_length: most tokens of a row, prompt included; None: no limit.
+    """
+
+    def __init__(self, criteria: Sequence[Any]) -> None:
+        self._criteria = criteria
+        self.are_simple = all(type(criterion) in (EosTokenCriteria, MaxLengthCriteria) for criterion in criteria)
+        lengths = [criterion.max_length for criterion in criteria if isinstance(criterion, MaxLengthCriteria)]
+        self.max_length: int | None = min(lengths) if lengths else None
+        self._ends: set[int] = set()
+        for criterion in criteria:
+            if type(criterion) is EosTokenCriteria:
+                self._ends.update(criterion.eos_token_id.flatten().tolist())
+
+    def is_end(self, token: int) -> bool:
+        """Return whether `token` ends a row, whatever precedes it."""
+        return token in self._ends
+
+    def after(self, token: int, length: int) -> bool:
+        """Return whether a row of `length` tokens that ends in `token` has ended; for simple criteria."""
+        return token in self._ends or (self.max_length is not None and length >= self.max_length)
+
+    def judge(self, ids: torch.Tensor, scores: Any) -> bool:
+        """Return whether the row `ids`, int64[1, length], has ended; for any criteria.
+
+        Raises:
+            ModeNotSupportedError: a criterion answers for several rows.
+        """
+        ended = False
+        for criterion in self._criteria:
+            answer = criterion(ids, scores)
+            if isinstance(answer, torch.Tensor) and answer.numel() != 1:
+                shape, expected = f"of shape {list(answer.shape)}", "for one row: each call is about one"
+                raise ModeNotSupportedError(describe(type(criterion).__name__, "its answer", shape, expected))
+            ended = bool(answer) or ended
+        return ended
 
 
 class Acceptance:
@@ -19,9 +69,8 @@ class Acceptance:
 
     Args:
         rows: written to.
-        choice: chooses tokens.
         stops: end a row.
-        typical: keeps plausible draft tokens without a draw; None: every token is chosen exactly.
+        typical: whether plausible draft tokens are kept without a draw.
         keeps_logits: whether rows keep the logits of each token.
         keeps_scores: whether rows keep the scores of each token.
     """
@@ -29,75 +78,66 @@ class Acceptance:
     def __init__(
         self,
         rows: Sequence[Row],
-        choice: Choice,
         stops: Stops,
-        typical: TypicalRule | None,
         *,
+        typical: bool,
         keeps_logits: bool,
         keeps_scores: bool,
     ) -> None:
-        self._rows, self._choice, self._stops, self._typical = rows, choice, stops, typical
+        self._rows, self._stops, self._typical = rows, stops, typical
         self._keeps_logits, self._keeps_scores = keeps_logits, keeps_scores
 
-    def accept(
-        self, logits: torch.Tensor, top_tokens: TopTokens, drafts: Sequence[Draft], statistics: Statistics
-    ) -> tuple[Piece, list[list[int]]]:
-        """Write what one forward pass brought.
+    def accept(self, logits: torch.Tensor, top_tokens: TopTokens, drafts: Sequence[Draft]) -> Piece:
+        """Write what one forward pass brought, and return it.
 
         Args:
             logits: [rows, width, vocabulary], of each row's last token and its tree.
             top_tokens: the most likely tokens of these logits.
             drafts: of each row.
-            statistics: counts the tokens.
-
-        Returns:
-            The new tokens, and for each row the places in the step that they follow, the first being 0.
         """
-        best = top_tokens.best.tolist() if top_tokens.best is not None else [None] * len(drafts)
-        piece, paths = Piece([], []), []
+        best: list[list[int] | None] = [None] * len(drafts) if top_tokens.best is None else top_tokens.best.tolist()
+        piece = Piece([], [], drafts, [])
         for number, (row, draft) in enumerate(zip(self._rows, drafts, strict=True)):
-            tokens, path = ([], []) if row.ended else self._walk(number, draft, logits[number], best[number])
-            origins = [draft.origins[place - 1] for place in path[1:]]
+            tokens, nodes = ([], []) if row.ended else self._walk(row, draft, logits[number], best[number])
+            origins = [draft.origins[node] for node in nodes]
             origins += [0] * (len(tokens) - len(origins))
-            row.origins += origins
             piece.tokens.append(tokens)
             piece.origins.append(origins)
-            paths.append(path[: len(tokens)])
-            statistics.tokens += len(tokens)
-            statistics.drafts.accepted += len(path[1:])
-        return piece, paths
+            piece.accepted.append(nodes)
+        return piece
 
     def _walk(
-        self, number: int, draft: Draft, logits: torch.Tensor, best: list[int] | None
+        self, row: Row, draft: Draft, logits: torch.Tensor, best: list[int] | None
     ) -> tuple[list[int], list[int]]:
-        """Write to one row; return its new tokens and the places in the step that they follow, the first being 0."""
-        row = self._rows[number]
-        children: dict[tuple[int, int], int] = {}  # by place of the parent and token; of equal siblings the first
+        """Write to one row; return its new tokens, and the nodes of the tree that were accepted."""
+        children: dict[tuple[int, int], int] = {}  # by parent (-1: the context) and token; of equal siblings the first
         for node, edge in enumerate(zip(draft.tree.parents.tolist(), draft.tree.tokens.tolist(), strict=True)):
-            children.setdefault((edge[0] + 1, edge[1]), node + 1)
-        typical = None
-        if self._typical is not None:
-            ids, is_end = row.ids(), self._stops.is_end
-            typical = TypicalStep(self._typical, children, self._choice, number, ids, logits, is_end)
-        tokens, path = [], [0]
+            children.setdefault(edge, node)
+        ahead: list[int] = []
+        if self._typical and children:
+            ahead = typical_path(children, row, logits, self._stops.is_end)
+        tokens: list[int] = []
+        nodes: list[int] = []
+        place = 0  # in the step
         while True:
-            place = path[-1]
+            of_place = logits[place : place + 1]
+            scores = None
             if best is not None:
-                token, scores = best[place], None
-            elif typical is not None:
-                token, scores = typical.choose(place)
+                token = best[place]
             else:
-                token, scores = self._choice.choose(number, row.ids(), logits[place : place + 1])
+                scores = row.processed(row.ids(), of_place)
+                token = ahead.pop(0) if ahead else row.pick(scores)
             if self._keeps_logits or self._keeps_scores:
-                row.keep(logits[place : place + 1], scores, logits=self._keeps_logits, scores=self._keeps_scores)
+                row.keep(of_place, scores, logits=self._keeps_logits, scores=self._keeps_scores)
             row.tokens.append(token)
             tokens.append(token)
-            child = children.get((place, token))
-            if child is not None:
-                path.append(child)
             row.ended = self._ends(row)
-            if child is None or row.ended:
-                return tokens, path
+            following = children.get((place - 1, token))
+            if following is not None:
+                nodes.append(following)
+                place = 1 + following
+            if following is None or row.ended:
+                return tokens, nodes
 
     def _ends(self, row: Row) -> bool:
         """Whether the last token of `row` meets a stopping criterion."""

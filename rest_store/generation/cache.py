@@ -7,27 +7,18 @@ the content of a cache of transformers and gives it back. Nothing here is thread
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers.cache_utils import (
-    Cache,
-    CacheLayerMixin,
-    DynamicLayer,
-    DynamicSlidingWindowLayer,
-    StaticLayer,
-    StaticSlidingWindowLayer,
-)
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
 from rest_store.errors import CacheNotSupportedError, describe
 
 _GROWTH = 256  # slots added when a cache that may grow is full
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-_DYNAMIC, _STATIC = (DynamicLayer, DynamicSlidingWindowLayer), (StaticLayer, StaticSlidingWindowLayer)
 
 
 @dataclass(frozen=True)
@@ -50,26 +41,47 @@ class Slots:
 
     Args:
         pattern: what the layers see.
+        layers: dynamic layers of transformers, which are taken over and emptied.
+        lengths: tokens of each row, those included that a window dropped; the cache changes them in place.
+        room: slots for tokens to come.
+
+    Attributes:
         keys: [layers, rows, heads, slots, size].
         values: the same.
         base: the slot that the block begins with.
-        keeps_all: whether the layers taken over hold all tokens, also those that a window no longer reaches.
     """
 
-    def __init__(
-        self, pattern: Pattern, keys: torch.Tensor, values: torch.Tensor, base: int, *, keeps_all: bool
-    ) -> None:
+    def __init__(self, pattern: Pattern, layers: Sequence[DynamicLayer], lengths: list[int], room: int) -> None:
+        held = layers[0].keys.shape[2]
         self.pattern = pattern
-        self.keys = keys
-        self.values = values
-        self.base = base
-        self._drops = pattern.window > 0 and not keeps_all
+        self.lengths = lengths
+        self.base = self.end - held
+        self._drops = pattern.window > 0 and type(layers[0]) is DynamicSlidingWindowLayer
+        self.keys, self.values = (
+            part.new_zeros((len(layers), *part.shape[:2], held + room, part.shape[3]))
+            for part in (layers[0].keys, layers[0].values)
+        )
+        for number, layer in enumerate(layers):
+            self.keys[number, :, :, :held] = layer.keys
+            self.values[number, :, :, :held] = layer.values
+            _assign(layer, layer.keys.new_empty(0), layer.values.new_empty(0), 0)
 
-    def reserve(self, end: int, shortest: int) -> None:
-        """Allocate memory up to slot `end`; drop what a window that ends at `shortest` tokens does not reach."""
+    @property
+    def end(self) -> int:
+        """The slot after the longest row, where a step is written."""
+        return max(self.lengths)
+
+    @property
+    def first_seen(self) -> int:
+        """The first slot that some token of the next step sees."""
+        return max(0, min(self.lengths) - self.pattern.window + 1) if self.pattern.window else 0
+
+    def reserve(self, width: int) -> None:
+        """Allocate memory for a step of `width` tokens; drop what a window does not reach any more."""
+        end = self.end + width
         if end - self.base <= self.keys.shape[3]:
             return
-        base = max(self.base, shortest - self.pattern.window) if self._drops else self.base
+        base = max(self.base, min(self.lengths) - self.pattern.window) if self._drops else self.base
         kept = self.base + self.keys.shape[3] - base
         size = max(end - base, kept) + _GROWTH
         self.keys, self.values = (_moved(block, kept, size) for block in (self.keys, self.values))
@@ -80,12 +92,6 @@ class Slots:
         sources, targets = sources - self.base, targets - self.base
         self.keys[:, rows, :, targets] = self.keys[:, rows, :, sources]
         self.values[:, rows, :, targets] = self.values[:, rows, :, sources]
-
-    def fill(self, layer: int, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
-        """Write keys and values of a layer of the block, [rows, heads, n, size]: the last n of `length` tokens."""
-        slots = slice(length - keys.shape[2] - self.base, length - self.base)
-        self.keys[layer, :, :, slots] = keys
-        self.values[layer, :, :, slots] = values
 
 
 def _moved(block: torch.Tensor, kept: int, size: int) -> torch.Tensor:
@@ -99,7 +105,6 @@ class TreeLayer(CacheLayerMixin):
     """One layer of a `TreeKVCache`, with the interface that models of transformers use.
 
     Args:
-        cache: the cache.
         slots: the block that holds the layer.
         number: of the layer in that block.
     """
@@ -107,19 +112,11 @@ class TreeLayer(CacheLayerMixin):
     is_compileable = False
     is_croppable = False
 
-    def __init__(self, cache: TreeKVCache, slots: Slots, number: int) -> None:
+    def __init__(self, slots: Slots, number: int) -> None:
         super().__init__()
-        self._cache = weakref.ref(cache)  # a cycle would keep its memory until the garbage collector runs
         self.slots, self.number = slots, number
         self.is_sliding = slots.pattern.window > 0
         self.is_initialized = True
-
-    @property
-    def cache(self) -> TreeKVCache:
-        """The cache that this is a layer of."""
-        cache = self._cache()
-        assert cache is not None, "a layer is used through its cache"
-        return cache
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Do nothing: the memory is allocated."""
@@ -128,26 +125,20 @@ class TreeLayer(CacheLayerMixin):
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Write the keys and values of a step, [rows, heads, width, size]; return all that the step sees."""
-        cache, keys, values = self.cache, self.slots.keys[self.number], self.slots.values[self.number]
-        if cache.columns is not None:
-            keys.index_copy_(2, cache.columns, key_states)
-            values.index_copy_(2, cache.columns, value_states)
-            return keys, values
-        base, end = self.slots.base, cache.end
-        stop = end + key_states.shape[2]
-        keys[:, :, end - base : stop - base] = key_states
-        values[:, :, end - base : stop - base] = value_states
-        seen = slice(cache.first_seen(self.slots.pattern) - base, stop - base)
+        slots, keys, values = self.slots, self.slots.keys[self.number], self.slots.values[self.number]
+        stop = slots.end + key_states.shape[2]
+        keys[:, :, slots.end - slots.base : stop - slots.base] = key_states
+        values[:, :, slots.end - slots.base : stop - slots.base] = value_states
+        seen = slice(slots.first_seen - slots.base, stop - slots.base)
         return keys[:, :, seen], values[:, :, seen]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Return how many slots a step of `query_length` tokens sees, and the first of them."""
-        first = self.cache.first_seen(self.slots.pattern)
-        return self.cache.end + query_length - first, first
+        return self.slots.end + query_length - self.slots.first_seen, self.slots.first_seen
 
     def get_seq_length(self) -> int:
         """Return the tokens of the longest row."""
-        return self.cache.end
+        return self.slots.end
 
     def get_max_length(self) -> int:
         """Return -1: no limit."""
@@ -158,87 +149,47 @@ class TreeKVCache(Cache):
     """A KV cache whose rows have different lengths.
 
     Args:
-        cache: the cache of transformers to take over, filled by a forward pass over the prompt. Dynamic layers are
-            emptied, so that keys and values are held once.
+        cache: the dynamic cache of transformers to take over, filled by a forward pass over the prompt. It is emptied,
+            so that keys and values are held once.
         patterns: what each layer sees.
         length: tokens in `cache`.
-        fixed: slots of a cache whose shapes and addresses never change; None: grow as needed.
+        room: slots that the first step needs.
 
     Attributes:
         lengths: tokens held of each row, padding on the left included.
-        columns: int64[width] on the device, where a step of a fixed cache writes; None: after the longest row.
 
     Raises:
         CacheNotSupportedError: a layer of `cache` is of a kind that cannot hold a tree (quantized, recurrent...).
     """
 
-    def __init__(self, cache: Cache, patterns: Sequence[Pattern], length: int, fixed: int | None = None) -> None:
-        groups: dict[Any, list[int]] = {}
-        contents = {number: _content(cache.layers[number], length) for number in _held(cache)}
-        for number, (keys, values) in contents.items():
-            keeps_all = type(cache.layers[number]) is DynamicLayer  # a `DynamicCache()` without a configuration
-            kind = (patterns[number], keeps_all, keys.shape[1:], values.shape[1:], keys.dtype, keys.device)
-            groups.setdefault(kind, []).append(number)
-        self.columns: torch.Tensor | None = None
-        self._left: torch.Tensor | None = None  # what stands for keys in the last layer that was emptied
-        self._fixed = fixed is not None
+    def __init__(self, cache: Cache, patterns: Sequence[Pattern], length: int, room: int = _GROWTH) -> None:
+        require_cache(cache)
+        held = _held(cache)
+        kinds: dict[Any, list[int]] = {}
+        for number in held:
+            layer = cache.layers[number]
+            shape = (type(layer), layer.keys.shape[1:], layer.values.shape[1:], layer.keys.dtype, layer.keys.device)
+            kinds.setdefault((patterns[number], shape), []).append(number)
+        self.lengths = [length] * cache.layers[held[0]].keys.shape[0]
         self.groups: list[Slots] = []
         layers: list[Any] = list(cache.layers)
-        for (pattern, keeps_all, *_), numbers in groups.items():
-            keys, values = contents[numbers[0]]
-            base = 0 if fixed is not None else length - keys.shape[2]
-            size = fixed if fixed is not None else keys.shape[2] + _GROWTH
-            shapes = ((len(numbers), *part.shape[:2], size, part.shape[3]) for part in (keys, values))
-            blocks = (keys.new_zeros(next(shapes)), values.new_zeros(next(shapes)))
-            slots = Slots(pattern, *blocks, base, keeps_all=keeps_all)
+        for (pattern, _), numbers in kinds.items():
+            slots = Slots(pattern, [cache.layers[number] for number in numbers], self.lengths, max(room, _GROWTH))
             self.groups.append(slots)
-            for layer, number in enumerate(numbers):
-                layers[number] = TreeLayer(self, slots, layer)
+            for place, number in enumerate(numbers):
+                layers[number] = TreeLayer(slots, place)
+        self._left = cache.layers[held[-1]].keys  # what stands for keys in the last layer that was emptied
         super().__init__(layers=layers)
-        self._take(cache, contents, length)
-
-    def refill(self, cache: Cache, length: int) -> None:
-        """Take over another cache of the same layers, rows and types into the memory of this fixed cache.
-
-        Raises:
-            CacheNotSupportedError: as on construction.
-        """
-        assert self._fixed, "only fixed memory can be filled again"
-        self._take(cache, {number: _content(cache.layers[number], length) for number in _held(cache)}, length)
-
-    def _take(self, cache: Cache, contents: Mapping[int, tuple[torch.Tensor, torch.Tensor]], length: int) -> None:
-        for number, (keys, values) in contents.items():
-            layer = self.layers[number]
-            layer.slots.fill(layer.number, keys, values, length)
-            if type(cache.layers[number]) in _DYNAMIC:
-                self._left = keys.new_empty(0)
-                _assign(cache.layers[number], self._left, values.new_empty(0), 0)
-        self.lengths = [length] * self.groups[0].keys.shape[1]
 
     @property
     def end(self) -> int:
-        """The slot after the longest row, where a step is written."""
+        """The slot after the longest row."""
         return max(self.lengths)
-
-    @property
-    def allocated(self) -> int:
-        """Slots of memory of the largest group."""
-        return max(group.keys.shape[3] for group in self.groups)
-
-    def first_seen(self, pattern: Pattern) -> int:
-        """Return the first slot that some token of the next step sees under `pattern`."""
-        if self._fixed or not pattern.window:
-            return 0
-        return max(0, min(self.lengths) - pattern.window + 1)
 
     def reserve(self, width: int) -> None:
         """Allocate memory for a step of `width` tokens."""
-        end = self.end + width
         for group in self.groups:
-            if self._fixed:
-                assert end <= group.keys.shape[3], "a fixed cache is full"
-            else:
-                group.reserve(end, min(self.lengths))
+            group.reserve(width)
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep the tokens at `paths` of the latest step, in that order; drop the others.
@@ -256,22 +207,18 @@ class TreeKVCache(Cache):
         ]
         if moved:
             on_host = torch.tensor(moved).T.contiguous()
-            for device in {group.keys.device for group in self.groups}:
-                rows, sources, targets = on_host.to(device)
-                for group in self.groups:
-                    if group.keys.device == device:
-                        group.move(rows, sources, targets)
+            on_devices = {device: on_host.to(device) for device in {group.keys.device for group in self.groups}}
+            for group in self.groups:
+                group.move(*on_devices[group.keys.device])
         for row, path in enumerate(paths):
             self.lengths[row] += len(path)
 
     def give_back(self, cache: Cache) -> None:
-        """Fill the dynamic cache that was taken over as if the tokens held here had been decoded one by one.
+        """Fill the cache that was taken over as if the tokens held here had been decoded one by one.
 
-        Rows that are shorter than the longest get zeros behind their last token. A cache that is in use again, or not
-        dynamic, stays as it is.
+        Rows that are shorter than the longest get zeros behind their last token. A cache that is in use again stays as
+        it is.
         """
-        if not is_dynamic(cache):
-            return
         keys = cache.layers[_held(cache)[-1]].keys
         if keys is not None and keys is not self._left:  # None: it was reset
             return
@@ -285,54 +232,27 @@ class TreeKVCache(Cache):
                 for part in parts:
                     part[row, :, max(0, length - slots.base) :] = 0
             keys, values = (part[:, :, first : self.end - slots.base] for part in parts)
-            _assign(layer, *((keys.clone(), values.clone()) if self._fixed else (keys, values)), self.end)
+            _assign(layer, keys, values, self.end)
 
 
 def require_cache(cache: Cache) -> None:
     """Check that a `TreeKVCache` can take over `cache`, filled or not.
 
     Raises:
-        CacheNotSupportedError: a layer is of another kind, or the cache is offloaded.
+        CacheNotSupportedError: a layer is of another kind than dynamic, or the cache is offloaded.
     """
     if cache.offloading:
         raise CacheNotSupportedError(describe("verification", "the cache", "offloaded", "on the model's device"))
     for number in _held(cache):
-        _require_layer(cache.layers[number])
-
-
-def is_dynamic(cache: Cache) -> bool:
-    """Whether all layers of `cache` grow with what they hold."""
-    return all(type(cache.layers[number]) in _DYNAMIC for number in _held(cache))
-
-
-def patterns_in(cache: Cache, patterns: Sequence[Pattern]) -> list[Pattern]:
-    """Return what the layers of `cache` see, of `patterns`: static windows are no wider than their memory."""
-    return [
-        Pattern(SLIDING, min(pattern.window, layer.max_cache_len))
-        if pattern.name == SLIDING and type(layer) is StaticSlidingWindowLayer
-        else pattern
-        for layer, pattern in zip(cache.layers, patterns, strict=True)
-    ]
+        kind = type(cache.layers[number])
+        if kind not in (DynamicLayer, DynamicSlidingWindowLayer):
+            expected = "attention with a dynamic cache, whole or with a sliding window"
+            raise CacheNotSupportedError(describe("verification", "a layer of the cache", kind.__name__, expected))
 
 
 def _held(cache: Cache) -> list[int]:
     """Return the layers with keys and values of their own; others share those of one of these."""
     return [number for number, layer in enumerate(cache.layers) if type(layer).__name__ != "DummyLayer"]
-
-
-def _require_layer(layer: Any) -> None:
-    if type(layer) not in (*_DYNAMIC, *_STATIC):
-        expected = "attention with a dynamic or static cache, whole or with a sliding window"
-        raise CacheNotSupportedError(describe("verification", "a layer of the cache", type(layer).__name__, expected))
-
-
-def _content(layer: Any, length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the keys and values that a layer of transformers holds of `length` tokens, the last token last."""
-    _require_layer(layer)
-    if type(layer) in _DYNAMIC:
-        return layer.keys, layer.values
-    held = min(length, layer.max_cache_len)
-    return layer.keys[:, :, :held], layer.values[:, :, :held]
 
 
 def _assign(layer: Any, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:

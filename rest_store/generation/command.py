@@ -35,8 +35,8 @@ from rest_store.terminal import loading
 @click.command(
     epilog="""\b
 Examples:
-  rest-store generate --model SmolLM2.gguf --datastore python.ds --prompt "def add("
-  rest-store generate --model SmolLM2.gguf --datastore python.ds --remember memory"""
+  rest-store generate --model M.gguf --datastore py.ds --prompt "def add("
+  rest-store generate --model M.gguf --datastore py.ds --remember memory"""
 )
 @model_option
 @click.option(
@@ -87,8 +87,12 @@ Examples:
 @click.option("--seed", metavar="N", type=SEED, show_default="a random one", help="Seed of the random generator.")
 @dtype_option("auto")
 @device_option
-@click.option("--prepacked-weights", is_flag=True, help="Prepack float32 weights for this CPU.")
-@click.option("--compare", is_flag=True, help="Also decode plainly, to compare text and speed.")
+@click.option(
+    "--prepacked-weights",
+    is_flag=True,
+    help="Copy float32 weights into the layout that this CPU is fastest with, above all for passes over a tree.",
+)
+@click.option("--compare", is_flag=True, help="Also decode plainly, in turns with drafts, to compare text and speed.")
 @click.option(
     "--html",
     "page_path",
@@ -118,6 +122,9 @@ def generate(
     as_json: bool,
 ) -> None:
     """Generate text with a model and drafts from datastores; colours show where each token came from.
+
+    Drafts are trees of tokens, which the model verifies in one forward pass. M is the mean number of tokens that a pass
+    writes; without drafts it is 1.
 
     Without --prompt, each line of standard input is a prompt: a turn of a chat if the model has a template, else text
     to continue.
@@ -161,7 +168,6 @@ def generate(
     writer = Writer(
         generator,
         options,
-        names=[*("remembered" if place == target else "datastore" for place in stores), "prompt", "recycled"],
         labels=[*stores, "prompt lookup", "recycled logits"],
         seed=seed,
         compare=compare,

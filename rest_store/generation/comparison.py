@@ -1,61 +1,107 @@
-"""A drafted generation beside plain generation of the same prompt."""
+"""Ways to write the same text, timed in turns: how many times as fast one is as another, and how sure that is."""
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
+MOST_SECONDS = 30.0  # for a comparison, but for the round that is under way then
+_NARROW = 1.1  # greatest ratio of the ends of an interval that a verdict rests on
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """How many times as fast one way is as another.
+
+    Attributes:
+        median: the ratio of the median seconds of both.
+        low: lower end of the range of the ratio, over pairs of neighbouring runs.
+        high: upper end of that range.
+        pairs: number of pairs.
+    """
+
+    median: float
+    low: float
+    high: float
+    pairs: int
+
+    @classmethod
+    def of(cls, slow: Sequence[float], fast: Sequence[float]) -> Speedup:
+        """Return the figures of runs that took so many seconds, pair by pair.
+
+        The range is a confidence interval of the median, of about 95% where there are six pairs or more, and the whole
+        range of fewer: it assumes nothing about how other work disturbs single runs.
+        """
+        ratios = sorted(one / other for one, other in zip(slow, fast, strict=True))
+        aside = max(0, int((len(ratios) - 1.96 * len(ratios) ** 0.5) / 2))
+        median = statistics.median(slow) / statistics.median(fast)
+        return cls(median, min(median, ratios[aside]), max(median, ratios[-1 - aside]), len(ratios))
+
+    @property
+    def is_certain(self) -> bool:
+        """Whether the range is narrow enough for a verdict."""
+        return self.high <= _NARROW * self.low
+
+    def __str__(self) -> str:
+        between = f"{self.low:.2f} to {self.high:.2f} in {self.pairs} pairs of runs"
+        if self.is_certain:
+            return f"{self.median:.2f} times as fast ({between})"
+        return f"this machine is too busy for a verdict: {between} ({self.median:.2f} times as fast in the median)"
+
+
+def in_turns(ways: Mapping[str, Callable[[], float]], *, most_seconds: float | None = None) -> dict[str, list[float]]:
+    """Run several ways in turns, until it is certain how they compare with the first one, or for so long.
+
+    A round goes through all ways and back again (plain, drafted, drafted, plain), so that a machine that becomes slower
+    or faster meanwhile favours none.
+
+    Args:
+        ways: each runs once, and returns the seconds that count.
+        most_seconds: after which no round begins; there is always one. None: `MOST_SECONDS`.
+
+    Returns:
+        The seconds of each run, for each way.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    first, *others = ways
+    end = time.perf_counter() + (MOST_SECONDS if most_seconds is None else most_seconds)
+    while True:
+        for name in (*ways, *reversed([*ways])):
+            seconds[name].append(ways[name]())
+        certain = all(Speedup.of(seconds[first], seconds[name]).is_certain for name in others)
+        if certain or time.perf_counter() >= end:
+            return seconds
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Plain generation of the same prompt.
+    """Drafted generation beside plain generation of the same prompt.
 
     Attributes:
         speedup: how many times as fast the drafted generation was.
         identical: whether both wrote the same tokens.
-        seconds: that plain generation took.
+        tokens: that each run wrote, over all rows.
+        seconds: that plain generation took, in the median.
+        drafted_seconds: the same with drafts.
+        max_nodes: most draft tokens of a step.
+        mean_tokens_at_max: M where every step may verify so many draft tokens, whatever that costs: a figure that other
+            work on the machine does not move.
     """
 
-    speedup: float
+    speedup: Speedup
     identical: bool
+    tokens: int
     seconds: float
+    drafted_seconds: float
+    max_nodes: int
+    mean_tokens_at_max: float
 
     def __str__(self) -> str:
+        plain, drafted = (self.tokens / seconds for seconds in (self.seconds, self.drafted_seconds))
         text = "the same text" if self.identical else "another text"
-        return f"{self.speedup:.2f} times as fast as plain decoding, which wrote {text}"
-
-
-class Comparer:
-    """Generates plainly what has been generated with drafts, with the same random numbers.
-
-    To be made before the drafted generation: it keeps the state of the generators of torch. These go on afterwards as
-    if nothing had been compared.
-
-    Args:
-        device: of the model.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._devices = [device] if device.type == "cuda" else []
-        self._state = torch.get_rng_state()
-        self._on_device = [torch.cuda.get_rng_state(device) for device in self._devices]
-
-    def compare(self, drafted: torch.Tensor, seconds: float, plain: Callable[[], torch.Tensor]) -> Comparison:
-        """Generate plainly and compare.
-
-        Args:
-            drafted: int64[rows, length], prompts and what was generated with drafts.
-            seconds: that this took.
-            plain: generates the same plainly.
-        """
-        with torch.random.fork_rng(devices=self._devices):
-            torch.set_rng_state(self._state)
-            for device, state in zip(self._devices, self._on_device, strict=True):
-                torch.cuda.set_rng_state(state, device)
-            began = time.perf_counter()
-            plain_tokens = plain()
-            plain_seconds = time.perf_counter() - began
-        return Comparison(plain_seconds / seconds, torch.equal(plain_tokens, drafted), plain_seconds)
+        return (
+            f"plain decoding wrote {text} at {plain:.1f} tokens a second, drafts at {drafted:.1f}: {self.speedup}; "
+            f"M {self.mean_tokens_at_max:.2f} if each pass verifies up to {self.max_nodes} draft tokens"
+        )

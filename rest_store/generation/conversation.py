@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 from rest_store.errors import PromptError, describe
@@ -47,24 +46,17 @@ class Conversation:
 
     Args:
         tokenizer: of transformers.
-        most: tokens of a prompt; beyond them the oldest turns are forgotten.
     """
 
-    def __init__(self, tokenizer: Any, most: float = math.inf) -> None:
+    def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._most = most
         self._turns: list[dict[str, str]] = []  # of user and assistant in turn, oldest first
 
     def ask(self, text: str) -> Rendered:
         """Return the prompt for an answer to `text`."""
         turns = [*self._turns, {"role": "user", "content": text}]
-        while True:
-            chat = str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
-            prompt = rendered(self._tokenizer, chat, special=False)
-            if prompt.inputs["input_ids"].shape[1] <= self._most or len(turns) == 1:
-                self._turns = turns[:-1]
-                return prompt
-            del turns[:2]
+        chat = str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+        return rendered(self._tokenizer, chat, special=False)
 
     def add(self, text: str, answer: str) -> None:
         """Add a question and its answer to the history."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -18,24 +18,24 @@ class Detokenizer:
         self._tokens: list[int] = []
         self._start = self._shown = 0  # tokens from `_start` on are decoded together; those before `_shown` are shown
 
-    def push(self, token: int) -> str:
-        """Return the text that `token` adds; empty while a character is incomplete."""
+    def words(self, tokens: Sequence[int], *, last: bool = False) -> list[str]:
+        """Return the text that each token adds, "" while a character is incomplete.
+
+        Args:
+            tokens: that were written next.
+            last: whether no more follow: the last one then also adds what was held back.
+        """
+        words = [self._word(token) for token in tokens]
+        if last and words:
+            words[-1] += self._decoded(len(self._tokens))[len(self._decoded(self._shown)) :]
+        return words
+
+    def _word(self, token: int) -> str:
         self._tokens.append(token)
         prefix, text = self._decoded(self._shown), self._decoded(len(self._tokens))
         if text.endswith("\ufffd") or len(text) <= len(prefix):
             return ""
         self._start, self._shown = self._shown, len(self._tokens)
-        return text[len(prefix) :]
-
-    def push_all(self, tokens: Iterable[int], *, flush: bool = False) -> str:
-        """Return the text that several tokens add; with `flush`, what is held back, too."""
-        text = "".join(map(self.push, tokens))
-        return text + self.flush() if flush else text
-
-    def flush(self) -> str:
-        """Return what was held back, at the end."""
-        prefix, text = self._decoded(self._shown), self._decoded(len(self._tokens))
-        self._shown = len(self._tokens)
         return text[len(prefix) :]
 
     def _decoded(self, end: int) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -29,6 +30,7 @@ from rest_store.errors import (
 from rest_store.generation.drafts import EMPTY, Draft, tree_fault
 
 if TYPE_CHECKING:  # torch is not needed here
+    from rest_store.generation.output import Piece
     from rest_store.generation.top_k import TopTokens
 
 TOP_K = 8  # most likely tokens passed to sessions
@@ -66,6 +68,8 @@ class DraftCounts:
 
     Attributes:
         asked: trees asked for.
+        empty: of these, trees without a node: nothing matched, or nothing was likely enough to pay.
+        paused: steps in which no tree was asked for, although there could have been one: drafting did not pay.
         nodes: draft tokens verified.
         accepted: draft tokens accepted.
         failed: calls that raised, and answers that are not a tree over the vocabulary within the budget.
@@ -74,6 +78,8 @@ class DraftCounts:
     """
 
     asked: int = 0
+    empty: int = 0
+    paused: int = 0
     nodes: int = 0
     accepted: int = 0
     failed: int = 0
@@ -105,9 +111,10 @@ class DraftSessions:
         self._vocabulary_size = vocabulary_size
         self._sessions: list[Session | None] = [None] * len(prompts)
         self._stopped: dict[str, None] = {}  # why sessions and sources stopped, each reason once
+        if session_factory is None:
+            return
         try:
-            for row, prompt in enumerate(prompts if session_factory is not None else ()):
-                assert session_factory is not None
+            for row, prompt in enumerate(prompts):
                 self._open(row, session_factory, prompt)
         except BaseException:
             self._close_all()
@@ -137,48 +144,51 @@ class DraftSessions:
         """Whether a session takes the model's most likely tokens."""
         return any(isinstance(session, DraftSession) for session in self._sessions)
 
-    def draft(self, row: int, max_nodes: int, costs: npt.NDArray[np.float64] | None) -> TokenTree:
-        """Return a valid tree for `row`, empty if its session fails; arguments as in `Session.draft`."""
+    def draft(self, row: int, max_nodes: int, costs: npt.NDArray[np.float64] | None, *, services: bool) -> TokenTree:
+        """Return a valid tree for `row`, empty if its session fails; arguments as in `DraftSession.draft`."""
         session = self._sessions[row]
         if session is None:
             return EMPTY
         self.counts.asked += 1
         try:
-            tree = session.draft(max_nodes=max_nodes, costs=costs)
+            asked = {"services": services} if isinstance(session, DraftSession) else {}
+            tree = session.draft(max_nodes=max_nodes, costs=costs, **asked)
             fault = tree_fault(tree, max_nodes, self._vocabulary_size)
         except Exception as error:
             fault = error_text(error)
         if fault is not None:
             self._fail(row, f"draft: {fault}")
             return EMPTY
+        self.counts.empty += not len(tree)
         return tree
 
-    def accept(
-        self,
-        tokens: Sequence[list[int]],
-        paths: Sequence[list[int]],
-        top_tokens: TopTokens,
-        drafts: Sequence[Draft],
-    ) -> None:
-        """Pass the accepted tokens to the sessions, and the most likely tokens after all that was verified.
+    @property
+    def waited(self) -> float:
+        """Seconds that the latest step spent on services."""
+        return sum(session.statistics.waited for session in self._sessions if isinstance(session, DraftSession))
 
-        Args:
-            tokens: that each row got.
-            paths: the places in the step that they follow, the first being 0.
-            top_tokens: of the step.
-            drafts: of each row.
-        """
-        for row, (new, path, draft) in enumerate(zip(tokens, paths, drafts, strict=True)):
-            session = self._sessions[row]
-            if session is None or not new:
+    def of_services(self, piece: Piece) -> int:
+        """Return how many of the accepted draft tokens would not have been without services."""
+        number = 0
+        for session, origins in zip(self._sessions, piece.origins, strict=True):
+            if isinstance(session, DraftSession) and (members := session.sources.members):
+                here = ~sum(1 << member.place for member in members)
+                drafted = [origin for origin in origins if origin]
+                of_here = next((place for place, origin in enumerate(drafted) if not origin & here), len(drafted))
+                number += len(drafted) - of_here
+        return number
+
+    def accept(self, piece: Piece, top_tokens: TopTokens) -> None:
+        """Pass the accepted tokens to the sessions, and the most likely tokens after all that was verified."""
+        for row, (session, tokens) in enumerate(zip(self._sessions, piece.tokens, strict=True)):
+            if session is None or not tokens:
                 continue
             try:
                 if isinstance(session, DraftSession):
-                    session.accept(
-                        new, _likely(new, path, top_tokens, row), node_top_k=_of_nodes(top_tokens, row, draft)
-                    )
+                    likely, of_nodes = _top_k(top_tokens, row, tokens, piece.paths[row], piece.drafts[row])
+                    session.accept(tokens, likely, node_top_k=of_nodes)
                 else:
-                    session.accept(list(new))  # a copy: the caller of the generation reads `tokens`
+                    session.accept(list(tokens))  # a copy: the caller of the generation reads `tokens`
             except Exception as error:  # it no longer knows the context
                 self._fail(row, f"accept: {error_text(error)}")
 
@@ -196,15 +206,12 @@ class DraftSessions:
 
     def _fail(self, row: int, reason: str) -> None:
         """Count a failure of the session of `row`, and close it."""
+        reason = reason[:_MAX_REASON_LENGTH]
         self.counts.failed += 1
-        self._note(reason)
-        self._stopped[reason[:_MAX_REASON_LENGTH]] = None
-        self._close(row)
-
-    def _note(self, reason: str) -> None:
-        """Keep one of the first few reasons."""
         if len(self.counts.errors) < _MAX_REASONS:
-            self.counts.errors.append(reason[:_MAX_REASON_LENGTH])
+            self.counts.errors.append(reason)
+        self._stopped[reason] = None
+        self._close(row)
 
     def _close(self, row: int) -> None:
         session, self._sessions[row] = self._sessions[row], None
@@ -216,24 +223,21 @@ class DraftSessions:
             for absence in session.statistics.absent.values():
                 if absence.steps >= min(_LONG_ABSENCE, session.statistics.steps):
                     self._stopped[absence.reason] = None
-        try:
+        with suppress(Exception):
             session.close()
-        except Exception as error:
-            self._note(f"close: {error_text(error)}")
 
 
-def _likely(tokens: Sequence[int], path: Sequence[int], top_tokens: TopTokens, row: int) -> npt.NDArray[np.int64]:
-    """Return the model's most likely tokens after each new token of `row`, int64[n, TOP_K]; -1: unknown."""
-    likely = np.full((len(tokens), TOP_K), -1, dtype=np.int64)  # unknown after the last one
-    if top_tokens.indices is not None:
-        top = top_tokens.indices[row]
-        likely[: len(path) - 1, : top.shape[1]] = top[list(path[1:])]
-    return likely
+def _top_k(
+    top_tokens: TopTokens, row: int, tokens: Sequence[int], path: Sequence[int], draft: Draft
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
+    """Return the model's most likely tokens after each new token of `row`, and after the context and each node.
 
-
-def _of_nodes(top_tokens: TopTokens, row: int, draft: Draft) -> npt.NDArray[np.int64] | None:
-    """Return the same after the context and each node of the tree; None if it was not verified as a whole."""
-    if top_tokens.indices is None or not draft.whole or not len(draft.tree):
-        return None
-    likely: npt.NDArray[np.int64] = top_tokens.indices[row][: 1 + len(draft.tree)]
-    return likely
+    The former is int64[n, TOP_K], -1 where it is unknown, as after the last token. The latter is None if the draft was
+    not verified as a whole.
+    """
+    likely = np.full((len(tokens), TOP_K), -1, dtype=np.int64)
+    if top_tokens.indices is None:
+        return likely, None
+    top = top_tokens.indices[row]
+    likely[: len(path) - 1, : top.shape[1]] = top[list(path[1:])]
+    return likely, top[: 1 + len(draft.tree)] if draft.whole and len(draft.tree) else None

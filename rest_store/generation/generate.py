@@ -9,7 +9,7 @@ forwards the arguments of this signature that it does not take itself. It takes 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -35,9 +35,8 @@ def generate(
     max_nodes: int | None = None,
     source_timeout: float | None = 0.5,
     adaptive: bool = True,
-    widths: Sequence[int] = (),
     remember: Any = None,
-    calibration: Any = None,
+    calibration: Calibration | None = None,
     acceptance: str = ACCEPTANCES[0],
     stream_to: Any = None,
     **model_kwargs: Any,
@@ -59,15 +58,12 @@ def generate(
         source_timeout: seconds that a step waits for external sources; None: as long as they take. Sessions that a
             callable `drafter` makes set their own.
         adaptive: measure what steps cost, and draft only while that pays.
-        widths: widths of steps in tokens, such as `options.WIDTHS`: each step is padded to the next of these, all
-            shapes are fixed, and on a CUDA device each width is a captured graph, kept for later generations. Empty:
-            steps are as wide as their trees.
         remember: what each output is added to beside generation: a `LiveDatastore` opened for writing, a
             `DatastoreClient` of one, or another object with `add(documents, ids=None)`. To draft from it as well, name
             it in `drafter` too. None: nothing.
-        calibration: of the sessions, a `Calibration` or the path of one, as `rest-store calibrate` writes it; None: the
-            package's. What a `Calibration` learns, it keeps for later generations. Sessions that a callable `drafter`
-            makes bring their own.
+        calibration: of the sessions, such as `Calibration.load` of what `rest-store calibrate` wrote; None: the
+            package's. What it learns, it keeps for later generations. Sessions that a callable `drafter` makes bring
+            their own.
         acceptance: "exact", or "typical" when sampling: draft tokens that the model finds plausible are kept without a
             draw (Medusa, arXiv 2401.10774, section 2.3.1). **Lossy**: fewer forward passes, but the text is no longer a
             sample of the model's distribution; it is more predictable, and leans towards what was drafted.
@@ -86,11 +82,11 @@ def generate(
         CacheNotSupportedError: a quantized, offloaded or recurrent cache, or a static one of yours.
         DrafterError: `drafter` is neither a list of sources nor a callable that takes a prompt and returns a session.
         SourceError: one of `drafter` is not a source, is given twice, or there are too many.
-        LimitError: `max_nodes`, `source_timeout`, `widths` or `acceptance` is out of range.
+        LimitError: `max_nodes`, `source_timeout` or `acceptance` is out of range.
         NativeKernelError: the kernel was not compiled, and `drafter` is a list of sources.
         SessionError: a `DraftSession` that `drafter` makes refuses its sources.
         RememberError: nothing can be added to `remember`.
-        CalibrationError: `calibration` is neither one nor the path of one, or is there beside a callable `drafter`.
+        CalibrationError: `calibration` is none, or is there beside a callable `drafter`.
         DatastoreClosedError: one of the sources is closed.
 
     A session or source that fails later changes nothing but speed. It is counted in `statistics.drafts`; one
@@ -102,7 +98,6 @@ def generate(
         max_nodes=max_nodes,
         source_timeout=source_timeout,
         adaptive=adaptive,
-        widths=widths,
         remember=remember,
         calibration=calibration,
         acceptance=acceptance,

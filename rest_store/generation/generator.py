@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import statistics
 import time
-from collections.abc import Iterator, Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -13,16 +15,16 @@ from transformers import StopStringCriteria
 
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.remembering import flush_all
-from rest_store.errors import DrafterError, ModeNotSupportedError, PromptError, describe
-from rest_store.generation.comparison import Comparer
+from rest_store.drafting.sources import RecycledLogits
+from rest_store.errors import DrafterError, DraftingWarning, ModeNotSupportedError, PromptError, describe
+from rest_store.generation.comparison import Comparison, Speedup, in_turns
 from rest_store.generation.conversation import rendered
 from rest_store.generation.draft_sessions import SessionFactory
 from rest_store.generation.generate import session_factory_of
-from rest_store.generation.generator_output import GeneratorOutput, accepted_by_source, source_names
 from rest_store.generation.loop import Generation
 from rest_store.generation.options import Options
-from rest_store.generation.progress import Piece
-from rest_store.generation.support import ASSISTANCE, vocabulary_size, warn_ignored
+from rest_store.generation.output import GeneratorOutput, Piece, accepted_by_source, source_names
+from rest_store.generation.support import vocabulary_size
 
 Prompt = Any  # text, token ids, or what a tokenizer returns
 
@@ -34,8 +36,8 @@ class Generator:
         model: a decoder-only model of transformers.
         tokenizer: its tokenizer; needed for prompts and stop strings that are text.
         sources: the `drafter` of `rest_store.generate`.
-        options: of `rest_store.generate`: `max_nodes`, `source_timeout`, `adaptive`, `widths`, `remember`,
-            `calibration`, `acceptance`.
+        options: of `rest_store.generate`: `max_nodes`, `source_timeout`, `adaptive`, `remember`, `calibration`,
+            `acceptance`.
 
     Raises:
         DrafterError, SourceError, NativeKernelError: `sources` cannot draft; see `rest_store.generate`.
@@ -55,14 +57,23 @@ class Generator:
         self._calibration = functools.cache(Calibration.default)  # shared by all generations
         self._session_factory(self._options)
 
-    def generate(self, prompt: Prompt, *, compare: bool = False, **options: Any) -> GeneratorOutput:
+    def generate(
+        self,
+        prompt: Prompt,
+        *,
+        compare: bool = False,
+        on_piece: Callable[[Piece], object] | None = None,
+        **options: Any,
+    ) -> GeneratorOutput:
         """Generate to the end.
 
         Args:
             prompt: text, 1-D or 2-D token ids, or a mapping such as a tokenizer returns, all of which goes into the
                 model.
-            compare: generate plainly, too, afterwards and with the same random numbers. The random generators of torch
-                go on as if it had not been done.
+            compare: before it, generate plainly and with drafts in turns and with the same random numbers, for up to
+                about half a minute. All goes on as if that had not been done: torch's random generators, recycled
+                logits, and what is remembered.
+            on_piece: called with what each forward pass wrote.
             options: of `model.generate`, `streamer` and `stop_strings` included; and options of this generator, for
                 this generation alone.
 
@@ -75,20 +86,16 @@ class Generator:
         """
         streamer = options.pop("streamer", None)
         if compare and options.get("past_key_values") is not None:
-            expected = "none: each of two generations would continue it"
+            expected = "none: each of several generations would continue it"
             raise ModeNotSupportedError(describe("Generator", "past_key_values", "passed with compare=True", expected))
-        comparer = Comparer(self.model.device) if compare else None
-        began = time.perf_counter()
-        generation = self.begin(prompt, **options)
-        preparing = time.perf_counter() - began  # plain generation is timed with it, too
-        if streamer is not None:
-            generation.stream_to(streamer)
-        output = self._output(generation)
-        if comparer is None:
-            return output
-        seconds = preparing + output.statistics.seconds
-        comparison = comparer.compare(output.sequences, seconds, lambda: self._plain(prompt, options))
-        return replace(output, comparison=comparison)
+        comparison = self._compare(prompt, options) if compare else None
+        with self.stream(prompt, **options) as generation:
+            if streamer is not None:
+                generation.stream_to(streamer)
+            if on_piece is not None:
+                for piece in generation:
+                    on_piece(piece)
+            return replace(self._output(generation), comparison=comparison)
 
     def _output(self, generation: Generation) -> GeneratorOutput:
         """Run `generation` to its end and return what it wrote."""
@@ -99,33 +106,60 @@ class Generator:
         sources = accepted_by_source(generation.statistics.origins, self._source_names)
         return GeneratorOutput(result, generation.tokens, texts, generation.statistics, sources)
 
-    def _plain(self, prompt: Prompt, options: dict[str, Any]) -> torch.Tensor:
-        """Return what `model.generate` of transformers writes without drafting; `options` as in `generate`."""
-        ours = {field.name for field in fields(Options)}
-        plain = {name: value for name, value in options.items() if name not in ours and name not in ASSISTANCE}
-        output = self.model.generate(**self._inputs(prompt), **self._with_stop_strings(plain))
-        sequences: torch.Tensor = getattr(output, "sequences", output)
-        return sequences
+    def _compare(self, prompt: Prompt, options: dict[str, Any]) -> Comparison:
+        """Generate plainly and with drafts in turns, without a trace."""
+        plain_options = self._with_stop_strings(self._split(options)[1])
+        devices = [self.model.device] if self.model.device.type == "cuda" else []
+        written: list[Any] = []
 
-    def stream(self, prompt: Prompt, **options: Any) -> Iterator[Piece]:
-        """Return an iterator over what each forward pass wrote, the prompt's first: that of `begin`."""
-        return iter(self.begin(prompt, **options))
+        def timed(write: Callable[[], Any]) -> float:
+            with torch.random.fork_rng(devices=devices):
+                began = time.perf_counter()
+                written.append(write())
+                return time.perf_counter() - began
 
-    def begin(self, prompt: Prompt, **options: Any) -> Generation:
-        """Return the generation, to iterate over to its end or until `close`.
+        def plain() -> float:
+            return timed(lambda: self.model.generate(**self._inputs(prompt), **plain_options))
+
+        def drafted(**changes: Any) -> float:
+            generator, all_options = self._copy(), {**options, **changes, "remember": None}
+            return timed(lambda: generator.stream(prompt, **all_options).result())
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DraftingWarning)  # the generation itself issues it
+            drafted(adaptive=False, return_dict_in_generate=True)  # warms up, too
+            runs = in_turns({"plain": plain, "drafted": drafted})
+        texts = [getattr(output, "sequences", output) for output in written]
+        return Comparison(
+            speedup=Speedup.of(runs["plain"], runs["drafted"]),
+            identical=all(torch.equal(text, texts[0]) for text in texts),
+            tokens=written[0].statistics.tokens,
+            seconds=statistics.median(runs["plain"]),
+            drafted_seconds=statistics.median(runs["drafted"]),
+            max_nodes=self._split(options)[0].max_nodes_on(self.model.device),
+            mean_tokens_at_max=written[0].statistics.mean_tokens,
+        )
+
+    def _copy(self) -> Generator:
+        """Return a generator that learns for itself from here on."""
+        sources, vocabulary = self._sources, vocabulary_size(self.model)
+        if isinstance(sources, list | tuple):
+            sources = [source.copy(vocabulary) if isinstance(source, RecycledLogits) else source for source in sources]
+        return Generator(self.model, self.tokenizer, sources, **vars(self._options))
+
+    def stream(self, prompt: Prompt, **options: Any) -> Generation:
+        """Return the generation, to iterate over what each forward pass wrote, to its end or until `close`.
 
         Arguments and errors as in `generate`, but a `streamer` raises ModeNotSupportedError: nobody would call it.
         A generation that is dropped before its end is closed, but does not fill a cache of yours: close it for that.
         """
         if options.pop("streamer", None) is not None:
             expected = "none: iterate over the pieces, or pass it to Generator.generate"
-            raise ModeNotSupportedError(describe("Generator", "streamer", "given to begin or stream", expected))
-        warn_ignored([name for name in ("assistant_model",) if options.pop(name, None) is not None])
-        changed = {field.name: options.pop(field.name) for field in fields(Options) if field.name in options}
-        draft_options = replace(self._options, **changed)
+            raise ModeNotSupportedError(describe("Generator", "streamer", "given to stream", expected))
+        draft_options, others = self._split(options)
         generation: Generation = self.model.generate(
             **self._inputs(prompt),
-            **self._with_stop_strings(options),
+            **self._with_stop_strings(others),
             custom_generate=Generation,
             session_factory=self._session_factory(draft_options),
             options=draft_options,
@@ -143,6 +177,12 @@ class Generator:
             Whether nothing is left to be written.
         """
         return flush_all(seconds)
+
+    def _split(self, options: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
+        """Return how to draft, and the options of `model.generate`."""
+        ours = {field.name for field in fields(Options)}
+        changed = {name: value for name, value in options.items() if name in ours}
+        return replace(self._options, **changed), {k: value for k, value in options.items() if k not in ours}
 
     def _with_stop_strings(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return options of `model.generate` with a criterion in place of stop strings, which need a tokenizer."""
@@ -165,10 +205,8 @@ class Generator:
         """
         if isinstance(prompt, str):
             prompt = rendered(self._needed_tokenizer(), prompt).inputs
-        if isinstance(prompt, Mapping):
-            rows = {name: _rows(name, value) for name, value in prompt.items() if value is not None}
-        else:
-            rows = {"input_ids": _rows("input_ids", prompt)}
+        named = prompt if isinstance(prompt, Mapping) else {"input_ids": prompt}
+        rows = {name: _rows(name, value) for name, value in named.items() if value is not None or value is prompt}
         if (ids := rows.get("input_ids")) is not None:
             rows["input_ids"] = _token_ids(ids, vocabulary_size(self.model))
         return {name: tensor.to(self.model.device) for name, tensor in rows.items()}

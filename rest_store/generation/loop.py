@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from rest_store.drafting.costs import DraftPolicy
 from rest_store.drafting.output_document import PROMPT_TOKENS, OutputDocument
 from rest_store.drafting.remembering import RememberTarget, remember
-from rest_store.errors import GenerationFailedError, ModeNotSupportedError, describe
-from rest_store.generation.acceptance import Acceptance
-from rest_store.generation.cache import TreeKVCache, is_dynamic
+from rest_store.errors import ModeNotSupportedError, describe
+from rest_store.generation.acceptance import Acceptance, Stops
 from rest_store.generation.detokenizer import Detokenizer
 from rest_store.generation.draft_sessions import TOP_K, DraftSessions, SessionFactory
 from rest_store.generation.drafts import NO_DRAFT, Draft
-from rest_store.generation.graphs import fixed_verifier
 from rest_store.generation.options import Options
-from rest_store.generation.output import output_of
+from rest_store.generation.output import Piece, Statistics, output_of
 from rest_store.generation.policies import policy_of
-from rest_store.generation.prefill import Prompt, prefill, prompt_length, require_prompt, row_limits
-from rest_store.generation.progress import Piece, Statistics
-from rest_store.generation.rows import Row, unpadded
-from rest_store.generation.sampling import Choice, Stops
-from rest_store.generation.support import require_mode, require_model, vocabulary_size
+from rest_store.generation.prefill import prefill, prompt_length, require_prompt, unpadded
+from rest_store.generation.rows import rows_of
+from rest_store.generation.support import position_count, require_mode, require_model, vocabulary_size
 from rest_store.generation.top_k import TopTokens, read_top_tokens
-from rest_store.generation.trace import Trace
-from rest_store.generation.verify import Step, Verifier
+from rest_store.generation.typical import ACCEPTANCES, require_typical
+from rest_store.generation.verify import Verifier
 
 
 class Generation:
@@ -48,19 +44,16 @@ class Generation:
 
     Attributes:
         statistics: up to date after each piece.
-        trace: keeps what each forward pass drafts and accepts, if one is set before the first; None: nothing does.
 
     All other arguments, and errors, are those of `rest_store.generate`.
     """
 
-    trace: Trace | None = None
     _sessions: DraftSessions | None = None
     _verifier: Verifier | None = None  # from the prompt's pass until it is closed
     _policy: DraftPolicy | None = None  # None: drafts are made whatever they cost
     _cache: Any = None  # of transformers, of the prompt's pass
     _target: RememberTarget | None = None  # until the output has been handed over
     _prompt_ends: Sequence[list[int]] = ()  # of each row, without padding
-    _failure = ""
     _closed = False
 
     def __init__(
@@ -78,26 +71,29 @@ class Generation:
     ) -> None:
         sample = bool(generation_config.do_sample)
         self._stops = Stops(stopping_criteria)
-        most = self._stops.max_length or math.inf
-        self._new_tokens = most - input_ids.shape[1]  # of a row at most
-        self._widths = options.widths_for(self._new_tokens)
         self._max_nodes = options.max_nodes_on(model.device)
         require_mode(generation_config, logits_processor)
-        typical = options.typical_rule(sample, logits_processor)
-        require_model(model, prompt_length(input_ids, model_kwargs) + self._new_tokens)
+        typical = options.acceptance != ACCEPTANCES[0]
+        if typical:
+            require_typical(sample, logits_processor)
+        most = self._stops.max_length or math.inf  # tokens of a row
+        held = prompt_length(input_ids, model_kwargs) - input_ids.shape[1]  # in a cache, beside those of the row
+        require_model(model, held + most)
+        self._longest = min(most, position_count(model) + 1 - held)  # the last token needs no position
         require_prompt(model, generation_config, model_kwargs)
         self._model, self._config, self._model_kwargs = model, generation_config, model_kwargs
         self._input_ids, self._session_factory, self._options = input_ids, session_factory, options
-        self._choice = Choice(logits_processor, sample=sample, rows=input_ids.shape[0], device=input_ids.device)
-        self._rows = [Row(ids, most) for ids in input_ids]
-        self._writers = None if text_tokenizer is None else [Detokenizer(text_tokenizer) for _ in self._rows]
-        self.statistics = Statistics(origins=[row.origins for row in self._rows])
+        # Several threads spin while they wait for one that other processes delay, so their time is no better.
+        self._by_processor = model.device.type == "cpu" and torch.get_num_threads() == 1
+        self._takes_best = not sample and len(logits_processor) == 0  # of the raw logits, so of all nodes at once
+        self._rows = rows_of(input_ids, logits_processor, sample=sample)
+        self._detokenizers = None if text_tokenizer is None else [Detokenizer(text_tokenizer) for _ in self._rows]
+        self.statistics = Statistics(origins=[[] for _ in self._rows])
         returns_dict = bool(generation_config.return_dict_in_generate)
         self._acceptance = Acceptance(
             self._rows,
-            self._choice,
             self._stops,
-            typical,
+            typical=typical,
             keeps_logits=returns_dict and bool(generation_config.output_logits),
             keeps_scores=returns_dict and bool(generation_config.output_scores),
         )
@@ -107,39 +103,35 @@ class Generation:
         return self
 
     def __next__(self) -> Piece:
-        """Run the next forward pass.
-
-        Raises:
-            GenerationFailedError: an earlier one failed, or a streamer.
-        """
-        piece = self._next_piece(with_texts=True)
+        """Run the next forward pass."""
+        piece = self._next_piece()
         if piece is None:
             raise StopIteration
+        if self._detokenizers is not None:
+            piece.words = [
+                detokenizer.words(tokens, last=row.ended)
+                for detokenizer, tokens, row in zip(self._detokenizers, piece.tokens, self._rows, strict=True)
+            ]
         return piece
 
-    def _next_piece(self, *, with_texts: bool = False) -> Piece | None:
-        """Run the next forward pass, or close at the end and return None; errors as in `__next__`."""
-        if self._failure:
-            raise GenerationFailedError(f"the generation has failed ({self._failure}) and cannot continue")
+    def _next_piece(self) -> Piece | None:
+        """Run the next forward pass, or close at the end and return None."""
+        if self._verifier is not None and self._is_done:
+            self.close()
         if self._closed:
             return None
+        began = time.perf_counter()
         try:
-            if self._verifier is None or self._sessions is None:
-                piece = self._first_step()
-            elif self._is_done:
-                piece = None
-            else:
-                piece = self._step(self._sessions, self._verifier)
-            if piece is not None and with_texts and self._writers is not None:
-                piece.texts = [
-                    writer.push_all(tokens, flush=self._is_done)
-                    for writer, tokens in zip(self._writers, piece.tokens, strict=True)
-                ]
-        except BaseException as error:
-            self._fail(error)
-            raise
-        if piece is None:
+            with torch.no_grad():
+                if self._verifier is None or self._sessions is None:
+                    piece = self._first_step()
+                else:
+                    piece = self._step(self._sessions, self._verifier)
+        except BaseException:
             self.close()
+            raise
+        piece.seconds = time.perf_counter() - began
+        self.statistics.add(piece)
         return piece
 
     @property
@@ -148,41 +140,41 @@ class Generation:
 
     def _first_step(self) -> Piece:
         """Open the sessions and run the prompt."""
-        with self.statistics.steps:
-            prompts = unpadded(self._input_ids, self._model_kwargs)
-            self._prompt_ends = [prompt[-PROMPT_TOKENS:] for prompt in prompts]
-            sessions = self._sessions = DraftSessions(self._session_factory, prompts, vocabulary_size(self._model))
+        prompts = unpadded(self._input_ids, self._model_kwargs)
+        self._prompt_ends = [prompt[-PROMPT_TOKENS:] for prompt in prompts]
+        sessions = self._sessions = DraftSessions(self._session_factory, prompts, vocabulary_size(self._model))
         self.statistics.drafts = sessions.counts
-        with torch.no_grad(), self.statistics.steps:
-            with self.statistics.forward:
-                prompt = prefill(self._model, self._input_ids, self._model_kwargs)
-                top_tokens = self._read(prompt.logits, sessions)
-            for row, limit in zip(self._rows, row_limits(self._model, prompt, self._input_ids), strict=True):
-                row.limit = min(limit, self._stops.max_length or math.inf)
-            if self._options.adaptive:
-                self._policy = policy_of(self._model, prompt, self._widths)
-            drafts = [NO_DRAFT] * len(self._rows)
-            piece, paths = self._acceptance.accept(prompt.logits, top_tokens, drafts, self.statistics)
-            verifier = self._verifier = self._new_verifier(prompt)
-            plain = verifier.width_of(1)  # the added tokens of a step that drafts 0, 1, .. tokens
-            self._added = np.array([verifier.width_of(1 + nodes) - plain for nodes in range(self._max_nodes + 1)])
-            sessions.accept(piece.tokens, paths, top_tokens, drafts)
-        if self.trace is not None:
-            self.trace.add(piece.tokens, drafts, self.statistics)
+        began = time.perf_counter()
+        prompt = prefill(self._model, self._input_ids, self._model_kwargs)
+        top_tokens = self._read(prompt.logits, sessions)
+        seconds = time.perf_counter() - began
+        if self._options.adaptive:
+            self._policy = policy_of(self._model, prompt)
+        piece = self._acceptance.accept(prompt.logits, top_tokens, [NO_DRAFT] * len(self._rows))
+        piece.forward_seconds = seconds
+        self._cache = prompt.cache
+        self._verifier = Verifier(self._model, prompt, 1 + self._max_nodes)
+        sessions.accept(piece, top_tokens)
         return piece
 
     def _step(self, sessions: DraftSessions, verifier: Verifier) -> Piece:
         """Draft, verify, accept."""
-        with torch.no_grad(), self.statistics.steps:
-            asked, drafts = self._draft(sessions)
-            step, logits, top_tokens = self._verify(verifier, drafts, sessions)
-            piece, paths = self._acceptance.accept(logits, top_tokens, drafts, self.statistics)
-            verifier.cache.keep(paths)
-            sessions.accept(piece.tokens, paths, top_tokens, drafts)
-            if self._policy is not None and not verifier.captured:
-                self._learn(self._policy, asked, step.width - verifier.width_of(1), piece, drafts)
-        if self.trace is not None:
-            self.trace.add(piece.tokens, drafts, self.statistics)
+        began = self._times()
+        asked, drafts = self._draft(sessions)
+        drafted = self._times()
+        nodes = max(len(draft.tree) for draft in drafts)
+        last = [None if row.ended else row.tokens[-1] for row in self._rows]
+        logits = verifier.run(last, [draft.tree for draft in drafts], 1 + nodes)
+        top_tokens = self._read(logits, sessions)
+        verified = self._times()
+        piece = self._acceptance.accept(logits, top_tokens, drafts)
+        piece.drafting_seconds, piece.forward_seconds = drafted[0] - began[0], verified[0] - drafted[0]
+        verifier.cache.keep(piece.paths)
+        sessions.accept(piece, top_tokens)
+        if self._policy is not None:
+            self._policy.observe(1, nodes, verified[1] - drafted[1])
+            if asked:
+                self._learn(self._policy, sessions, nodes, piece, drafted[1] - began[1])
         return piece
 
     # --- one step ----------------------------------------------------------------------------------------------------
@@ -190,45 +182,41 @@ class Generation:
     def _draft(self, sessions: DraftSessions) -> tuple[bool, list[Draft]]:
         """Return whether sessions were asked, and the tree of each row, empty where there is none."""
         drafts = [NO_DRAFT] * len(self._rows)
-        with self.statistics.drafting:
-            rooms = [0 if row.ended else int(min(row.limit, 2**31)) - len(row.tokens) for row in self._rows]
-            asked = sessions.active and self._max_nodes > 0 and max(rooms) > 1
-            if not asked or (self._policy is not None and not self._policy.wants_drafts()):
-                return False, drafts
-            costs = None if self._policy is None else self._policy.costs(1, int(self._added[-1]))[self._added]
-            for row, room in enumerate(rooms):
-                if room > 1:
-                    drafts[row] = Draft(sessions.draft(row, self._max_nodes, costs), room - 1)
-        self.statistics.drafts.nodes += sum(len(draft.tree) for draft in drafts)
+        rooms = [0 if row.ended else int(min(self._longest, 2**31)) - len(row.tokens) for row in self._rows]
+        if not sessions.active or self._max_nodes == 0 or max(rooms) <= 1:
+            return False, drafts
+        if self._policy is not None and not self._policy.wants_drafts():
+            sessions.counts.paused += 1
+            return False, drafts
+        costs = None if self._policy is None else self._policy.costs(1, self._max_nodes)
+        services = self._policy is None or self._policy.wants_services()
+        for row, room in enumerate(rooms):
+            if room > 1:
+                drafts[row] = Draft(sessions.draft(row, self._max_nodes, costs, services=services), room - 1)
         return True, drafts
-
-    def _verify(
-        self, verifier: Verifier, drafts: Sequence[Draft], sessions: DraftSessions
-    ) -> tuple[Step, torch.Tensor, TopTokens]:
-        """Run the last token of each row and its tree through the model."""
-        width = verifier.width_of(1 + max(len(draft.tree) for draft in drafts))
-        last = [None if row.ended else row.tokens[-1] for row in self._rows]
-        step = Step(last, [draft.tree for draft in drafts], width)
-        with self.statistics.forward:
-            logits = verifier.run(step)
-            return step, logits, self._read(logits, sessions)
 
     def _read(self, logits: torch.Tensor, sessions: DraftSessions) -> TopTokens:
         """Wait for the logits of a forward pass; return what is needed of them on the host."""
-        top_tokens = read_top_tokens(logits, best=self._choice.is_argmax, count=TOP_K if sessions.wants_top_k else 0)
+        top_tokens = read_top_tokens(logits, best=self._takes_best, count=TOP_K if sessions.wants_top_k else 0)
         if logits.device.type == "cuda":
             torch.cuda.current_stream(logits.device).synchronize()
-        self.statistics.forward_passes += 1
         return top_tokens
 
-    def _learn(self, policy: DraftPolicy, asked: bool, added: int, piece: Piece, drafts: Sequence[Draft]) -> None:
-        """Learn what a step cost and brought. The rows of a batch are padded to one width: all count as one."""
-        policy.observe(1, added, self.statistics.forward.latest)
-        if asked:
-            lengths = [len(tokens) for tokens in piece.tokens if tokens]
-            promised = sum(draft.promised for draft in drafts) / len(lengths)
-            policy.settle(1, added, promised, self.statistics.drafting.latest)
-            policy.judge(1, promised, sum(lengths) / len(lengths) - 1)
+    def _learn(self, policy: DraftPolicy, sessions: DraftSessions, nodes: int, piece: Piece, seconds: float) -> None:
+        """Learn what drafts took and brought. The rows of a batch are padded to one width: all count as one."""
+        waited, lengths = sessions.waited, [len(tokens) for tokens in piece.tokens if tokens]
+        promised = sum(draft.promised for draft in piece.drafts) / len(lengths)
+        policy.settle(1, nodes, promised, seconds + (waited if self._by_processor else 0.0), waited)
+        policy.judge(1, promised, sum(lengths) / len(lengths) - 1, sessions.of_services(piece) / len(lengths))
+
+    def _times(self) -> tuple[float, float]:
+        """Return the present time, and that which steps are judged by, both in seconds.
+
+        On one core the latter is the processor's time, which other processes hardly change. It does not pass while a
+        service is waited for.
+        """
+        now = time.perf_counter()
+        return now, time.process_time() if self._by_processor else now
 
     @property
     def tokens(self) -> list[list[int]]:
@@ -238,55 +226,34 @@ class Generation:
 
     # --- begin and end -----------------------------------------------------------------------------------------------
 
-    def _new_verifier(self, prompt: Prompt) -> Verifier:
-        """Return what verifies behind `prompt`; it takes over the keys and values."""
-        self._cache = prompt.cache
-        if self._widths:
-            slots = prompt.length + int(self._new_tokens) + max(self._widths)
-            return fixed_verifier(self._model, prompt, self._widths, slots)
-        cache = TreeKVCache(prompt.cache, prompt.patterns, prompt.length)
-        return Verifier(self._model, cache, seen=prompt.seen, positions=prompt.positions, extras=prompt.extras)
-
     def close(self) -> None:
         """End the generation here; the caller's cache then holds what was written."""
-        self._release(hand_back=True)
+        if self._verifier is not None:
+            self._verifier.cache.give_back(self._cache)
+        self._release()
 
-    def __del__(self) -> None:
-        self._release(hand_back=False)
+    def _release(self) -> None:
+        """Remember the output; close verifier and sessions."""
+        self._closed = True
+        target, self._target = self._target, None
+        if target is not None:
+            outputs = [OutputDocument.of(*texts) for texts in zip(self._prompt_ends, self.tokens, strict=False)]
+            documents = [document for document in outputs if document is not None]
+            remember(target, documents, self.statistics.remembered)
+        verifier, self._verifier = self._verifier, None
+        if verifier is not None:
+            verifier.close()
+        sessions, self._sessions = self._sessions, None
+        if sessions is not None:
+            sessions.close()
+
+    __del__ = _release
 
     def __enter__(self) -> Generation:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _fail(self, error: BaseException) -> None:
-        """Close after an error. It is not kept: its traceback would keep this generation and its memory."""
-        self._failure = self._failure or type(error).__name__
-        self.close()
-
-    def _release(self, *, hand_back: bool) -> None:
-        """Remember the output, close sessions and verifier, and fill the caller's cache."""
-        self._closed = True
-        self._remember()
-        sessions, self._sessions = self._sessions, None
-        verifier, self._verifier = self._verifier, None
-        try:
-            if sessions is not None:
-                sessions.close()
-        finally:
-            if verifier is not None:
-                if hand_back:
-                    verifier.cache.give_back(self._cache)
-                verifier.close()
-
-    def _remember(self) -> None:
-        """Hand the output so far over to be remembered, once."""
-        target, self._target = self._target, None
-        if target is not None:
-            outputs = [OutputDocument.of(*texts) for texts in zip(self._prompt_ends, self.tokens, strict=False)]
-            documents = [document for document in outputs if document is not None]
-            remember(target, documents, self.statistics.remembered)
 
     def stream_to(self, streamer: Any) -> None:
         """Run to the end and give a streamer of transformers the prompt and each token.
@@ -298,29 +265,17 @@ class Generation:
             raise ModeNotSupportedError(
                 describe("generate", "a streamer", f"given for {len(self._rows)} rows", "one row")
             )
-        try:
+        with self:
             streamer.put(self._input_ids.cpu())
-            while (piece := self._next_piece()) is not None:
+            for piece in iter(self._next_piece, None):
                 for token in piece.tokens[0]:
                     streamer.put(torch.tensor([token]))
             streamer.end()
-        except BaseException as error:
-            self._fail(error)
-            raise
 
     def result(self) -> Any:
-        """Run to the end; return what `generate` returns. After `close` that is what was written before.
-
-        Raises:
-            GenerationFailedError: the generation has failed.
-        """
-        try:
-            while self._next_piece() is not None:
+        """Run to the end; return what `generate` returns. After `close` or an error that is what was written before."""
+        with self:
+            for _ in iter(self._next_piece, None):
                 pass
-        except BaseException as error:  # an interrupt between two steps, too
-            self._fail(error)
-            raise
-        is_returned = self._config.use_cache is not False and self._cache is not None and is_dynamic(self._cache)
-        return output_of(
-            self._rows, self._config, self._input_ids, self._cache if is_returned else None, self.statistics
-        )
+        cache = self._cache if self._config.use_cache is not False else None
+        return output_of(self._rows, self._config, self._input_ids, cache, self.statistics)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +13,7 @@ from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.remembering import require_target
 from rest_store.drafting.sources import require_source_timeout
 from rest_store.errors import CalibrationError, LimitError, describe
-from rest_store.generation.typical import ACCEPTANCES, TypicalRule, require_typical
-
-_MAX_WIDTH = 1 + MAX_NODES  # a token and its tree
-WIDTHS = (1, 9, 17, 33, 65)  # of steps, where graphs are wanted
+from rest_store.generation.typical import ACCEPTANCES
 
 
 @dataclass(frozen=True)
@@ -29,15 +23,14 @@ class Options:
     Raises:
         LimitError: something else than a number, or one that is out of range.
         RememberError: nothing can be added to `remember`.
-        CalibrationError: `calibration` is neither one nor the path of one.
+        CalibrationError: `calibration` is none.
     """
 
     max_nodes: int | None = None
     source_timeout: float | None = 0.5
     adaptive: bool = True
-    widths: Sequence[int] = ()
     remember: Any = None
-    calibration: Any = None
+    calibration: Calibration | None = None
     acceptance: str = ACCEPTANCES[0]
 
     def __post_init__(self) -> None:
@@ -45,47 +38,17 @@ class Options:
             limit("max_nodes", self.max_nodes, MAX_NODES, least=0, where="generate")
         require_source_timeout("generate", self.source_timeout)
         require_target(self.remember)
-        widths = sorted({limit("one of widths", width, _MAX_WIDTH, where="generate") for width in self.widths})
-        object.__setattr__(self, "widths", tuple(widths))
-        object.__setattr__(self, "calibration", _calibration(self.calibration))
+        if self.calibration is not None and not isinstance(self.calibration, Calibration):
+            kind = f"a {type(self.calibration).__name__}"
+            raise CalibrationError(
+                describe("generate", "calibration", kind, "a Calibration, such as Calibration.load(path)")
+            )
         if self.acceptance not in ACCEPTANCES:
             expected = " or ".join(map(repr, ACCEPTANCES))
             raise LimitError(describe("generate", "acceptance", repr(self.acceptance), expected))
 
     def max_nodes_on(self, device: torch.device) -> int:
         """Return the most draft tokens of a step."""
-        most = self.max_nodes if self.max_nodes is not None else 16 if device.type == "cpu" else 64
-        return min(most, max(self.widths) - 1) if self.widths else most
-
-    def widths_for(self, new_tokens: float) -> tuple[int, ...]:
-        """Return the fixed widths of steps, ascending; empty: steps are as wide as their trees.
-
-        Args:
-            new_tokens: most new tokens of a row, infinite without a limit.
-
-        Raises:
-            LimitError: fixed widths without a limit.
-        """
-        if self.widths and new_tokens == math.inf:
-            raise LimitError(describe("generate", "max_length", "None", "a limit, for memory of a fixed size"))
-        return tuple(self.widths)
-
-    def typical_rule(self, sample: bool, processors: Sequence[Any]) -> TypicalRule | None:
-        """Return the rule of typical acceptance; None: tokens are chosen exactly.
-
-        Raises:
-            ModeNotSupportedError: as `require_typical`, which has the arguments.
-        """
-        if self.acceptance == ACCEPTANCES[0]:
-            return None
-        require_typical(sample, processors)
-        return TypicalRule()
-
-
-def _calibration(value: object) -> Calibration | None:
-    if isinstance(value, str | os.PathLike):
-        return Calibration.load(value)
-    if value is None or isinstance(value, Calibration):
-        return value
-    expected = "a Calibration, or the path of one that `rest-store calibrate` wrote"
-    raise CalibrationError(describe("generate", "calibration", f"a {type(value).__name__}", expected))
+        if self.max_nodes is not None:
+            return self.max_nodes
+        return 16 if device.type == "cpu" else 64

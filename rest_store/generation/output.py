@@ -1,16 +1,139 @@
-"""What a generation returns: the tensors of transformers, and statistics."""
+"""What a generation writes, pass by pass and as a whole, and the time it takes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from rest_store.generation.progress import Statistics
+from rest_store.datastore.render import counted
+from rest_store.drafting.remembering import RememberCounts
+from rest_store.drafting.sources import PromptLookup, RecycledLogits
+from rest_store.errors import DrafterError, ModeNotSupportedError, describe
+from rest_store.generation.comparison import Comparison
+from rest_store.generation.draft_sessions import DraftCounts
+from rest_store.generation.drafts import Draft
 from rest_store.generation.rows import Row
+
+MODEL = "model"  # what stands for tokens that no source drafted
+_KINDS: dict[type, str] = {PromptLookup: "prompt lookup", RecycledLogits: "recycled logits"}
+
+
+@dataclass
+class Piece:
+    """What one forward pass wrote.
+
+    Attributes:
+        tokens: for each row the tokens written, possibly none: those of the accepted path, then the bonus token.
+        origins: for each token a bitmask of the sources that drafted it; 0: the model alone.
+        drafts: for each row what was verified; empty where nothing was.
+        accepted: for each row the nodes of its draft tree that were accepted, from the context on.
+        words: for each row the text that each token adds, "" while a character is incomplete; None without a tokenizer.
+        seconds: of the whole step.
+        drafting_seconds: of that, in `draft` of sessions.
+        forward_seconds: of that, in the forward pass, until its logits can be read.
+    """
+
+    tokens: list[list[int]]
+    origins: list[list[int]]
+    drafts: Sequence[Draft]
+    accepted: list[list[int]]
+    words: list[list[str]] | None = None
+    seconds: float = 0.0
+    drafting_seconds: float = 0.0
+    forward_seconds: float = 0.0
+
+    @property
+    def text(self) -> str:
+        """The text that was added to the only row.
+
+        Raises:
+            DrafterError: the generator has no tokenizer.
+            ModeNotSupportedError: there are several rows: `words` has the text of each.
+        """
+        return only_text("Piece", None if self.words is None else ["".join(words) for words in self.words])
+
+    @property
+    def paths(self) -> list[list[int]]:
+        """For each row the places in the step of the tokens that the new ones follow, 0 being its first token."""
+        return [
+            [0, *(1 + node for node in nodes)][: len(tokens)]
+            for tokens, nodes in zip(self.tokens, self.accepted, strict=True)
+        ]
+
+
+@dataclass
+class Statistics:
+    """What a generation took.
+
+    Attributes:
+        tokens: generated, over all rows.
+        forward_passes: of the target model, over the prompt too.
+        drafts: what the sessions did.
+        remembered: what became of the outputs, if they are remembered; goes on changing after the end.
+        origins: for each row and generated token a bitmask of the sources that drafted it; 0: the model alone.
+        seconds: of whole steps, the prompt's too, without what the reader of a stream took in between.
+        drafting_seconds: of that, in `draft` of sessions.
+        forward_seconds: of that, in forward passes, until their logits can be read.
+    """
+
+    tokens: int = 0
+    forward_passes: int = 0
+    drafts: DraftCounts = field(default_factory=DraftCounts)
+    remembered: RememberCounts = field(default_factory=RememberCounts)
+    origins: list[list[int]] = field(default_factory=list)
+    seconds: float = 0.0
+    drafting_seconds: float = 0.0
+    forward_seconds: float = 0.0
+
+    def add(self, piece: Piece) -> None:
+        """Count a forward pass."""
+        self.tokens += sum(map(len, piece.tokens))
+        self.forward_passes += 1
+        for origins, added in zip(self.origins, piece.origins, strict=True):
+            origins += added
+        self.drafts.nodes += sum(len(draft.tree) for draft in piece.drafts)
+        self.drafts.accepted += sum(map(len, piece.accepted))
+        self.seconds += piece.seconds
+        self.drafting_seconds += piece.drafting_seconds
+        self.forward_seconds += piece.forward_seconds
+
+    @property
+    def mean_tokens(self) -> float:
+        """M: generated tokens for each forward pass (REST, section 4.1), of all rows together."""
+        return self.tokens / self.forward_passes if self.forward_passes else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Generated tokens a second, of all rows together."""
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+    def summary(self) -> str:
+        """Return tokens, forward passes, M and speed in words."""
+        passes = counted(self.forward_passes, "forward pass", "forward passes")
+        pace = (
+            f"M {self.mean_tokens:.2f} tokens a pass (1 without drafts), {self.tokens_per_second:.1f} tokens a second"
+        )
+        return f"{counted(self.tokens, 'token')} in {passes}, {pace}"
+
+    __str__ = summary
+
+    @property
+    def no_gain(self) -> str:
+        """Why no draft token was accepted; empty if some were, or if nothing was to be drafted."""
+        drafts = self.drafts
+        if drafts.accepted or not drafts.asked + drafts.paused:
+            return ""
+        reasons = [
+            (drafts.nodes, f"{counted(drafts.nodes, 'draft token')} verified, all of them wrong"),
+            (drafts.empty, f"{counted(drafts.empty, 'draft')} without a match that pays"),
+            (sum(drafts.dropped.values()), f"{counted(sum(drafts.dropped.values()), 'answer')} late or failed"),
+            (drafts.paused, f"drafting paused in {counted(drafts.paused, 'step')}, since it did not pay"),
+        ]
+        return f"no draft was accepted: {', '.join(said for number, said in reasons if number)}"
 
 
 @dataclass
@@ -22,6 +145,58 @@ class GenerateOutput(GenerateDecoderOnlyOutput):
     """
 
     statistics: Statistics | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class GeneratorOutput:
+    """What a `Generator` wrote, and what it took.
+
+    Attributes:
+        result: what `rest_store.generate` returns: int64[rows, length], or with `return_dict_in_generate=True` a
+            `GenerateOutput` with the fields of transformers.
+        tokens: for each row the generated token ids, without prompt and padding.
+        texts: for each row the generated text, without special tokens; None without a tokenizer.
+        statistics: forward passes, times, what the sessions did, where each token came from.
+        sources: for each source, by name, how many of its draft tokens were accepted; under "model" the tokens that no
+            source drafted. A token that several sources drafted counts for each of them.
+        comparison: with plain generation, if it was asked for.
+    """
+
+    result: torch.Tensor | GenerateOutput
+    tokens: list[list[int]]
+    texts: list[str] | None
+    statistics: Statistics
+    sources: dict[str, int]
+    comparison: Comparison | None = None
+
+    @property
+    def sequences(self) -> torch.Tensor:
+        """Prompts and output, int64[rows, length], as `model.generate` returns them."""
+        return self.result if isinstance(self.result, torch.Tensor) else self.result.sequences
+
+    @property
+    def text(self) -> str:
+        """The text of the only row.
+
+        Raises:
+            DrafterError: the generator has no tokenizer.
+            ModeNotSupportedError: there are several rows: `texts` has the text of each.
+        """
+        return only_text("GeneratorOutput", self.texts)
+
+    @property
+    def mean_tokens(self) -> float:
+        """M: generated tokens for each forward pass (REST, section 4.1), of all rows together."""
+        return self.statistics.mean_tokens
+
+    def summary(self) -> str:
+        """Return all this in a line, and the comparison in another."""
+        sources = ", ".join(f"{number} from {name}" for name, number in self.sources.items())
+        parts = [f"{self.statistics}; of these {sources}", self.statistics.no_gain]
+        line = "; ".join(filter(None, parts))
+        return line if self.comparison is None else f"{line}\n{self.comparison}"
+
+    __str__ = summary
 
 
 def output_of(
@@ -62,3 +237,37 @@ def _by_token(rows: Sequence[list[torch.Tensor]]) -> tuple[torch.Tensor, ...]:
     zeros = torch.zeros_like(rows[0][0])
     steps = range(max(len(row) for row in rows))
     return tuple(torch.cat([row[step] if step < len(row) else zeros for row in rows]) for step in steps)
+
+
+def source_names(sources: object) -> list[str]:
+    """Return a name for each source: the path of a datastore, otherwise what it is; none for a callable drafter."""
+    names: list[str] = []
+    for source in sources if isinstance(sources, list | tuple) else ():
+        path = getattr(source, "path", None)
+        name = str(path) if path is not None else _KINDS.get(type(source), type(source).__name__)
+        names.append(f"{name} {len(names) + 1}" if name in names else name)
+    return names
+
+
+def accepted_by_source(origins: Sequence[Sequence[int]], names: Sequence[str]) -> dict[str, int]:
+    """Return how many tokens each source drafted, and under "model" those that none did.
+
+    Args:
+        origins: of each row and token a bitmask of sources.
+        names: of the sources; what others drafted counts as "drafted".
+    """
+    accepted = dict.fromkeys([*names, MODEL], 0)
+    for origin in (origin for row in origins for origin in row):
+        bits = [bit for bit in range(origin.bit_length()) if origin >> bit & 1]
+        for name in {names[bit] if bit < len(names) else "drafted" for bit in bits} or {MODEL}:
+            accepted[name] = accepted.get(name, 0) + 1
+    return accepted
+
+
+def only_text(where: str, texts: Sequence[str] | None) -> str:
+    """Return the only one of `texts`; raise DrafterError for None, ModeNotSupportedError for several."""
+    if texts is None:
+        raise DrafterError(describe(where, "text", "unknown", "Generator(model, tokenizer, ...), to decode the tokens"))
+    if len(texts) != 1:
+        raise ModeNotSupportedError(describe(where, "text", f"that of {len(texts)} rows", "one row"))
+    return texts[0]

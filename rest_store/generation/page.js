@@ -22,7 +22,7 @@ function counted(number, noun) {
 
 function look(origin) {
   if (!origin) return "model";
-  return origin & (origin - 1) ? `several mix-${origin}` : `source-${Math.log2(origin)}`;
+  return origin & (origin - 1) ? "several" : `source-${Math.log2(origin)}`;
 }
 
 function sourcesOf(origin) {
@@ -41,7 +41,7 @@ function duration(microseconds) {
 
 /** Return a token of the tree as a box: its text, and below it its sources and its acceptance probability. */
 function box(text, kind, below, description) {
-  const word = visible(data.texts[text]);
+  const word = visible(text);
   return make("span", { class: `node ${kind}`, title: `${word} : ${description}` },
     make("bdi", { class: "word" }, word),
     make("span", { class: "below", "aria-hidden": "true" }, below),

@@ -11,17 +11,14 @@ from typing import Any
 
 from rest_store.datastore.render import counted
 from rest_store.generation.comparison import Comparison
-from rest_store.generation.detokenizer import Detokenizer
-from rest_store.generation.progress import Statistics
-from rest_store.generation.trace import Trace, TracedPass
+from rest_store.generation.output import Piece, Statistics
 from rest_store.pages.document import document, packaged
 
-_SEVERAL = "several"
 _MOST_SOURCES = 8  # of a draft session
 
 
 def page(
-    trace: Trace,
+    passes: Sequence[Piece],
     statistics: Statistics,
     tokenizer: Any,
     *,
@@ -34,7 +31,7 @@ def page(
     """Return the page of the first row of a generation.
 
     Args:
-        trace: of the whole generation.
+        passes: all forward passes of the generation with their words, the prompt's first.
         statistics: of the same.
         tokenizer: of the model.
         title: of the page, such as the model's name.
@@ -44,8 +41,7 @@ def page(
         remarks: what else to say about this generation, one sentence each.
     """
     labels = [*labels, *(f"source {bit + 1}" for bit in range(len(labels), _MOST_SOURCES))][:_MOST_SOURCES]
-    origins = [_origins(step) for step in trace.passes]
-    counts = Counter(origin for of_pass in origins for origin in of_pass)
+    counts = Counter(origin for piece in passes for origin in piece.origins[0])
     said = "".join(f"<p>{escape(remark)}</p>\n" for remark in remarks)
     body = (
         f'<header>\n<p class="overline">rest-store generate</p>\n<h1>{escape(title)}</h1>\n'
@@ -55,29 +51,20 @@ def page(
         '<p class="soft hint">A bar | stands where a forward pass begins. Choose one to see its draft tree; '
         "← and → go on.</p>\n"
         f'<details class="prompt"><summary>The prompt</summary><div class="text">{escape(prompt)}</div></details>\n'
-        f"{_text(trace, origins, tokenizer, labels)}</main>\n"
+        f"{_text(passes, tokenizer, labels)}</main>\n"
         '<aside id="pass" aria-label="Draft tree of a forward pass">\n<noscript><p>Draft trees are drawn by a script, '
         "which is off in this browser.</p></noscript>\n</aside>\n</div>\n"
     )
-    data = {"labels": list(labels), **_data(trace, tokenizer)}
+    data = {"labels": list(labels), "passes": _data(passes, tokenizer)}
     style, script = (packaged(__package__, f"page.{ending}") for ending in ("css", "js"))
-    mixed = {origin for step in trace.passes for origin in step.drafts[0].origins if look(origin).startswith(_SEVERAL)}
-    style += "".join(map(_tints, sorted(mixed)))
     return document(f"{title}: how it was drafted", body, style=style, script=script, data=data)
 
 
 def look(origin: int) -> str:
-    """Return the classes of tokens of an origin: of the model, of one source, or of several."""
+    """Return the class of tokens of an origin: of the model, of one source, or of several."""
     if not origin:
         return "model"
-    return f"source-{origin.bit_length() - 1}" if origin & (origin - 1) == 0 else f"{_SEVERAL} mix-{origin}"
-
-
-def _tints(origin: int) -> str:
-    """Return the style of tokens of several sources: a band in the tint of each."""
-    bits = [bit for bit in range(_MOST_SOURCES) if origin >> bit & 1]
-    bands = (f"var(--tint-{bit}) 0 {100 * (place + 1) / len(bits):.0f}%" for place, bit in enumerate(bits))
-    return f".mix-{origin} {{ --tint: var(--tint-{bits[0]}); --bands: linear-gradient({', '.join(bands)}); }}\n"
+    return f"source-{origin.bit_length() - 1}" if origin & (origin - 1) == 0 else "several"
 
 
 def letters(origin: int) -> str:
@@ -87,12 +74,6 @@ def letters(origin: int) -> str:
 
 def _names(origin: int, labels: Sequence[str]) -> str:
     return " + ".join(label for bit, label in enumerate(labels) if origin >> bit & 1) or "the model alone"
-
-
-def _origins(step: TracedPass) -> list[int]:
-    """Return the origin of each token that a pass wrote."""
-    drafted = [int(step.drafts[0].origins[node]) for node in step.accepted()]
-    return drafted + [0] * (len(step.tokens[0]) - len(drafted))
 
 
 def _verdict(statistics: Statistics, comparison: Comparison | None) -> str:
@@ -122,7 +103,7 @@ def _summary(statistics: Statistics, counts: Counter[int], labels: Sequence[str]
     seconds = statistics.seconds or math.inf
     times = (
         f"Forward passes took {100 * statistics.forward_seconds / seconds:.0f} % of the time, "
-        f"drafting {100 * statistics.drafting.total / seconds:.1f} %."
+        f"drafting {100 * statistics.drafting_seconds / seconds:.1f} %."
     )
     return (
         '<section class="summary" aria-label="Sources">\n'
@@ -149,85 +130,66 @@ def _entry(origin: int, label: str, share: float, said: str) -> str:
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
-def _text(trace: Trace, origins: Sequence[Sequence[int]], tokenizer: Any, labels: Sequence[str]) -> str:
-    """Return what was written, each forward pass as a link to itself and each token in it."""
-    detokenizer, special = Detokenizer(tokenizer), set(tokenizer.all_special_ids)
-    passes = []
-    for number, (step, of_pass) in enumerate(zip(trace.passes, origins, strict=True), 1):
+def _text(passes: Sequence[Piece], tokenizer: Any, labels: Sequence[str]) -> str:
+    """Return what was written, each forward pass as a link to itself, and each token in it."""
+    special = set(tokenizer.all_special_ids)
+    shown = []
+    for number, piece in enumerate(passes, 1):
         spans = []
-        for token, origin in zip(step.tokens[0], of_pass, strict=True):
-            text = detokenizer.push(token)
+        words = piece.words[0] if piece.words is not None else []
+        for token, text, origin in zip(piece.tokens[0], words, piece.origins[0], strict=True):
             if token in special and not text.strip():
                 text, kind = str(tokenizer.decode([token])), " special"
             else:
                 kind = " line" if text.endswith("\n") else ""
             title = escape(_names(origin, labels))
             spans.append(f'<span class="{look(origin)}{kind}" title="{title}">{escape(text)}</span>')
-        if number == len(trace.passes):
-            spans.append(escape(detokenizer.flush()))
-        passes.append(f'<a class="pass" id="pass-{number}" href="#pass-{number}">{"".join(spans)}</a>')
-    return f'<div class="written text" id="written">{"".join(passes)}</div>\n'
+        shown.append(f'<a class="pass" id="pass-{number}" href="#pass-{number}">{"".join(spans)}</a>')
+    return f'<div class="written text" id="written">{"".join(shown)}</div>\n'
 
 
 # --- trees ------------------------------------------------------------------------------------------------------------
 
 
-class _Texts:
-    """The texts of draft tokens, each kept once.
-
-    Args:
-        tokenizer: of the model.
-
-    Attributes:
-        indices: of the distinct texts, in order of their first use.
-    """
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self.indices: dict[str, int] = {}
-        self.index = functools.cache(self._index)
-
-    def _index(self, before: int | None, token: int) -> int:
-        """Return the index of what `token` adds behind the token `before`; None: nothing is before it."""
-        text = self._decoded(token)
-        if before is not None:  # some tokenizers drop the space in front of the first token
-            start, both = self._decoded(before), self._decoded(before, token)
-            if both.startswith(start) and not start.endswith("\ufffd") and len(both) > len(start):
-                text = both[len(start) :]
-        return self.indices.setdefault(text, len(self.indices))
-
-    def _decoded(self, *tokens: int) -> str:
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=False))
-
-
-def _data(trace: Trace, tokenizer: Any) -> dict[str, Any]:
-    """Return what the script shows: what each pass drafted and accepted. Texts are indices into a list of all texts.
+def _data(passes: Sequence[Piece], tokenizer: Any) -> list[dict[str, Any]]:
+    """Return what the script shows: what each pass drafted and accepted.
 
     Scores are in thousandths, -1 where there is none. Times are in microseconds: of the step, of drafting in it, and
     of the forward pass.
     """
-    texts, passes = _Texts(tokenizer), []
+
+    @functools.cache
+    def decoded(*tokens: int) -> str:
+        return str(tokenizer.decode(list(tokens), skip_special_tokens=False))
+
+    def added(before: int | None, token: int) -> str:
+        """Return what `token` adds behind `before`: some tokenizers drop the space in front of the first token."""
+        start, both = ("", "") if before is None else (decoded(before), decoded(before, token))
+        is_prefix = both.startswith(start) and not start.endswith("\ufffd") and len(both) > len(start)
+        return both[len(start) :] if is_prefix else decoded(token)
+
+    data = []
     before: int | None = None  # the last token written
-    for step in trace.passes:
-        draft, written, accepted = step.drafts[0], step.tokens[0], step.accepted()
+    for piece in passes:
+        draft, written, accepted = piece.drafts[0], piece.tokens[0], piece.accepted[0]
         tokens, parents = draft.tree.tokens.tolist(), draft.tree.parents.tolist()
         scores = [-1.0] * len(tokens) if draft.tree.scores is None else draft.tree.scores.tolist()
         last = tokens[accepted[-1]] if accepted else before
         bonus = written[len(accepted)] if len(written) > len(accepted) else None
-        passes.append(
+        data.append(
             {
-                "context": texts.index(None, before) if before is not None else None,
+                "context": None if before is None else decoded(before),
                 "texts": [
-                    texts.index(tokens[parent] if parent >= 0 else before, token)
+                    added(tokens[parent] if parent >= 0 else before, token)
                     for token, parent in zip(tokens, parents, strict=True)
                 ],
                 "parents": parents,
                 "scores": [round(1000 * min(score, 1.0)) if 0 <= score < math.inf else -1 for score in scores],
                 "origins": draft.origins,
                 "accepted": accepted,
-                "bonus": texts.index(last, bonus) if bonus is not None else None,
-                "times": [round(1e6 * time) for time in (step.seconds, step.drafting_seconds, step.forward_seconds)],
+                "bonus": None if bonus is None else added(last, bonus),
+                "times": [round(1e6 * time) for time in (piece.seconds, piece.drafting_seconds, piece.forward_seconds)],
             }
         )
         before = written[-1] if written else before
-    return {"texts": list(texts.indices), "passes": passes}
+    return data

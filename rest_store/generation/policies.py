@@ -12,17 +12,16 @@ from rest_store.generation.prefill import Prompt
 _policies: weakref.WeakKeyDictionary[Any, dict[Hashable, DraftPolicy]] = weakref.WeakKeyDictionary()
 
 
-def policy_of(model: Any, prompt: Prompt, widths: tuple[int, ...]) -> DraftPolicy:
+def policy_of(model: Any, prompt: Prompt) -> DraftPolicy:
     """Return the policy of another generation behind `prompt`, which knows steps of the same conditions.
 
     Args:
         model: the target model, which is not kept alive.
         prompt: that the model has read.
-        widths: of steps, where these are fixed.
     """
     context = max(prompt.length, 256).bit_length()  # steps take longer with the context
     is_prepacked = any("forward" in vars(module) for module in model.modules())
-    conditions = (prompt.logits.shape[0], context, widths, prompt.logits.device, prompt.logits.dtype, is_prepacked)
+    conditions = (prompt.logits.shape[0], context, prompt.logits.device, prompt.logits.dtype, is_prepacked)
     policies = _policies.setdefault(model, {})
     policy = policies.get(conditions)
     if policy is None:

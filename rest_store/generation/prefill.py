@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import DynamicCache
+from transformers import DynamicCache, StaticCache
 
-from rest_store.errors import CacheNotSupportedError, ModelNotSupportedError, describe
-from rest_store.generation.cache import Pattern, is_dynamic, patterns_in, require_cache
-from rest_store.generation.support import position_count, require_inputs
-from rest_store.generation.verify import patterns_of
+from rest_store.errors import ModelNotSupportedError, describe
+from rest_store.generation.cache import FULL, SLIDING, Pattern, require_cache
+from rest_store.generation.support import require_inputs
 
 # Arguments that a step makes itself, or that concern the prompt alone.
 _NOT_FORWARDED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
@@ -61,23 +59,22 @@ def require_prompt(model: Any, config: Any, model_kwargs: dict[str, Any]) -> Non
     Args:
         model: a model of `transformers`.
         config: the prepared `GenerationConfig`.
-        model_kwargs: what `generate` prepared for the forward pass; gets a cache if it has none.
+        model_kwargs: what `generate` prepared for the forward pass; gets a dynamic cache if it has none, or in place of
+            a static one of `cache_implementation`.
 
     Raises:
         ModeNotSupportedError: as in `require_inputs`.
-        ModelNotSupportedError: as in `patterns_of`.
-        CacheNotSupportedError: as in `require_cache`; or a static cache of the caller.
+        ModelNotSupportedError: as in `_patterns_of`.
+        CacheNotSupportedError: as in `require_cache`.
     """
     require_inputs(model_kwargs)
     of_text = model.config.get_text_config(decoder=True)
-    patterns_of(of_text, int(getattr(of_text, "num_hidden_layers", 1)))
-    if model_kwargs.get("past_key_values") is None:
-        model_kwargs["past_key_values"] = DynamicCache(config=of_text)
-    cache = model_kwargs["past_key_values"]
+    _patterns_of(of_text, int(getattr(of_text, "num_hidden_layers", 1)))
+    cache = model_kwargs.get("past_key_values")
+    is_made_static = config.cache_implementation is not None and isinstance(cache, StaticCache) and not cache.offloading
+    if cache is None or is_made_static:
+        model_kwargs["past_key_values"] = cache = DynamicCache(config=of_text)
     require_cache(cache)
-    if config.cache_implementation is None and not is_dynamic(cache):
-        expected = "dynamic; cache_implementation='static' makes a static one"
-        raise CacheNotSupportedError(describe("generate", "past_key_values", "a static cache", expected))
 
 
 def prefill(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> Prompt:
@@ -107,25 +104,36 @@ def prefill(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -
         logits=output.logits[:, -1:],
         cache=cache,
         length=int(cache.get_seq_length()),
-        patterns=patterns_in(cache, patterns_of(model.config.get_text_config(decoder=True), len(cache.layers))),
+        patterns=_patterns_of(model.config.get_text_config(decoder=True), len(cache.layers)),
         seen=mask.bool() if mask is not None and not bool((mask == 1).all()) else None,
         positions=model_kwargs["position_ids"][..., -1:] + 1,
         extras={name: value for name, value in model_kwargs.items() if name not in _NOT_FORWARDED},
     )
 
 
-def row_limits(model: Any, prompt: Prompt, input_ids: torch.Tensor) -> list[float]:
-    """Return how long each row may become for the positions of the model.
+def _patterns_of(config: Any, layers: int) -> list[Pattern]:
+    """Return what each layer of a model attends to, from its text configuration.
 
-    Args:
-        model: the target model.
-        prompt: what was run through it.
-        input_ids: int64[rows, length], the rows so far.
+    Raises:
+        ModelNotSupportedError: a kind of attention that is not supported for trees.
     """
-    rows, length = input_ids.shape
-    positions = position_count(model)
-    if positions == math.inf:
-        return [math.inf] * rows
-    of_rows = prompt.positions[..., 0]  # one for all rows, or one for each; further axes before
-    following = of_rows.expand(*of_rows.shape[:-1], rows).reshape(-1, rows).amax(dim=0).tolist()
-    return [length + 1 + positions - position for position in following]  # the last token needs no position
+    window = int(getattr(config, "sliding_window", None) or 0)
+    known = {FULL: Pattern(FULL), SLIDING: Pattern(SLIDING, window)}
+    names = getattr(config, "layer_types", None)
+    if names is None:
+        names = [SLIDING if window else FULL] * layers
+    for name in names:
+        if name not in known:
+            raise ModelNotSupportedError(
+                describe("verification", "the attention of a layer", repr(name), f"one of {', '.join(known)}")
+            )
+    return [known[name] for name in names[:layers]]
+
+
+def unpadded(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> list[list[int]]:
+    """Return the tokens of each row of `input_ids`, int64[rows, length], that the attention mask shows."""
+    mask = model_kwargs.get("attention_mask")
+    if mask is None:
+        return [ids.tolist() for ids in input_ids]
+    seen = mask[:, mask.shape[1] - input_ids.shape[1] :].bool()
+    return [ids[of_row].tolist() for ids, of_row in zip(input_ids, seen, strict=True)]

@@ -1,14 +1,35 @@
-"""The rows of a batch as they are written."""
+"""The rows of a batch as they are written, token by token, as `generate` of transformers chooses them.
+
+Every generated token is one call of the logits processors and at most one draw, in the order of the sequence and with
+all that precedes it. A draft is accepted as far as the chosen tokens follow it, so drafts cannot bias anything;
+`rest_store.generation.typical` is the exception. Nothing here is thread-safe.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+import copy
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from transformers import LogitsProcessorList
+from transformers.generation.logits_process import (
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+)
 
-_ROOM = 4096  # tokens that a row has memory for, besides twice its prompt; more is allocated as it grows
+from rest_store.errors import ModeNotSupportedError, describe
+
+Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+# Processors that hold something for each row, by its place in the batch.
+_OF_THE_BATCH = (
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
+)
 
 
 class Row:
@@ -16,28 +37,61 @@ class Row:
 
     Args:
         ids: int64[length], the prompt.
-        most: most tokens of the row; may be infinite.
+        processors: logits processors; each call is about this row alone.
+        sample: draw tokens, or take the most likely ones.
+        generator: to draw with; None: torch's own.
 
     Attributes:
         tokens: all of it, the prompt and padding on its left included.
-        origins: of each generated token, as in `Statistics`.
         scores: float32[1, vocabulary] of each generated token, if they are kept.
         logits: the same before processing.
-        limit: the longest that a step may make it, in tokens.
         ended: whether a stopping criterion was met.
     """
 
-    def __init__(self, ids: torch.Tensor, most: float) -> None:
+    def __init__(
+        self, ids: torch.Tensor, processors: Sequence[Processor], *, sample: bool, generator: torch.Generator | None
+    ) -> None:
         self.tokens: list[int] = ids.tolist()
-        self.origins: list[int] = []
         self.scores: list[torch.Tensor] = []
         self.logits: list[torch.Tensor] = []
-        self.limit: float = math.inf
         self.ended = False
-        self._written = ids.shape[0]
-        capacity = int(min(most, 2 * self._written + _ROOM))
-        self._ids = ids.new_empty((1, max(capacity, self._written, 1)))
-        self._ids[0, : self._written] = ids
+        self._ids = ids[None]
+        self._processors, self._sample, self._generator = processors, sample, generator
+
+    def ids(self) -> torch.Tensor:
+        """Return the row as a tensor, int64[1, length]."""
+        if new := self.tokens[self._ids.shape[1] :]:
+            self._ids = torch.cat([self._ids, self._ids.new_tensor([new])], dim=1)
+        return self._ids
+
+    def processed(self, ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """Return the processed scores of the token that follows `ids`, float32[1, vocabulary].
+
+        They are where `ids` are, as in `generate`: the model, or its last layers, may be on another device.
+
+        Args:
+            ids: int64[1, length], the row so far, perhaps with draft tokens.
+            logits: [1, vocabulary], any floating-point type.
+
+        Raises:
+            ModeNotSupportedError: a processor returns scores of another shape.
+        """
+        scores = logits.to(copy=True, dtype=torch.float32, device=ids.device)
+        for processor in self._processors:
+            scores = processor(ids, scores)
+            if scores.shape != logits.shape:
+                expected = f"{list(logits.shape)}: each call is about one row"
+                raise ModeNotSupportedError(
+                    describe(type(processor).__name__, "the shape of its scores", list(scores.shape), expected)
+                )
+        return scores
+
+    def pick(self, scores: torch.Tensor) -> int:
+        """Return the next token, drawn from its processed scores or the most likely one."""
+        if self._sample:
+            probabilities = torch.nn.functional.softmax(scores, dim=-1)
+            return int(torch.multinomial(probabilities, num_samples=1, generator=self._generator))
+        return int(torch.argmax(scores, dim=-1))
 
     def keep(self, raw: torch.Tensor, processed: torch.Tensor | None, *, logits: bool, scores: bool) -> None:
         """Keep the logits or scores of the next token, or both.
@@ -54,21 +108,45 @@ class Row:
         if scores:
             self.scores.append(copy if processed is None else processed)
 
-    def ids(self) -> torch.Tensor:
-        """Return the row as a tensor, int64[1, length]."""
-        length = len(self.tokens)
-        while length > self._ids.shape[1]:
-            self._ids = torch.cat([self._ids, torch.empty_like(self._ids)], dim=1)
-        if self._written < length:
-            self._ids[0, self._written : length] = torch.tensor(self.tokens[self._written :])
-            self._written = length
-        return self._ids[:, :length]
+
+def rows_of(input_ids: torch.Tensor, processors: LogitsProcessorList, *, sample: bool) -> list[Row]:
+    """Return the rows of `input_ids`, int64[rows, length].
+
+    A single row draws from torch's own generator, as `generate` of transformers does. Rows of a batch accept drafts and
+    so are at different steps at one time: each has its own copies of the processors and a generator of its own, seeded
+    from torch's.
+
+    Raises:
+        ModeNotSupportedError: a processor that cannot be copied for each row.
+    """
+    rows = input_ids.shape[0]
+    if rows == 1:
+        return [Row(input_ids[0], processors, sample=sample, generator=None)]
+    own = [[_for_row(processor, row, rows) for processor in processors] for row in range(rows)]
+    generators: list[torch.Generator | None] = [None] * rows
+    if sample:
+        seeds = torch.randint(2**63 - 1, (rows,)).tolist()
+        generators = [torch.Generator(input_ids.device).manual_seed(seed) for seed in seeds]
+    return [
+        Row(ids, processors, sample=sample, generator=generator)
+        for ids, processors, generator in zip(input_ids, own, generators, strict=True)
+    ]
 
 
-def unpadded(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> list[list[int]]:
-    """Return the tokens of each row of `input_ids`, int64[rows, length], that the attention mask shows."""
-    mask = model_kwargs.get("attention_mask")
-    if mask is None:
-        return [ids.tolist() for ids in input_ids]
-    seen = mask[:, mask.shape[1] - input_ids.shape[1] :].bool()
-    return [ids[of_row].tolist() for ids, of_row in zip(input_ids, seen, strict=True)]
+def _for_row(processor: Any, row: int, rows: int) -> Processor:
+    """Return what judges one row of a batch as `processor` judges it among the others.
+
+    Raises:
+        ModeNotSupportedError: it cannot be copied.
+    """
+    of_the_batch = isinstance(processor, _OF_THE_BATCH)
+    if isinstance(processor, RepetitionPenaltyLogitsProcessor):
+        of_the_batch = isinstance(processor.prompt_ignore_length, torch.Tensor)
+    if of_the_batch:
+        return lambda ids, scores: processor(ids.expand(rows, -1), scores.expand(rows, -1).clone())[row : row + 1]
+    try:
+        return copy.deepcopy(processor)  # type: ignore[no-any-return]
+    except Exception as error:
+        state = f"not copyable ({type(error).__name__}: {error})"
+        expected = "a state that can be copied for each row of a batch"
+        raise ModeNotSupportedError(describe(type(processor).__name__, "its state", state, expected)) from error

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,10 +13,7 @@ from transformers.generation.logits_process import UnbatchedClassifierFreeGuidan
 
 from rest_store.errors import ModelNotSupportedError, ModeNotSupportedError, describe
 
-_MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.ASSISTED_GENERATION)
-# What makes one of the first two modes assisted; here the drafter's sessions draft instead.
-_ASSISTANCE = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp")
-ASSISTANCE = ("assistant_model", *_ASSISTANCE)  # all arguments of `model.generate` that draft
+_MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 _GROWING_ROPE = ("dynamic", "longrope")  # frequencies depend on the length of the sequence
 # Tensors that are continued for new tokens; others would each need their own rule.
 _CONTINUED = {"attention_mask", "position_ids"}
@@ -31,13 +27,15 @@ def require_model(model: Any, length: float) -> None:
         length: most tokens of a sequence.
 
     Raises:
-        ModelNotSupportedError: an encoder-decoder, no key-value cache, positions that are not an argument (ALiBi and
-            others) or that are places in the cache, or rotary embeddings that change within `length`.
+        ModelNotSupportedError: an encoder, no key-value cache, positions that are not an argument (ALiBi and
+            others) or that are places in the cache, rotary embeddings that change within `length`, or weights that are
+            split over several processes.
     """
     name = type(model).__name__
     config = model.config.get_text_config(decoder=True)
-    if model.config.is_encoder_decoder:
-        raise ModelNotSupportedError(describe(name, "the model", "an encoder-decoder", "decoder only"))
+    encoder = "an encoder-decoder" if model.config.is_encoder_decoder else "an encoder"
+    if model.config.is_encoder_decoder or getattr(config, "is_decoder", True) is False:  # decoders do not say so
+        raise ModelNotSupportedError(describe(name, "the model", f"{encoder}, not a decoder", "decoder only"))
     parameters = inspect.signature(model.forward).parameters
     if "past_key_values" not in parameters:
         expected = "keys and values only, which can be kept for one path of a tree"
@@ -49,10 +47,24 @@ def require_model(model: Any, length: float) -> None:
         position = "a place in the cache"
     if position is not None:
         raise ModelNotSupportedError(describe(name, "the position of a token", position, "an argument, position_ids"))
+    if (split := _split_over_processes(model)) is not None:
+        expected = "whole in this process: processes that draft by their own clocks would wait for each other for ever"
+        raise ModelNotSupportedError(describe(name, "the model", split, expected))
     for what, limit in _growing_rope(config):
         if length > limit:
             reason = f"{length}, where {what}"
             raise ModelNotSupportedError(describe(name, "max_length", reason, f"at most {limit}"))
+
+
+def _split_over_processes(model: Any) -> str | None:
+    """Return how the weights of `model` are split over several processes; None if they are not."""
+    if (getattr(model, "tp_size", None) or 1) > 1:
+        return "split by tensor parallelism"
+    if any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
+        return "split by DeepSpeed ZeRO-3"
+    if any(getattr(module, "_is_fsdp_managed_module", False) for module in model.modules()):
+        return "split by FSDP"
+    return None
 
 
 def position_count(model: Any) -> float:
@@ -100,21 +112,20 @@ def require_inputs(model_kwargs: Mapping[str, Any]) -> None:
 
 
 def require_mode(config: Any, processors: Sequence[Any]) -> None:
-    """Check that a generation of this kind is decided token by token; warn of what it ignores.
+    """Check that a generation of this kind is decided token by token.
 
     Args:
         config: the prepared `GenerationConfig`.
         processors: the prepared logits processors.
 
     Raises:
-        ModeNotSupportedError: beam search and the like, outputs that belong to forward passes rather than to tokens,
-            or classifier-free guidance.
+        ModeNotSupportedError: beam search, assisted generation and the like, outputs that belong to forward passes
+            rather than to tokens, or classifier-free guidance.
     """
     mode = config.get_generation_mode()
     if mode not in _MODES:
         name = str(getattr(mode, "value", mode)).replace("_", " ")
         raise ModeNotSupportedError(describe("generation", "mode", name, "greedy search or sampling"))
-    warn_ignored([name for name in _ASSISTANCE if getattr(config, name, None) not in (None, False)])
     for name in ("output_attentions", "output_hidden_states"):
         if getattr(config, name, False) and config.return_dict_in_generate:
             expected = "off: a forward pass here covers several tokens"
@@ -123,9 +134,3 @@ def require_mode(config: Any, processors: Sequence[Any]) -> None:
         if isinstance(processor, UnbatchedClassifierFreeGuidanceLogitsProcessor):
             expected = "None: guidance runs the model once more for each token"
             raise ModeNotSupportedError(describe("generation", "guidance_scale", processor.guidance_scale, expected))
-
-
-def warn_ignored(names: Sequence[str]) -> None:
-    """Say that these arguments of `model.generate`, which would draft in another way, have no effect."""
-    if names:
-        warnings.warn(f"rest-store: ignored: {', '.join(names)}; only the drafter drafts", UserWarning, stacklevel=2)

@@ -6,75 +6,16 @@ those of decoding its path token by token, up to rounding. Nothing here is threa
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from rest_store.datastore.tree import TokenTree
-from rest_store.errors import ModelNotSupportedError, describe
 from rest_store.generation.attention import TreeAttention
-from rest_store.generation.cache import FULL, SLIDING, Pattern, TreeKVCache
-
-
-def patterns_of(config: Any, layers: int) -> list[Pattern]:
-    """Return what each layer of a model attends to, from its text configuration.
-
-    Raises:
-        ModelNotSupportedError: a kind of attention that is not supported for trees.
-    """
-    window = int(getattr(config, "sliding_window", None) or 0)
-    known = {FULL: Pattern(FULL), SLIDING: Pattern(SLIDING, window)}
-    names = getattr(config, "layer_types", None)
-    if names is None:
-        names = [SLIDING if window else FULL] * layers
-    for name in names:
-        if name not in known:
-            raise ModelNotSupportedError(
-                describe("verification", "the attention of a layer", repr(name), f"one of {', '.join(known)}")
-            )
-    return [known[name] for name in names[:layers]]
-
-
-class Step:
-    """What one forward pass verifies: for each row its last token, then the nodes of its tree, padded to one width.
-
-    Attributes:
-        width: tokens of each row.
-        packed: int32[rows, 1 + 2 * width + width * width], all of the following, which goes to the device in one copy.
-        lengths: int32[rows], tokens of each row in the cache; filled in by `Verifier.run`.
-        tokens: int32[rows, width].
-        depths: int32[rows, width], 0 for the last token and for padding.
-        ancestors: int32[rows, width, width], 1 where the token of a row of the matrix sees that of a column.
-
-    Args:
-        last: the last token of each row, not yet in the cache; None: nothing is written to the row in this step, and it
-            is all padding. It then stands where its last kept token does, because the model may have no position after
-            that.
-        trees: the draft tree of each row.
-        width: tokens of each row, at least 1 + the nodes of the largest tree.
-    """
-
-    def __init__(self, last: Sequence[int | None], trees: Sequence[TokenTree], width: int) -> None:
-        rows = len(trees)
-        self.width = width
-        self.packed = np.zeros((rows, 1 + 2 * width + width * width), dtype=np.int32)
-        self.lengths = self.packed[:, 0]
-        self.tokens, self.depths = self.packed[:, 1 : 1 + width], self.packed[:, 1 + width : 1 + 2 * width]
-        self.ancestors = self.packed[:, 1 + 2 * width :].reshape(rows, width, width)
-        self.ancestors[:] = np.eye(width, dtype=np.int32)
-        self.ancestors[:, :, 0] = 1
-        for row, (token, tree) in enumerate(zip(last, trees, strict=True)):
-            if token is None:
-                self.depths[row] = -1
-                continue
-            self.tokens[row] = token  # padding is never read
-            if len(tree):
-                nodes = slice(1, 1 + len(tree))
-                self.tokens[row, nodes] = tree.tokens
-                self.depths[row, nodes] = tree.depths
-                self.ancestors[row, nodes, nodes] = tree.mask()
+from rest_store.generation.cache import Slots, TreeKVCache
+from rest_store.generation.prefill import Prompt
 
 
 class Verifier:
@@ -82,111 +23,112 @@ class Verifier:
 
     Args:
         model: a decoder-only model of transformers.
-        cache: the keys and values of all tokens but the last of each row.
-        seen: bool[rows, tokens], False for padding on the left; None: no padding.
-        positions: int64[..., rows, 1], the position of each row's last token (a leading axis where the model has one).
-        extras: further arguments of the model's forward pass.
+        prompt: that the model has read; its keys and values are taken over.
+        room: tokens of the first step, at most.
 
     Attributes:
-        captured: whether a graph was captured in the last step, so that its time says nothing about later ones.
+        cache: the keys and values of all tokens but the last of each row.
 
     Raises:
         ModelNotSupportedError: the model's attention takes no mask and cannot be switched to one that does.
     """
 
-    captured = False
-
-    def __init__(
-        self,
-        model: Any,
-        cache: TreeKVCache,
-        *,
-        seen: torch.Tensor | None,
-        positions: torch.Tensor,
-        extras: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.model: Any = model
-        self.cache = cache
-        self.extras = dict(extras or {})
-        config = model.config.get_text_config(decoder=True)
-        self.attention = TreeAttention(model)
-        self.patterns = sorted({group.pattern for group in cache.groups}, key=lambda pattern: pattern.name)
-        self._keyed = hasattr(config, "layer_types")
+    def __init__(self, model: Any, prompt: Prompt, room: int) -> None:
+        self._model, self._extras = model, prompt.extras
+        self._attention = TreeAttention(model)
+        self.cache = cache = TreeKVCache(prompt.cache, prompt.patterns, prompt.length, room)
+        self._slots = {group.pattern.name: group for group in cache.groups}  # one of each kind of attention
+        self._keyed = hasattr(model.config.get_text_config(decoder=True), "layer_types")
         self._device = cache.groups[0].keys.device
-        self._origin = self._origin_of(positions)
-        self._seen = seen.to(self._device) if seen is not None else None
+        self._origin = prompt.positions.to(self._device) - prompt.length  # of slot 0
+        self._seen = prompt.seen.to(self._device) if prompt.seen is not None else None
 
-    def width_of(self, tokens: int) -> int:
-        """Return the width of a step of at most `tokens` tokens for each row."""
-        return tokens
+    def run(self, last: Sequence[int | None], trees: Sequence[TokenTree], width: int) -> torch.Tensor:
+        """Verify the last token and the draft tree of each row.
 
-    def run(self, step: Step) -> torch.Tensor:
-        """Verify `step`.
+        Args:
+            last: the last token of each row, not yet in the cache; None: nothing is written to the row in this step.
+            trees: the draft tree of each row.
+            width: tokens of each row, at least 1 + the nodes of the largest tree; rows are padded to it.
 
         Returns:
             Logits, [rows, width, vocabulary]: what follows each node, given the context and the path to it. Keys and
             values of the step are in the cache until `cache.keep` says which stay.
         """
-        self.cache.reserve(step.width)
-        step.lengths[:] = self.cache.lengths
-        return self._forward(torch.from_numpy(step.packed).to(self._device), step.width)
-
-    def close(self) -> None:
-        """Give the model its own attention back; may be called again."""
-        self.attention.restore()
-
-    def _forward(self, packed: torch.Tensor, width: int) -> torch.Tensor:
-        """Return the logits of a step; `packed` as in `Step`, on the device."""
+        self.cache.reserve(width)
+        packed = torch.from_numpy(_packed(self.cache.lengths, last, trees, width)).to(self._device)
         lengths, tokens, depths, ancestors = torch.split(packed.long(), [1, width, width, width * width], dim=1)
         slots = lengths + depths
         if self._all_seen(width):
-            masks: dict[str, Any] = dict.fromkeys(pattern.name for pattern in self.patterns)
+            masks: dict[str, Any] = dict.fromkeys(self._slots)
         else:
             of_nodes = ancestors.reshape(-1, width, width).bool()
-            masks = {pattern.name: self._mask(pattern, of_nodes, lengths, slots) for pattern in self.patterns}
-        output = self.model(
+            masks = {name: self._mask(group, of_nodes, lengths, slots) for name, group in self._slots.items()}
+        output = self._model(
             input_ids=tokens.contiguous(),
             attention_mask=masks if self._keyed else next(iter(masks.values())),
             position_ids=self._origin + slots,
             past_key_values=self.cache,
             use_cache=True,
             return_dict=True,
-            **self.extras,
+            **self._extras,
         )
         logits: torch.Tensor = output.logits
         return logits
 
+    def close(self) -> None:
+        """Give the model its own attention back; may be called again."""
+        self._attention.restore()
+
     def _all_seen(self, width: int) -> bool:
         """Whether a step needs no mask: one token for each row, which sees all slots."""
         one_each = width == 1 and self._seen is None and len(set(self.cache.lengths)) == 1
-        return one_each and self.attention.name != "eager"
+        return one_each and self._attention.name != "eager"
 
-    def _slots_seen(self, pattern: Pattern, width: int) -> torch.Tensor:
-        """Return the slots whose keys layers of `pattern` get in a step of `width` tokens, ascending."""
-        return torch.arange(self.cache.first_seen(pattern), self.cache.end + width, device=self._device)
-
-    def _mask(
-        self, pattern: Pattern, ancestors: torch.Tensor, lengths: torch.Tensor, slots: torch.Tensor
-    ) -> torch.Tensor:
+    def _mask(self, group: Slots, ancestors: torch.Tensor, lengths: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
         """Return the attention mask, [rows, 1, width, slots seen]; as numbers for eager attention, which adds them."""
-        width = slots.shape[1]
-        held = self._slots_seen(pattern, width)
-        node = held - lengths.max()  # which node of the step is in each slot
-        in_step = (node >= 0) & (node < width)
-        node = node.clamp(0, width - 1)
+        held = torch.arange(group.first_seen, group.end + slots.shape[1], device=self._device)
+        node = held - group.end  # which node of the step is in each slot
+        in_step = node >= 0
+        node = node.clamp(min=0)
         context = (held < lengths) & ~in_step
         if self._seen is not None:
             known = self._seen.shape[1]
             context = context & (self._seen[:, held.clamp(max=known - 1)] | (held >= known))
         mask = torch.where(in_step, ancestors[:, :, node], context[:, None, :])
-        if pattern.name == SLIDING:
+        if group.pattern.window:
             there = torch.where(in_step, slots[:, node], held)[:, None, :]  # places in the sequence
-            mask = mask & (there > slots[:, :, None] - pattern.window)
-        if self.attention.name != "eager":
+            mask = mask & (there > slots[:, :, None] - group.pattern.window)
+        if self._attention.name != "eager":
             return mask[:, None]
         dtype = self.cache.groups[0].keys.dtype
         return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)[:, None]
 
-    def _origin_of(self, positions: torch.Tensor) -> torch.Tensor:
-        """Return the position of each row's slot 0; `positions` as on construction."""
-        return positions.to(self._device) - torch.tensor(self.cache.lengths, device=self._device)[:, None]
+
+def _packed(
+    lengths: Sequence[int], last: Sequence[int | None], trees: Sequence[TokenTree], width: int
+) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Return all that a step needs on the device, for one copy: int32[rows, 1 + 2 * width + width * width].
+
+    For each row: its length in the cache; its tokens; their depths, 0 for the last token and for padding; and for each
+    token, which tokens of the step it sees, 0 or 1. A row that nothing is written to is all padding, and stands where
+    its last kept token does, because the model may have no position after that.
+    """
+    rows = len(trees)
+    packed = np.zeros((rows, 1 + 2 * width + width * width), dtype=np.int32)
+    packed[:, 0] = lengths
+    tokens, depths = packed[:, 1 : 1 + width], packed[:, 1 + width : 1 + 2 * width]
+    ancestors = packed[:, 1 + 2 * width :].reshape(rows, width, width)
+    ancestors[:] = np.eye(width, dtype=np.int32)
+    ancestors[:, :, 0] = 1
+    for row, (token, tree) in enumerate(zip(last, trees, strict=True)):
+        if token is None:
+            depths[row] = -1
+            continue
+        tokens[row] = token  # padding is never read
+        if len(tree):
+            nodes = slice(1, 1 + len(tree))
+            tokens[row, nodes] = tree.tokens
+            depths[row, nodes] = tree.depths
+            ancestors[row, nodes, nodes] = tree.mask()
+    return packed

@@ -103,12 +103,6 @@ def test_a_live_datastore_has_columns_of_its_own(frozen: Datastore, live: LiveDa
     assert (recorded(live)[:, BEST:LIVE] == -1).all()
 
 
-def test_shared_features_are_the_same_for_all_candidates(frozen: Datastore, live: LiveDatastore) -> None:
-    """The kernel reads them of the first candidate alone."""
-    rows = recorded(PromptLookup(), RecycledLogits(), live, frozen)[:, _kernel.SHARED_FEATURES]
-    assert rows.tolist() == [rows[0].tolist()] * 2
-
-
 def test_recycled_logits_weigh_all_their_times() -> None:
     logits = RecycledLogits()
     for likely in ([3, 4], [3, 4], [5, 3]):

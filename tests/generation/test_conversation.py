@@ -34,22 +34,6 @@ def test_a_chat_has_a_history() -> None:
     assert chat.ask("three").text == words.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
 
 
-def test_of_a_long_chat_the_oldest_turns_are_forgotten() -> None:
-    words = text_tokenizer()
-    whole = Conversation(words)
-    for number in range(3):
-        whole.add(f"question {number}", f"answer {number}")
-    most = whole.ask("last").inputs["input_ids"].shape[1]
-    for room, forgotten in ((most, []), (most - 1, ["0"]), (1, ["0", "1", "2"])):
-        chat = Conversation(words, room)
-        for number in range(3):
-            chat.add(f"question {number}", f"answer {number}")
-        text = chat.ask("last").text
-        assert [number for number in "012" if f"question {number}" not in text] == forgotten
-        assert [number for number in "012" if f"answer {number}" not in text] == forgotten
-        assert chat.ask("last").text == text, "they stay forgotten"
-
-
 def test_a_prompt_has_a_token() -> None:
     bare = text_tokenizer()
     bare._tokenizer.post_processor = None

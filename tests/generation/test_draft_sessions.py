@@ -14,8 +14,7 @@ import rest_store.generation.generate as entry
 from rest_store.bench.baselines import tree_of
 from rest_store.datastore.tree import TokenTree
 from rest_store.errors import DrafterError, DraftingWarning
-from rest_store.generation.draft_sessions import DraftCounts, DraftSessions
-from rest_store.generation.drafts import EMPTY
+from rest_store.generation.draft_sessions import DraftSessions
 from tests.shared.members import ScriptedSource
 from tests.shared.strategies import refused
 from tests.shared.tiny import Scripted, futures_of, prompts, right, tiny_model
@@ -115,15 +114,6 @@ def test_what_is_not_a_session_is_refused(session: Any) -> None:
         "what the drafter returned is",
     )
     assert closed == [1]
-
-
-def test_without_sessions_there_are_no_drafts() -> None:
-    sessions = DraftSessions(None, [[1], [2]], 10)
-    assert not sessions.active
-    assert not sessions.wants_top_k
-    assert sessions.draft(1, 8, None) is EMPTY
-    sessions.close()
-    assert sessions.counts == DraftCounts()
 
 
 def test_sessions_are_closed_in_order_when_a_generation_ends_or_fails() -> None:

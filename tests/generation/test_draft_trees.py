@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-import rest_store.generation.generate as entry
 from rest_store.bench.baselines import tree_of
 from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.errors import DraftingWarning
 from rest_store.generation.draft_sessions import DraftCounts
 from rest_store.generation.drafts import EMPTY, Draft
-from tests.shared.tiny import VOCABULARY, Scripted, futures_of, prompts, right, tiny_model
+from tests.shared.tiny import VOCABULARY, drafted, prompts, right, tiny_model
 
 FIXED = {"max_new_tokens": 24, "do_sample": False}
 
@@ -45,21 +44,13 @@ def drafted_with_second_tree(make: Callable[[], Any]) -> DraftCounts:
     model = tiny_model("llama")
     inputs = prompts(1)
     plain = model.generate(**inputs, **FIXED)
-    futures = futures_of(inputs, plain)
     calls = []
 
     def script(future: list[int], random: Any, max_nodes: int) -> Any:
         calls.append(1)
         return make() if len(calls) == 2 else right(future, random, max_nodes)
 
-    output = model.generate(
-        **inputs,
-        **FIXED,
-        custom_generate=entry.generate,
-        drafter=lambda prompt: Scripted(prompt, futures, script),
-        adaptive=False,
-        return_dict_in_generate=True,
-    )
+    output = drafted(model, inputs, plain, script, **FIXED)
     assert torch.equal(output.sequences, plain)
     counts: DraftCounts = output.statistics.drafts
     return counts

@@ -8,11 +8,10 @@ import pytest
 import torch
 import transformers
 
-import rest_store.generation.generate as entry
 from rest_store.generation import attention
 from rest_store.generation import cache as cache_module
 from rest_store.generation.attention import TreeAttention
-from tests.shared.tiny import ARCHITECTURES, SCRIPTS, Scripted, bushy, futures_of, prompts, right, tiny_model
+from tests.shared.tiny import ARCHITECTURES, SCRIPTS, bushy, drafted, prompts, right, tiny_model
 
 NEW = 40
 CORE = ("llama", "mistral with a sliding window")
@@ -20,29 +19,15 @@ SOME = [name if name in CORE else pytest.param(name, marks=pytest.mark.slow) for
 FIXED = {"max_new_tokens": NEW, "do_sample": False}
 
 
-def drafted(model: Any, inputs: dict[str, Any], expected: torch.Tensor, script: Any, **options: Any) -> Any:
-    futures = futures_of(inputs, expected)
-    return model.generate(
-        **inputs,
-        custom_generate=entry.generate,
-        drafter=lambda prompt: Scripted(prompt, futures, script),
-        adaptive=False,
-        return_dict_in_generate=True,
-        **options,
-    )
-
-
 @pytest.mark.parametrize("rows", [1, 4])
-@pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("architecture", SOME)
-def test_greedy_search(architecture: str, cache: str, rows: int) -> None:
+def test_greedy_search(architecture: str, rows: int) -> None:
     model = tiny_model(architecture)
     inputs = prompts(rows)
-    options = {**FIXED, "cache_implementation": cache}
-    plain = model.generate(**inputs, **options)
+    plain = model.generate(**inputs, **FIXED)
     assert len(set(plain[:, -NEW:].flatten().tolist())) > 4, "a model that writes one token only proves nothing"
     for name, script in SCRIPTS.items():
-        output = drafted(model, inputs, plain, script, **options)
+        output = drafted(model, inputs, plain, script, **FIXED)
         assert torch.equal(output.sequences, plain), name
         counts = output.statistics.drafts
         assert not counts.errors
@@ -59,12 +44,13 @@ def test_greedy_search(architecture: str, cache: str, rows: int) -> None:
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("architecture", CORE)
-def test_both_attentions(architecture: str, attention: str) -> None:
+def test_both_attentions_and_caches(architecture: str, cache: str, attention: str) -> None:
     model = tiny_model(architecture, attention=attention)
-    inputs = prompts(3)
-    plain = model.generate(**inputs, **FIXED)
-    assert torch.equal(drafted(model, inputs, plain, bushy, **FIXED).sequences, plain)
+    inputs, options = prompts(3), {**FIXED, "cache_implementation": cache}
+    plain = model.generate(**inputs, **options)
+    assert torch.equal(drafted(model, inputs, plain, bushy, **options).sequences, plain)
     assert model.config._attn_implementation == attention
 
 
@@ -215,57 +201,3 @@ def test_a_cache_that_knows_no_windows_keeps_all_tokens(monkeypatch: pytest.Monk
     for layer, theirs in zip(cache.layers, plain_cache.layers, strict=True):
         torch.testing.assert_close(layer.keys, theirs.keys, atol=1e-4, rtol=1e-3)
         torch.testing.assert_close(layer.values, theirs.values, atol=1e-4, rtol=1e-3)
-
-
-@pytest.mark.parametrize("architecture", ["llama", "mistral with a sliding window"])
-def test_a_conversation_goes_on_with_the_cache_it_left(architecture: str) -> None:
-    model = tiny_model(architecture)
-
-    def converse(first: Any, **options: Any) -> tuple[Any, Any]:
-        cache = transformers.DynamicCache(config=model.config)
-        ids = prompts(1)["input_ids"]
-        turn = model.generate(ids, past_key_values=cache, max_new_tokens=15, do_sample=False, **first, **options)
-        more = torch.cat([turn, prompts(1, 6, seed=5)["input_ids"]], dim=1)
-        return turn, model.generate(more, past_key_values=cache, max_new_tokens=15, do_sample=False, **options)
-
-    plain = converse({})
-    ways = {"custom_generate": entry.generate, "adaptive": False}
-    script = {"drafter": lambda prompt: Follower(plain[1][0].tolist())}
-    both = converse({}, **ways, **script)
-    assert torch.equal(both[0], plain[0])
-    assert torch.equal(both[1], plain[1])
-
-
-class Follower:
-    """A session that drafts along one known text, whatever its prompt was, among branches that are wrong."""
-
-    def __init__(self, text: list[int], prompt_length: int = 14) -> None:
-        self.text, self.place = text, prompt_length
-
-    def draft(self, *, max_nodes: int, costs: Any) -> Any:
-        from rest_store.bench.baselines import tree_of
-
-        true = self.text[self.place : self.place + 4]
-        return tree_of([[*true[:1], 3], true, [4, 5]] if true else [[4]])
-
-    def accept(self, tokens: Any, top_k: Any = None) -> None:
-        if self.place == 14 and self.text[14 : 14 + len(tokens)] != list(tokens):
-            self.place = 35  # the second turn
-        self.place += len(tokens)
-
-    def close(self) -> None:
-        pass
-
-
-@pytest.mark.parametrize("rows", [1, 4])
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("architecture", [*CORE, pytest.param("gpt2", marks=pytest.mark.slow)])
-def test_fixed_widths(architecture: str, attention: str, rows: int) -> None:
-    """What an accelerator records as graphs, run as it is: padded steps over a cache of fixed size."""
-    model = tiny_model(architecture, attention=attention)
-    inputs = prompts(rows)
-    plain = model.generate(**inputs, **FIXED)
-    output = drafted(model, inputs, plain, bushy, **FIXED, widths=(1, 4, 17))
-    assert torch.equal(output.sequences, plain)
-    assert output.statistics.drafts.accepted > 0
-    assert int(output.past_key_values.get_seq_length()) == 14 + NEW - 1

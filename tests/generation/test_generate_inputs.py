@@ -7,14 +7,13 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 
 import rest_store
 from rest_store.bench.baselines import tree_of
-from rest_store.generation import loop
-from rest_store.generation.cache import Slots
 from rest_store.generation.generate import generate
-from tests.shared.tiny import prompts, tiny_model
+from tests.shared.tiny import SameTree, prompts, tiny_model
 
 NEW = 30
 FIXED = {"max_new_tokens": NEW, "do_sample": False}
@@ -59,23 +58,26 @@ def ways(texts: torch.Tensor) -> dict[str, Any]:
 # --- A cache that is filled already -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("widths", [(), (1, 17)])
+@pytest.mark.parametrize("given", ["new tokens", "all tokens"])
 @pytest.mark.parametrize("architecture", ["llama", "mistral with a sliding window"])
-def test_only_the_new_tokens_and_a_filled_cache(architecture: str, widths: tuple[int, ...]) -> None:
+def test_a_conversation_goes_on_with_the_cache_it_left(architecture: str, given: str) -> None:
     model = tiny_model(architecture)
     new = prompts(1, 6, seed=5)["input_ids"]
 
     def converse(**options: Any) -> Any:
         cache = DynamicCache(config=model.config)
-        first = model.generate(prompts(1)["input_ids"], past_key_values=cache, max_new_tokens=15, do_sample=False)
-        more = torch.cat([first[:, -1:], new], dim=1)
-        mask = torch.ones(1, 28 + more.shape[1], dtype=torch.long)
+        ours = {**options, "return_dict_in_generate": False}
+        first = model.generate(
+            prompts(1)["input_ids"], past_key_values=cache, max_new_tokens=15, do_sample=False, **ours
+        )
+        more = torch.cat([first if given == "all tokens" else first[:, -1:], new], dim=1)
+        mask = torch.ones(1, 28 + 1 + new.shape[1], dtype=torch.long)
         output = model.generate(more, attention_mask=mask, past_key_values=cache, **FIXED, **options)
-        assert int(cache.get_seq_length()) == 28 + more.shape[1] + NEW - 1
+        assert int(cache.get_seq_length()) == mask.shape[1] + NEW - 1
         return output
 
     plain = converse()
-    output = converse(**ways(plain), widths=widths)
+    output = converse(**ways(plain))
     assert torch.equal(output.sequences, plain)
     assert output.statistics.drafts.accepted > 0
 
@@ -115,7 +117,7 @@ def test_a_stream_that_is_left_leaves_the_callers_cache_with_what_it_wrote(archi
     ids = prompts(1)["input_ids"]
     plain = model.generate(ids, **FIXED)
     cache = DynamicCache(config=model.config)
-    pieces = rest_store.Generator(model, None, lambda prompt: Along(plain, prompt), adaptive=False).begin(
+    pieces = rest_store.Generator(model, None, lambda prompt: Along(plain, prompt), adaptive=False).stream(
         ids, **FIXED, past_key_values=cache
     )
     written: list[int] = []
@@ -138,35 +140,42 @@ def test_keys_and_values_are_held_once() -> None:
     generator = rest_store.Generator(model, None, lambda prompt: Along(plain, prompt))
     held = [
         sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
-        for _ in generator.begin(prompts(2), **FIXED, past_key_values=cache)
+        for _ in generator.stream(prompts(2), **FIXED, past_key_values=cache)
     ]
     assert held
     assert set(held) == {0}
     assert cache.get_seq_length() == 14 + NEW - 1, "and given back at the end"
 
 
-def test_a_step_is_read_in_one_copy_and_kept_in_one_move(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all rows together; and the most likely tokens only where a session takes them."""
-    model = tiny_model("llama")
-    inputs = prompts(4)
-    plain = model.generate(**inputs, **FIXED)
-    counts: list[int] = []
-    moves: list[int] = []
-    read, move = loop.read_top_tokens, Slots.move
+class Copies(TorchDispatchMode):
+    """Counts the numbers that are copied in pieces of keys or values of at least `slots` tokens."""
 
-    def counted(logits: torch.Tensor, *, best: bool, count: int) -> Any:
-        counts.append(count)
-        return read(logits, best=best, count=count)
+    def __init__(self, slots: int) -> None:
+        super().__init__()
+        self.slots, self.numbers = slots, 0
 
-    def moved(self: Slots, *places: torch.Tensor) -> None:
-        moves.append(len(counts))
-        move(self, *places)
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        if function == torch.ops.aten.copy_.default and arguments[1].ndim > 3 and arguments[1].shape[-2] >= self.slots:
+            self.numbers += arguments[1].numel()
+        return function(*arguments, **(options or {}))
 
-    monkeypatch.setattr(loop, "read_top_tokens", counted)
-    monkeypatch.setattr(Slots, "move", moved)
 
-    output = model.generate(**inputs, **FIXED, **ways(plain))
-    assert torch.equal(output.sequences, plain)
-    assert len(counts) == output.statistics.forward_passes
-    assert set(counts) == {0}
-    assert len(moves) == len(set(moves)) > 3
+def test_a_long_cache_is_taken_over_with_one_copy_also_if_the_first_tree_is_wide() -> None:
+    model = tiny_model("llama", positions=2048)
+    cache = DynamicCache(config=model.config)
+    first = model.generate(prompts(1, 1000)["input_ids"], past_key_values=cache, max_new_tokens=1, do_sample=False)
+    with Copies(1000) as copies:
+        model.generate(
+            torch.cat([first, prompts(1, 6)["input_ids"]], dim=1),
+            past_key_values=cache,
+            max_new_tokens=8,
+            do_sample=False,
+            custom_generate=generate,
+            drafter=lambda prompt: SameTree(
+                [[token] for token in range(90)] + [[token, 3, 4, 5] for token in range(90)]
+            ),
+            max_nodes=400,
+            adaptive=False,
+        )
+    assert cache.get_seq_length() == 1000 + 1 + 6 + 8 - 1
+    assert copies.numbers == sum(layer.keys[:, :, :1007].numel() * 2 for layer in cache.layers)

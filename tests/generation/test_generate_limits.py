@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +10,7 @@ import transformers
 
 import rest_store
 from rest_store.generation.drafts import EMPTY
-from tests.shared.tiny import VOCABULARY, Scripted, bushy, futures_of, prompts, right, tiny_model
+from tests.shared.tiny import VOCABULARY, bushy, drafted, prompts, right, tiny_model
 
 POSITIONS = 32
 _SIZES = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
@@ -57,22 +56,6 @@ class Positions:
         self.least = min(self.least, int(options["position_ids"].min()))
 
 
-def drafted(
-    model: Any, inputs: dict[str, Any], plain: torch.Tensor, scripts: list[Callable[..., Any]], **options: Any
-) -> Any:
-    """The output with a script for each row."""
-    futures = futures_of(inputs, plain)
-    by_prompt = dict(zip(futures, scripts, strict=True))
-    return model.generate(
-        **inputs,
-        custom_generate=rest_store.generate,
-        drafter=lambda prompt: Scripted(prompt, futures, by_prompt[tuple(prompt)]),
-        adaptive=False,
-        return_dict_in_generate=True,
-        **options,
-    )
-
-
 def silent(future: list[int], random: Any, max_nodes: int) -> Any:
     return EMPTY
 
@@ -80,25 +63,23 @@ def silent(future: list[int], random: Any, max_nodes: int) -> Any:
 # --- Positions --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("widths", [(), (1, 4, 17)])
 @pytest.mark.parametrize("name", SOME)
-def test_a_row_at_the_last_position_waits_for_the_others(name: str, widths: tuple[int, ...]) -> None:
+def test_a_row_at_the_last_position_waits_for_the_others(name: str) -> None:
     model = model_with_positions(name)
     inputs = prompts(3)
     for cache in ("dynamic", "static"):
         options: dict[str, Any] = {"max_length": POSITIONS, "do_sample": False, "cache_implementation": cache}
         plain = model.generate(**inputs, **options)
         seen = Positions(model)
-        output = drafted(model, inputs, plain, [right, silent, bushy], widths=widths, **options)
+        output = drafted(model, inputs, plain, [right, silent, bushy], **options)
         seen.hook.remove()
         assert torch.equal(output.sequences, plain)
         assert output.statistics.drafts.accepted > 10
         assert 0 <= seen.least <= seen.greatest < POSITIONS
 
 
-@pytest.mark.parametrize("widths", [(), (1, 4, 17)])
 @pytest.mark.parametrize("name", SOME)
-def test_an_end_before_the_last_position_is_reached_with_drafts_too(name: str, widths: tuple[int, ...]) -> None:
+def test_an_end_before_the_last_position_is_reached_with_drafts_too(name: str) -> None:
     """Where more is asked for than there are positions, drafts reach beyond the end that the text has."""
     model = model_with_positions(name)
     inputs = prompts(2, padded=False)
@@ -117,7 +98,7 @@ def test_an_end_before_the_last_position_is_reached_with_drafts_too(name: str, w
         options = {"max_new_tokens": 60, "do_sample": False, "stopping_criteria": [Ends()], **options}
         if script is None:
             return model.generate(**inputs, **options)
-        return drafted(model, inputs, plain, script, widths=widths, **options)
+        return drafted(model, inputs, plain, script, **options)
 
     for length in (POSITIONS - 1, POSITIONS, POSITIONS + 1):
         plain = end(None, length)

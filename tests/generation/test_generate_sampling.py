@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,18 @@ from transformers import (
 )
 
 import rest_store.generation.generate as entry
-from rest_store.bench.baselines import tree_of
-from tests.shared.tiny import VOCABULARY, Scripted, bushy, futures_of, prompts, right, tiny_model, wrong
+from tests.shared.tiny import (
+    VOCABULARY,
+    SameTree,
+    Scripted,
+    bushy,
+    drafted,
+    futures_of,
+    prompts,
+    right,
+    tiny_model,
+    wrong,
+)
 
 WARPERS = {
     "temperature": ({"temperature": 1.6, "top_k": 0}, [TemperatureLogitsWarper(1.6)]),
@@ -41,18 +50,10 @@ def test_a_row_draws_what_plain_decoding_draws_with_the_same_seed(options: dict[
         torch.manual_seed(seed)
         plain = model.generate(**inputs, **fixed)
         after = torch.rand(1)
-        futures = futures_of(inputs, plain)
         seen.add(tuple(plain.flatten().tolist()))
         for script in (right, wrong, bushy):
             torch.manual_seed(seed)
-            output = model.generate(
-                **inputs,
-                **fixed,
-                custom_generate=entry.generate,
-                drafter=lambda prompt, futures=futures, script=script: Scripted(prompt, futures, script),
-                adaptive=False,
-                return_dict_in_generate=True,
-            )
+            output = drafted(model, inputs, plain, script, **fixed)
             assert torch.equal(output.sequences, plain)
             assert torch.equal(torch.rand(1), after), "as many draws as plain decoding"
             assert (output.statistics.drafts.accepted > 0) == (script is not wrong)
@@ -77,22 +78,6 @@ def test_a_batch_draws_the_same_with_the_same_seed_whatever_is_drafted() -> None
             assert torch.equal(output[0], expected)
             assert torch.equal(output[1], after), "as many draws from torch's own generator"
     assert not torch.equal(expected, write(7, None)[0])
-
-
-class Likely:
-    """Drafts a tree of the tokens that the model likes best, the same whatever was drawn."""
-
-    def __init__(self, paths: Sequence[Sequence[int]]) -> None:
-        self.tree = tree_of(paths)
-
-    def draft(self, *, max_nodes: int, costs: Any) -> Any:
-        return self.tree
-
-    def accept(self, tokens: Any, top_k: Any = None) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
 
 
 def surprise(observed: Counter[Any], expected: dict[Any, float], draws: int) -> float:
@@ -145,7 +130,7 @@ def test_the_distribution_is_the_models(name: str) -> None:
             do_sample=True,
             **options,
             custom_generate=entry.generate,
-            drafter=lambda _: Likely(paths),
+            drafter=lambda _: SameTree(paths),
             max_nodes=32,
             adaptive=False,
             return_dict_in_generate=True,

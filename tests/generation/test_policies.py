@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,11 +11,9 @@ import pytest
 import torch
 
 import rest_store.generation.generate as entry
-from rest_store.bench.baselines import tree_of
-from rest_store.generation import policies, progress
-from rest_store.generation.graphs import FixedVerifier
-from rest_store.generation.verify import Step, Verifier
-from tests.shared.tiny import Scripted, futures_of, prompts, right, tiny_model
+from rest_store.generation import loop
+from rest_store.generation.verify import Verifier
+from tests.shared.tiny import SameTree, Scripted, futures_of, prompts, right, tiny_model
 
 
 def test_a_generation_measures_and_hands_costs_to_its_session() -> None:
@@ -55,36 +55,26 @@ class Clock:
     def perf_counter(self) -> float:
         return self.now
 
+    process_time = perf_counter
+
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
-    clock = Clock()
-    for kind in (Verifier, FixedVerifier):
+    clock, run = Clock(), Verifier.run
 
-        def timed(self: Any, step: Step, run: Any = kind.run) -> torch.Tensor:
-            logits: torch.Tensor = run(self, step)
-            clock.now += clock.cost(step.width - 1, self.cache.end)
-            return logits
+    def timed(self: Verifier, last: Any, trees: Any, width: int) -> torch.Tensor:
+        logits = run(self, last, trees, width)
+        clock.now += clock.cost(width - 1, self.cache.end)
+        return logits
 
-        monkeypatch.setattr(kind, "run", timed)
-    monkeypatch.setattr(progress, "time", clock)
+    monkeypatch.setattr(Verifier, "run", timed)
+    monkeypatch.setattr(loop, "time", clock)
     return clock
 
 
-class Always:
-    """Drafts a tree that is almost always wrong."""
-
-    def __init__(self, prompt: list[int]) -> None:
-        pass
-
-    def draft(self, *, max_nodes: int, costs: Any) -> Any:
-        return tree_of([[3] * min(4, max_nodes)])
-
-    def accept(self, tokens: Any) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
+def always(prompt: list[int]) -> SameTree:
+    """A session whose drafts are almost always wrong."""
+    return SameTree([[3] * 4])
 
 
 def timed(model: Any, clock: Clock, drafter: Any, new_tokens: int, **options: Any) -> tuple[float, Any]:
@@ -102,21 +92,8 @@ def timed(model: Any, clock: Clock, drafter: Any, new_tokens: int, **options: An
     return clock.now - began, output
 
 
-@pytest.mark.parametrize("widths", [(9,), (5, 17)])
-def test_fixed_widths_need_none_for_plain_steps(clock: Clock, widths: tuple[int, ...]) -> None:
-    """The narrowest step is a plain one, however wide it is."""
-    model = tiny_model("llama")
-    inputs = prompts(1)
-    plain = model.generate(**inputs, max_new_tokens=60, do_sample=False)
-    futures = futures_of(inputs, plain)
-    _, output = timed(model, clock, lambda prompt: Scripted(prompt, futures, right), 60, widths=widths)
-    assert torch.equal(output.sequences, plain)
-    assert output.statistics.forward_passes < 20
-
-
-@pytest.mark.parametrize("nothing", [{"max_nodes": 0}, {"widths": (1,)}])
-def test_where_nothing_may_be_drafted_nothing_is_asked(clock: Clock, nothing: dict[str, Any]) -> None:
-    _, output = timed(tiny_model("llama"), clock, Always, 24, **nothing)
+def test_where_nothing_may_be_drafted_nothing_is_asked(clock: Clock) -> None:
+    _, output = timed(tiny_model("llama"), clock, always, 24, max_nodes=0)
     assert output.statistics.drafts.asked == 0
 
 
@@ -126,7 +103,7 @@ def test_drafting_pauses_although_plain_steps_used_to_cost_more(clock: Clock) ->
     clock.cost = lambda nodes, held: 0.02
     timed(model, clock, None, 12)
     clock.cost = lambda nodes, held: 0.01 * (1 + 0.03 * nodes)
-    took, output = timed(model, clock, Always, 200)
+    took, output = timed(model, clock, always, 200)
     assert output.statistics.drafts.asked < 80
     assert took < 1.05 * 199 * 0.01
 
@@ -149,29 +126,27 @@ def test_measuring_costs_little_and_nothing_where_it_is_known(clock: Clock) -> N
     assert later < least + step
 
 
-def test_costs_are_kept_apart_by_what_they_depend_on(clock: Clock) -> None:
-    model = tiny_model("llama")
-    for options in ({}, {}, {"widths": (1, 17)}):
-        timed(model, clock, Always, 5, **options)
-    assert len(policies._policies[model]) == 2
-    timed(model.to(torch.float64), clock, Always, 5)
-    assert len(policies._policies[model]) == 3
-
-
-def test_a_padded_step_costs_what_its_width_costs(clock: Clock) -> None:
+def test_what_other_processes_do_to_the_time_of_steps_changes_no_draft() -> None:
+    """Forward passes over trees wait for others, most of the time, and take no more of the processor's time."""
     model = tiny_model("llama")
     inputs = prompts(1)
-    futures = futures_of(inputs, model.generate(**inputs, max_new_tokens=30, do_sample=False))
-    given = []
+    plain = model.generate(**inputs, max_new_tokens=120, do_sample=False)
+    futures = futures_of(inputs, plain)
+    chance = random.Random(5)
 
-    class Asking(Scripted):
-        def draft(self, *, max_nodes: int, costs: Any) -> Any:
-            given.append(costs)
-            return super().draft(max_nodes=max_nodes, costs=costs)
+    def disturbed(module: Any, arguments: Any, options: dict[str, Any]) -> None:
+        if options["input_ids"].shape[1] > 1 and chance.random() < 0.8:
+            time.sleep(0.05)
 
-    timed(model, clock, lambda prompt: Asking(prompt, futures, right), 30, widths=(1, 5, 17))
-    table = given[-1]
-    assert table.shape == (17,)
-    assert len(set(table[1:5].tolist())) == 1
-    assert len(set(table[5:].tolist())) == 1
-    assert table[0] < table[1] < table[5]
+    model.register_forward_pre_hook(disturbed, with_kwargs=True)
+    output = model.generate(
+        **inputs,
+        max_new_tokens=120,
+        do_sample=False,
+        custom_generate=entry.generate,
+        drafter=lambda prompt: Scripted(prompt, futures, right),
+        return_dict_in_generate=True,
+    )
+    assert torch.equal(output.sequences, plain)
+    assert output.statistics.drafts.paused < 15
+    assert output.statistics.mean_tokens > 3

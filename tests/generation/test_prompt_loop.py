@@ -8,19 +8,16 @@ import pty
 import re
 import select
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from rest_store.cli import main
-from rest_store.generation import prompt_loop
 from tests.shared.tiny import write_model
 
 
@@ -139,7 +136,7 @@ def test_a_loop_on_a_terminal(terminal: Terminal) -> None:
     begun = terminal.read_to(r"> $")
     assert re.search(r"loading tokenizer .*/model\w* \.\.\. \d+\.\d s\r\n", begun)
     assert re.search(r"loading model .* \d+\.\d s\r\n", begun)
-    legend = "drafted by: the model alone, .36mprompt lookup.0m, .35mrecycled logits.0m, .33mseveral of them.0m"
+    legend = "drafted by: the model alone, .32mprompt lookup.0m, .36mrecycled logits.0m, .33mseveral of them.0m"
     assert re.search(legend, begun.replace("\x1b[", "."))
     terminal.write("half a line\x03")
     terminal.read_to(r"\r\n> $", again="\x03")
@@ -147,22 +144,5 @@ def test_a_loop_on_a_terminal(terminal: Terminal) -> None:
     terminal.read_to(r"\x1b\[2mfor i in\x1b\[0m.")
     terminal.write("\x03")
     shown = terminal.read_to(r"\r\n> $")
-    assert re.search(r"\d tokens? in [\d,]+ forward pass(es)?, M \d.*; interrupted\r\n> $", shown)
+    assert re.search(r"\ninterrupted\r\n> $", shown)
     assert terminal.end() == 0
-
-
-def test_an_interrupt_may_come_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    install = signal.signal
-
-    def interrupted(number: int, handler: Any) -> Any:
-        before = install(number, handler)
-        if callable(handler) and handler is not usual:
-            monkeypatch.setattr(signal, "signal", install)
-            signal.raise_signal(signal.SIGINT)
-        return before
-
-    usual = signal.getsignal(signal.SIGINT)
-    monkeypatch.setattr(signal, "signal", interrupted)
-    with prompt_loop.interruptible() as came:
-        assert came()
-        assert signal.getsignal(signal.SIGINT) is usual, "the next one is not caught"

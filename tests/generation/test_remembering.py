@@ -6,7 +6,6 @@ import gc
 import subprocess
 import sys
 import threading
-import warnings
 import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,8 +17,8 @@ import torch
 import rest_store
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting import remembering
-from rest_store.drafting.output_document import PROMPT_TOKENS, OutputDocument
-from rest_store.drafting.remembering import RememberCounts, flush, remember
+from rest_store.drafting.output_document import PROMPT_TOKENS
+from rest_store.drafting.remembering import flush
 from rest_store.errors import DraftingWarning, RememberError
 from tests.shared.services import PATIENCE
 from tests.shared.strategies import identity, refused
@@ -119,7 +118,7 @@ def test_what_was_written_before_an_early_end_is_remembered(model: Any, way: str
         return scores
 
     generator = rest_store.Generator(model, None, [], remember=target)
-    pieces = generator.begin(inputs, max_new_tokens=32, logits_processor=[fails])
+    pieces = generator.stream(inputs, max_new_tokens=32, logits_processor=[fails])
     written: list[int] = []
     try:
         for piece in pieces:
@@ -162,38 +161,6 @@ def test_a_failing_target_is_counted_and_changes_nothing(model: Any) -> None:
     counts = output.statistics.remembered
     assert (counts.added, counts.dropped, counts.error) == (0, 2, "SystemExit: no more")
     assert torch.equal(output.sequences, model.generate(**inputs, max_new_tokens=32))
-
-
-def test_warnings_that_are_errors_are_none_of_the_generation(model: Any) -> None:
-    """As in all tests here: the filter is "error"."""
-    assert write_and_wait(model, prompts(1), Failing()).statistics.remembered.dropped == 1
-
-
-def test_a_warning_that_cannot_be_shown_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither on the thread of a target, which goes on, nor on that of a generation."""
-
-    class FailsOnce(Kept):
-        def add(self, documents: Sequence[IntSequence], ids: Sequence[str] | None = None) -> None:
-            if not self.called.is_set():
-                self.called.set()
-                raise ValueError("not yet")
-            super().add(documents, ids)
-
-    def no_terminal(*_: object) -> None:
-        raise OSError("no terminal")
-
-    target, document = FailsOnce(), OutputDocument.of([1], [2, 3, 4, 5])
-    assert document is not None
-    counts = [RememberCounts(), RememberCounts(), RememberCounts()]
-    with warnings.catch_warnings():
-        warnings.simplefilter("always")
-        monkeypatch.setattr(warnings, "showwarning", no_terminal)
-        for count in counts[:2]:
-            remember(target, [document], count)
-            assert flush(target)
-        monkeypatch.setattr(remembering, "_MOST_TOKENS", 0)
-        remember(target, [document], counts[2])
-    assert [(count.added, count.dropped) for count in counts] == [(0, 1), (1, 0), (0, 1)]
 
 
 def test_a_blocked_target_delays_nobody_and_what_it_cannot_take_is_counted(

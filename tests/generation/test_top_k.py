@@ -23,15 +23,3 @@ def test_top_tokens_are_those_of_sorting(vocabulary: int, dtype: torch.dtype) ->
     assert top.shape == (3, 7, count)
     assert torch.equal(logits.gather(2, torch.from_numpy(top)), logits.topk(count).values)
     assert all(len(set(row)) == count for rows in top.tolist() for row in rows)
-
-
-def test_only_what_is_asked_for_is_read() -> None:
-    logits = torch.randn(2, 3, 50)
-    assert read_top_tokens(logits, best=False, count=0) == (None, None)
-    best, top = read_top_tokens(logits, best=True, count=0)
-    assert best is not None
-    assert top is None
-    best, top = read_top_tokens(logits, best=False, count=2)
-    assert best is None
-    assert top is not None
-    assert top.tolist() == logits.topk(2).indices.tolist()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -20,38 +21,21 @@ import rest_store
 from rest_store.bench.baselines import tree_of
 from rest_store.datastore.tree import TokenTree
 from rest_store.errors import LimitError, ModeNotSupportedError
-from rest_store.generation import options
-from rest_store.generation.sampling import Choice
-from rest_store.generation.typical import TypicalRule, TypicalStep
+from rest_store.generation import typical
+from rest_store.generation.rows import rows_of
+from rest_store.generation.typical import plausible, typical_path
 from tests.shared.strategies import refused
-from tests.shared.tiny import prompts, tiny_model
+from tests.shared.tiny import SameTree, prompts, tiny_model
 
-CPU = torch.device("cpu")
 EVERYTHING = {"acceptance": "typical"}
 
 
-class Same:
-    """A session that drafts the same tree at each step."""
-
-    def __init__(self, *paths: Sequence[int]) -> None:
-        self.tree = tree_of(paths)
-
-    def draft(self, *, max_nodes: int, costs: Any) -> TokenTree:
-        return self.tree
-
-    def accept(self, tokens: Sequence[int]) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
-def step(rule: TypicalRule, tree: TokenTree, logits: torch.Tensor, *processors: Any, ends: Sequence[int] = ()) -> Any:
-    """A step with `tree` behind a row of the token 0."""
+def path(tree: TokenTree, logits: torch.Tensor, *processors: Any, ends: Sequence[int] = ()) -> list[int]:
+    """The accepted path of `tree` behind a row of the token 0."""
     edges = enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))
-    children = {(parent + 1, token): node + 1 for node, (parent, token) in edges}
-    choice = Choice(LogitsProcessorList(processors), sample=True, rows=1, device=CPU)
-    return TypicalStep(rule, children, choice, 0, torch.tensor([[0]]), logits, lambda token: token in ends)
+    children = {edge: node for node, edge in edges}
+    (row,) = rows_of(torch.tensor([[0]]), LogitsProcessorList(processors), sample=True)
+    return typical_path(children, row, logits, lambda token: token in ends)
 
 
 def logits_of(*distributions: Sequence[float]) -> torch.Tensor:
@@ -59,18 +43,17 @@ def logits_of(*distributions: Sequence[float]) -> torch.Tensor:
 
 
 def test_the_rule_is_medusas() -> None:
-    rule = TypicalRule(threshold=0.2, alpha=0.3)
     sharp = logits_of([0.97, 0.01, 0.01, 0.01])  # entropy 0.17 nats, so the threshold decides
     flat = logits_of([0.4, 0.21, 0.2, 0.19])  # entropy 1.33 nats: 0.3 * exp(-1.33) = 0.079
-    assert rule.accepted(sharp, [0, 1]) == pytest.approx([0.97, 0])
-    assert rule.accepted(flat, [3, 1, 2, 0]) == pytest.approx([0.19, 0.21, 0.2, 0.4])
-    assert TypicalRule(0.2, 2.0).accepted(flat, [3, 1]) == pytest.approx([0, 0.21])
-    assert TypicalRule(0.0, 0.3).accepted(logits_of([0.5, 0.5, 0.0]), [0, 2]) == [0.5, 0]
-    assert TypicalRule(1.0, math.inf).accepted(logits_of([1.0, 0.0]), [0]) == [0]
+    assert plausible(sharp, [0, 1], 0.2, 0.3) == pytest.approx([0.97, 0])
+    assert plausible(flat, [3, 1, 2, 0], 0.2, 0.3) == pytest.approx([0.19, 0.21, 0.2, 0.4])
+    assert plausible(flat, [3, 1], 0.2, 2.0) == pytest.approx([0, 0.21])
+    assert plausible(logits_of([0.5, 0.5, 0.0]), [0, 2], 0.0, 0.3) == [0.5, 0]
+    assert plausible(logits_of([1.0, 0.0]), [0], 1.0, math.inf) == [0]
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_longest_path_is_that_of_medusas_code(seed: int) -> None:
+def test_the_longest_path_is_that_of_medusas_code(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """`evaluate_posterior` of Medusa (`fast`) judges all paths from root to leaf; it is written out here for a tree."""
     random = np.random.default_rng(seed)
     paths = [random.integers(0, 4, random.integers(1, 6)).tolist() for _ in range(6)]
@@ -81,25 +64,26 @@ def test_the_longest_path_is_that_of_medusas_code(seed: int) -> None:
     entropy = -(probabilities * probabilities.log()).sum(dim=-1)
     least = torch.minimum(torch.full_like(entropy, threshold), torch.exp(-entropy) * alpha)
     judged = []
-    for path in paths:
+    for drafted in paths:
         place, length, likelihood = 0, 0, 0.0
-        for token in path:
+        for token in drafted:
             if probabilities[place, token] <= least[place]:
                 break
             length, likelihood = length + 1, likelihood + math.log(probabilities[place, token])
             (child,) = [node for node in tree.children(place - 1) if tree.tokens[node] == token]
             place = int(child) + 1
-        judged.append((length, likelihood, path[:length]))
+        judged.append((length, likelihood, drafted[:length]))
     expected = max(judged, key=lambda candidate: candidate[:2])[2]
-    chosen = step(TypicalRule(threshold, alpha), tree, logits, TemperatureLogitsWarper(temperature)).ahead
-    assert chosen == expected
+    rule = functools.partial(plausible, threshold=threshold, alpha=alpha)
+    monkeypatch.setattr(typical, "plausible", rule)
+    assert path(tree, logits, TemperatureLogitsWarper(temperature)) == expected
 
 
 def test_drafts_behind_the_end_of_a_text_do_not_count() -> None:
     tree = tree_of([[1, 2, 3], [4, 5]])
     flat = torch.zeros(1 + len(tree), 6)
-    assert step(TypicalRule(0.0), tree, flat).ahead == [1, 2, 3]
-    assert step(TypicalRule(0.0), tree, flat, ends=[1]).ahead == [4, 5]
+    assert path(tree, flat) == [1, 2, 3]
+    assert path(tree, flat, ends=[1]) == [4, 5]
 
 
 # --- Generations ------------------------------------------------------------------------------------------------------
@@ -108,7 +92,7 @@ def test_drafts_behind_the_end_of_a_text_do_not_count() -> None:
 @pytest.fixture(autouse=True)
 def everything_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every draft token that may be drawn at all is accepted."""
-    monkeypatch.setattr(options, "TypicalRule", lambda: TypicalRule(threshold=0.0))
+    monkeypatch.setattr(typical, "plausible", functools.partial(plausible, threshold=0.0))
 
 
 def generate(model: Any, inputs: dict[str, torch.Tensor], *paths: Sequence[int], seed: int = 0, **more: Any) -> Any:
@@ -117,7 +101,7 @@ def generate(model: Any, inputs: dict[str, torch.Tensor], *paths: Sequence[int],
         **inputs,
         **{"max_new_tokens": 12, "do_sample": True, "top_k": 0, **more},
         custom_generate=rest_store.generate,
-        drafter=lambda _: Same(*paths),
+        drafter=lambda _: SameTree(paths),
         adaptive=False,
         return_dict_in_generate=True,
     )

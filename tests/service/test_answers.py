@@ -10,12 +10,12 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rest_store.datastore.tree import TokenTree
+from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.drafting.limits import DraftLimits
 from rest_store.errors import ProtocolError
 from rest_store.service.client.descriptions import service_info
 from rest_store.service.client.requests import parse
-from rest_store.service.client.trees import read_session_tree, read_tree
+from rest_store.service.client.trees import read_session_tree, read_tree, sum_of_trees
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.sessions import Nodes
 from tests.shared.strategies import refused
@@ -161,6 +161,10 @@ def test_malformed_messages_are_refused(data: bytes) -> None:
         assert isinstance(parse(pb.DraftResponse, data, "peer"), pb.DraftResponse)
 
 
+def test_a_peer_that_says_ok_and_nothing_else_is_refused() -> None:
+    refused(ProtocolError, lambda: parse(pb.DraftResponse, None, "peer"), "peer: DraftResponse is no message")  # type: ignore[arg-type]
+
+
 def description(**changes: Any) -> pb.DatastoreDescription:
     tokenizer = pb.TokenizerDescription(name="t", fingerprint="sha256:" + "0" * 64, vocabulary_size=9)
     return pb.DatastoreDescription(**({"name": "a", "tokenizer": tokenizer} | changes))
@@ -184,3 +188,13 @@ def test_a_description_is_read() -> None:
     described = pb.DescribeResponse(datastores=[description(token_count=5)])
     (found,) = service_info(described, ("a",), None, "peer").datastores
     assert (found.name, found.token_count, found.is_live, found.tokenizer.vocabulary_size) == ("a", 5, False, 9)
+
+
+def test_trees_of_parts_are_summed_by_path() -> None:
+    one = TokenTree([1, 2, 3], [-1, 0, -1], [5, 4, 3], match=SuffixMatch(2, 8))
+    other = TokenTree([3, 1, 4], [-1, -1, 0], [4, 2, 4], match=SuffixMatch(2, 6))
+    shorter = TokenTree([9], [-1], [99], match=SuffixMatch(1, 99))
+    whole = sum_of_trees([one, shorter, other], 4)
+    assert whole == TokenTree([1, 3, 2, 4], [-1, -1, 0, 1], [7, 7, 4, 4], match=SuffixMatch(2, 14))
+    assert sum_of_trees([one, other], 3) == TokenTree([1, 3, 2], [-1, -1, 0], [7, 7, 4], match=SuffixMatch(2, 14))
+    assert sum_of_trees([shorter, one], 2) is one

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 from collections.abc import Iterator
@@ -29,11 +28,11 @@ from rest_store.errors import (
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.service.client.client import DatastoreClient
 from rest_store.v1 import datastore_pb2 as pb
-from tests.shared.builds import write_tokenizer
+from tests.shared.builds import build_quick, write_tokenizer
 from tests.shared.clients import KINDS, connected
 from tests.shared.services import PATIENCE, Service, failed, metrics_of, reason_of, reload, running
 from tests.shared.sessions import Relay
-from tests.shared.strategies import Corpus, identity, refused, write_datastore
+from tests.shared.strategies import identity, refused
 
 VOCABULARY = 300
 METRICS = "--metrics=127.0.0.1:0"
@@ -71,7 +70,10 @@ def test_what_is_added_is_there_for_everyone_when_add_returns(kind: Any, service
         assert len(set(ids)) == 2
         assert [other.count(tokens) for tokens in (first, second)] == [1, 1]
         assert other.draft(first[:3]).longest_path(first[3:]).tolist() == list(range(5))
-        assert one.add([first, first], [ids[0], ids[0]]) == [ids[0], ids[0]]
+        assert (ids.added, ids.duplicates) == (ids, [])
+        again = one.add([first, [1], [2]], [ids[0], "new", "new"])  # as LiveDatastore.add says it
+        assert (again, again.added, again.duplicates) == ([ids[0], "new", "new"], ["new"], [ids[0], "new"])
+        one.delete(["new"])
         assert other.count(first) == 1
         assert one.delete([ids[0], "never there"], datastore="chat") == 1
         assert one.delete([ids[0]], datastore="chat") == 0
@@ -202,15 +204,17 @@ def test_live_datastores_alone_with_a_tokenizer_for_new_ones(tmp_path: Path) -> 
 
 def test_a_new_one_has_the_tokenizer_of_the_built_ones(tmp_path: Path) -> None:
     """Also its file, so that texts can be added to it later."""
-    (tmp_path / "a").mkdir()
-    directory = write_datastore(tmp_path / "a", Corpus(VOCABULARY, [[[1, 2, 3]]]))
-    serialized = json.dumps({"model": {"type": "WordLevel", "vocab": {"x": 0}}})
-    (directory / "tokenizer.json").write_text(serialized)
-    with running(directory, options=["--live", str(tmp_path / "live")]):
-        pass
-    assert (tmp_path / "live" / "tokenizer.json").read_text() == serialized
-    with LiveDatastore.open(tmp_path / "live", read_only=True) as store:
+    (tmp_path / "corpus.txt").write_text("some text")
+    tokenizer, directory = write_tokenizer(tmp_path / "tokenizer.json"), tmp_path / "code.ds"
+    build_quick(tmp_path / "corpus.txt", tokenizer, directory)
+    with running(directory, options=["--live", str(tmp_path / "live")]) as service:
+        for one in (tokenizer, str(tokenizer), directory):  # a path is a tokenizer
+            with DatastoreClient(service.target, tokenizer=one, timeout=PATIENCE) as client:
+                assert client.tokenizer == Datastore.open(directory).tokenizer
+        service.stop()
+    with LiveDatastore.open(tmp_path / "live") as store:
         assert store.tokenizer == Datastore.open(directory).tokenizer
+        assert len(store.add(["text"])) == 1
 
 
 def test_a_new_one_has_the_tokenizer_that_is_named(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from rest_store.errors import (
     TokenRangeError,
     UnknownDatastoreError,
 )
+from rest_store.live.added import AddedDocuments
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.service.client.client import DatastoreClient
 from rest_store.service.server import writes
@@ -191,12 +192,12 @@ def test_what_waits_to_be_written_is_bounded(
     [served] = catalog.served
     go_on = threading.Event()
 
-    def slowly(*_: object) -> int:
+    def slowly(result: Any) -> Any:
         assert go_on.wait(PATIENCE)
-        return 8
+        return result
 
-    monkeypatch.setattr(served.store, "add", slowly)
-    monkeypatch.setattr(served.store, "delete", slowly)
+    monkeypatch.setattr(served.store, "add", lambda _, ids: slowly(AddedDocuments(ids, set(ids))))
+    monkeypatch.setattr(served.store, "delete", lambda ids: slowly(len(ids)))
     request = request_.SerializeToString()
     least = len(request) + (1 + parts) * writes._PART_BYTES
     monkeypatch.setattr(writes, "_MOST_BYTES", int(2.5 * least))

@@ -11,6 +11,7 @@ import torch
 import transformers
 from tokenizers import processors
 
+import rest_store
 from rest_store.bench.baselines import tree_of
 from rest_store.datastore.tree import TokenTree
 from rest_store.generation.drafts import EMPTY
@@ -134,6 +135,45 @@ class Scripted:
 
     def close(self) -> None:
         pass
+
+
+class SameTree:
+    """A session that drafts the same tree in each step, of `paths` of tokens."""
+
+    def __init__(self, paths: Sequence[Sequence[int]]) -> None:
+        self.paths = paths
+
+    def draft(self, *, max_nodes: int, costs: Any) -> TokenTree:
+        return tree_of([path[:max_nodes] for path in self.paths])
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def drafted(model: Any, inputs: dict[str, torch.Tensor], expected: torch.Tensor, script: Any, **options: Any) -> Any:
+    """The output of a generation for which `script` drafts, or one script for each row, in every step.
+
+    Args:
+        model: tiny.
+        inputs: the prompts.
+        expected: int64[rows, length], what will be written.
+        script: as in `Scripted`; or a list of these.
+        options: of `model.generate`.
+    """
+    futures = futures_of(inputs, expected)
+    scripts = script if isinstance(script, list) else [script] * len(futures)
+    by_prompt = dict(zip(futures, scripts, strict=True))
+    return model.generate(
+        **inputs,
+        **options,
+        custom_generate=rest_store.generate,
+        drafter=lambda prompt: Scripted(prompt, futures, by_prompt[tuple(prompt)]),
+        adaptive=False,
+        return_dict_in_generate=True,
+    )
 
 
 def right(future: list[int], random: np.random.Generator, max_nodes: int) -> TokenTree:

@@ -8,16 +8,18 @@ from typing import Any
 import numpy as np
 
 from rest_store.datastore.tree import TokenTree
+from rest_store.generation.detokenizer import Detokenizer
 from rest_store.generation.drafts import NO_DRAFT, Draft
+from rest_store.generation.output import Piece, Statistics
 from rest_store.generation.page import page
-from rest_store.generation.progress import Statistics
-from rest_store.generation.trace import Trace
 
 LABELS = ["python.ds", "prompt lookup", "recycled logits"]
 
 
-def traced(words: Sequence[int], *, nodes: int = 7, accepted: int = 3, origins: Sequence[int] = (1, 2, 4, 5)) -> Trace:
-    """A trace in which `words` are written: the first by the prompt's pass, then `accepted` and a bonus in each pass.
+def traced(
+    words: Sequence[int], *, nodes: int = 7, accepted: int = 3, origins: Sequence[int] = (1, 2, 4, 5)
+) -> list[Piece]:
+    """Passes in which `words` are written: the first by the prompt's pass, then `accepted` and a bonus in each pass.
 
     Args:
         words: token ids.
@@ -25,8 +27,7 @@ def traced(words: Sequence[int], *, nodes: int = 7, accepted: int = 3, origins: 
         accepted: draft tokens accepted in each pass.
         origins: of the nodes, over and over.
     """
-    trace, statistics = Trace(), Statistics()
-    trace.add([list(words[:1])], [NO_DRAFT], statistics)
+    passes = [Piece([list(words[:1])], [[0]], [NO_DRAFT], [[]])]
     for begin in range(1, len(words), accepted + 1):
         written = list(words[begin : begin + accepted + 1])
         path = written[:accepted]
@@ -37,18 +38,23 @@ def traced(words: Sequence[int], *, nodes: int = 7, accepted: int = 3, origins: 
         scores = 0.97 ** np.arange(1, 1 + len(tokens))
         kinds = [origins[node % len(origins)] for node in range(len(tokens))]
         tree = TokenTree(tokens, parents, [0] * len(tokens), scores=scores, origins=kinds)
-        statistics.steps.latest, statistics.drafting.latest, statistics.forward.latest = 0.0312, 0.0002, 0.0305
-        trace.add([written], [Draft(tree, len(tokens))], statistics)
-    return trace
+        path_origins = kinds[: len(path)] + [0] * (len(written) - len(path))
+        drafts, on_path = [Draft(tree, len(tokens))], list(range(len(path)))
+        times = {"seconds": 0.0312, "drafting_seconds": 0.0002, "forward_seconds": 0.0305}
+        passes.append(Piece([written], [path_origins], drafts, [on_path], **times))
+    return passes
 
 
-def statistics_of(trace: Trace) -> Statistics:
-    statistics = Statistics(forward_passes=len(trace.passes), tokens=sum(len(one.tokens[0]) for one in trace.passes))
-    statistics.steps.total = sum(one.seconds for one in trace.passes)
-    statistics.forward.total = sum(one.forward_seconds for one in trace.passes)
+def statistics_of(passes: Sequence[Piece]) -> Statistics:
+    statistics = Statistics(origins=[[]])
+    for piece in passes:
+        statistics.add(piece)
     return statistics
 
 
-def page_of(trace: Trace, tokenizer: Any, **arguments: Any) -> str:
+def page_of(passes: Sequence[Piece], tokenizer: Any, **arguments: Any) -> str:
+    detokenizer = Detokenizer(tokenizer)
+    for piece in passes:
+        piece.words = [detokenizer.words(piece.tokens[0], last=piece is passes[-1])]
     usual = {"title": "a model", "prompt": "def add(", "labels": LABELS}
-    return page(trace, statistics_of(trace), tokenizer, **{**usual, **arguments})
+    return page(passes, statistics_of(passes), tokenizer, **{**usual, **arguments})

@@ -13,7 +13,8 @@ from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.datastore.validation import Contexts, IntSequence, batch, limit, limits, tail, tails
 from rest_store.drafting.members import MemberSettings
-from rest_store.errors import LiveFormatError, PartError, TargetError, describe
+from rest_store.errors import LiveFormatError, TargetError, describe
+from rest_store.live.added import AddedDocuments
 from rest_store.service.address import is_name
 from rest_store.service.channel import Dialer, Tls, seconds_of
 from rest_store.service.client.descriptions import ServiceInfo
@@ -21,7 +22,7 @@ from rest_store.service.client.member import ServiceMember
 from rest_store.service.client.part import Part, Parts
 from rest_store.service.client.requests import Requests
 from rest_store.service.client.targets import Targets, target_groups
-from rest_store.service.client.trees import TreeLimits
+from rest_store.service.client.trees import TreeLimits, sum_of_trees
 
 WRITE_SECONDS = 10.0  # default timeout of calls that write
 _LONGEST_NAME = 256  # bytes of what sessions share
@@ -44,7 +45,8 @@ class DatastoreClient:
             command lines: `a:1,b:1;a:2,b:2`. All parts are asked at once, and all have to answer; in a draft session,
             a part that does not is left out of a step.
         datastore: name or names of the datastores to ask; None: all whose tokenizer matches.
-        tokenizer: the tokenizer in use, as for `Datastore.open`; a service with another is refused.
+        tokenizer: the tokenizer in use: an object, a path or a name, as for `Datastore.open`; a service with another is
+            refused.
         token: bearer token.
         tls: certificates; True: those of gRPC; None: no TLS, for this machine and trusted networks.
         timeout: seconds for each call, all attempts together, and for each step of a session.
@@ -118,7 +120,7 @@ class DatastoreClient:
 
         Raises:
             QueryError: as there.
-            PartError, ServiceError: as `draft`.
+            ServiceError: as `draft`.
         """
         tree_limits = (1, limit("max_suffix", max_suffix, MAX_SUFFIX), 1)
         [tree] = self._draft(lambda size: [tail(context, tree_limits[1], size)], tree_limits, datastore, timeout)
@@ -140,11 +142,12 @@ class DatastoreClient:
     ) -> TokenTree:
         """Return what `Datastore.draft` does; of several datastores the tree of the longest match, of equals the first.
 
-        `datastore` names the only one to ask; likewise in the other queries.
+        `datastore` names the only one to ask; likewise in the other queries. In parts, the trees of those with the
+        longest match are joined by path and their counts summed. A path that a part has beyond its `max_nodes` heaviest
+        is missing from the sum: counts may be too small, and light nodes others than those of the whole datastore.
 
         Raises:
             QueryError: as there.
-            PartError: a datastore in parts, from which sessions draft.
             ServiceError: no answer; the subclass says why.
         """
         tree_limits = limits(max_nodes, max_suffix, max_depth)
@@ -165,7 +168,7 @@ class DatastoreClient:
 
         Raises:
             QueryError: as `draft`; the message names the context's place.
-            PartError, ServiceError: as `draft`.
+            ServiceError: as `draft`.
         """
         tree_limits = limits(max_nodes, max_suffix, max_depth)
         if not batch(contexts):
@@ -180,13 +183,15 @@ class DatastoreClient:
         timeout: float | None,
     ) -> list[TokenTree]:
         """Return the tree of each context; `tails_of` returns their ends, given the size of the vocabulary."""
-        if len(self._parts.members) > 1:
-            raise PartError(describe(f"{self}", "datastore", "in parts", "a draft session to draft from it"))
-        [trees] = self._parts.ask(
+        answers = self._parts.ask(
             lambda requests: requests.draft(tails_of(requests.vocabulary_size), tree_limits, datastore),
             self._ends(timeout),
         )
-        return [max(of_datastores, key=lambda tree: tree.match.length) for of_datastores in trees]
+        trees = []
+        for of_parts in zip(*answers, strict=True):
+            of_datastores = [sum_of_trees(parts, tree_limits[0]) for parts in zip(*of_parts, strict=True)]
+            trees.append(max(of_datastores, key=lambda tree: tree.match.length))
+        return trees
 
     def add(
         self,
@@ -195,7 +200,7 @@ class DatastoreClient:
         *,
         datastore: str | None = None,
         timeout: float = WRITE_SECONDS,
-    ) -> list[str]:
+    ) -> AddedDocuments:
         """Add documents to a live datastore; return when they are durable, and visible to all its clients.
 
         An attempt that fails is repeated: an id makes sure that nothing is added twice, so calling again with the same
@@ -209,7 +214,8 @@ class DatastoreClient:
             timeout: seconds for all of it.
 
         Returns:
-            The ids, in the order of `documents`.
+            The ids, in the order of `documents`, and which were added and which were there already, as
+            `LiveDatastore.add`. After a repeated attempt, what the first one added counts as there.
 
         Raises:
             DocumentError, TokenRangeError, StorageError: as `LiveDatastore.add`.
@@ -292,10 +298,8 @@ class DatastoreClient:
         self.close()
 
     def __str__(self) -> str:
-        """The datastores, as far as they are known, and where they are, such as "code at 127.0.0.1:50051"."""
-        info = self._parts.members[0].info
-        names = self._names if info is None else [datastore.name for datastore in info.datastores]
-        return f"{', '.join(names) or 'datastores'} at {self._target}"
+        """What it was made with, for statistics: "code at 127.0.0.1:50051", or the target alone."""
+        return f"{', '.join(self._names)} at {self._target}" if self._names else self._target
 
     def __repr__(self) -> str:
         return f"DatastoreClient({self._target!r})"

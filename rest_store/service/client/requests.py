@@ -15,6 +15,7 @@ from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence, document_ids, document_tokens, tail, too_many_tokens
 from rest_store.errors import DocumentError, ProtocolError, UnknownDatastoreError, describe
+from rest_store.live.added import AddedDocuments
 from rest_store.service.address import is_name
 from rest_store.service.client.descriptions import ServiceInfo, service_info
 from rest_store.service.client.trees import TreeLimits, read_tree
@@ -43,8 +44,8 @@ def parse(kind: type[M], data: bytes, target: str) -> M:
     """Return the message in `data`; raise ProtocolError if it is not of type `kind`."""
     try:
         return kind.FromString(data)
-    except DecodeError as error:
-        found = f"{len(data)} malformed bytes ({error})"
+    except (DecodeError, TypeError) as error:  # the latter for None: a peer that says OK and nothing else
+        found = "no message" if data is None else f"{len(data)} malformed bytes ({error})"
         raise ProtocolError(describe(target, kind.__name__, found, "a message of a datastore service")) from None
 
 
@@ -134,7 +135,7 @@ class Requests:
 
     def add(
         self, documents: Sequence[IntSequence], ids: Sequence[str] | None, datastore: str | None
-    ) -> Request[list[str]]:
+    ) -> Request[AddedDocuments]:
         """Add documents to a live datastore.
 
         Raises:
@@ -156,10 +157,12 @@ class Requests:
             checked = document_tokens(tokens, place, self.vocabulary_size)
             message.documents.add(id=id, tokens=checked.astype("<i4").tobytes())
 
-        def decode(answer: bytes, target: str) -> list[str]:
-            if list(parse(pb.AddResponse, answer, target).ids) != known:
+        def decode(answer: bytes, target: str) -> AddedDocuments:
+            response = parse(pb.AddResponse, answer, target)
+            added = set(response.added)
+            if list(response.ids) != known or not added <= set(known):
                 raise ProtocolError(describe(target, "ids of documents", "others", "those that were sent"))
-            return known
+            return AddedDocuments(known, added)
 
         return Request("Add", message.SerializeToString(), decode)
 

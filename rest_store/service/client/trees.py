@@ -1,12 +1,14 @@
-"""Draft trees in answers: read and verified. A faulty service causes a ProtocolError."""
+"""Draft trees in answers: read, verified, and summed over parts. A faulty service causes a ProtocolError."""
 
 from __future__ import annotations
 
 from array import array
+from collections import defaultdict
+from collections.abc import Sequence
 from typing import TypeAlias
 
 from rest_store.datastore.render import counted
-from rest_store.datastore.tree import TokenTree
+from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.drafting.limits import DraftLimits
 from rest_store.errors import ProtocolError, describe
 from rest_store.v1 import datastore_pb2 as pb
@@ -90,3 +92,30 @@ def _depths(tokens: array[int], parents: array[int], vocabulary_size: int, targe
 
 def _invalid(target: str, what: str, found: str, expected: str) -> ProtocolError:
     return ProtocolError(describe(target, f"{what} of a draft tree", found, expected))
+
+
+def sum_of_trees(trees: Sequence[TokenTree], max_nodes: int) -> TokenTree:
+    """Return the tree of one context over several parts of a datastore, from the tree of each part.
+
+    The parts with the longest match count. Their nodes are joined by path, and their counts summed. A path that a part
+    has beyond its `max_nodes` heaviest is not in its tree, so that its count there is missing from the sum.
+    """
+    length = max(tree.match.length for tree in trees)
+    longest = [tree for tree in trees if tree.match.length == length]
+    if len(longest) == 1:
+        return longest[0]
+    counts: defaultdict[tuple[int, ...], int] = defaultdict(int)
+    for tree in longest:
+        paths: list[tuple[int, ...]] = []
+        for token, parent, count in zip(tree.tokens.tolist(), tree.parents.tolist(), tree.counts.tolist(), strict=True):
+            paths.append((*paths[parent], token) if parent >= 0 else (token,))
+            counts[paths[-1]] += count
+    # A path counts no more than its beginnings, so parents stay before their children.
+    kept = sorted(counts, key=lambda path: (-counts[path], len(path), path))[:max_nodes]
+    places = {path: place for place, path in enumerate(kept)} | {(): -1}
+    return TokenTree(
+        [path[-1] for path in kept],
+        [places[path[:-1]] for path in kept],
+        [counts[path] for path in kept],
+        match=SuffixMatch(length, sum(tree.match.count for tree in longest)),
+    )

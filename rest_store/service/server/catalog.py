@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.part import Part
 from rest_store.errors import (
     LiveFormatError,
@@ -20,7 +21,7 @@ from rest_store.errors import (
 )
 from rest_store.live.directory import is_live
 from rest_store.service.address import is_name
-from rest_store.service.server.hosted_datastore import HostedDatastore, StoredTokenizer
+from rest_store.service.server.hosted_datastore import HostedDatastore
 from rest_store.v1 import datastore_pb2 as pb
 
 if TYPE_CHECKING:
@@ -57,7 +58,8 @@ class Catalog:
             raise ServeError(describe("service", found, "one to serve in parts", "a built one"))
         self._served = {name: self._opened(name, path, part) for name, path in built}
         if tokenizer is None and len({datastore.fingerprint for datastore in self.served}) == 1:
-            tokenizer = StoredTokenizer.of(self.served[0].store)
+            store = self.served[0].store
+            tokenizer = store.path if (store.path / TOKENIZER_FILE_NAME).is_file() else store.tokenizer
         try:
             for name, path in live:
                 self._served[name] = HostedDatastore(name, _live_datastore(path, tokenizer))

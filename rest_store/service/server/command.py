@@ -21,7 +21,6 @@ from rest_store.service.address import Address
 from rest_store.service.server.limits import Limits
 from rest_store.service.server.workers import fork_workers
 from rest_store.service.tokens import TOKEN_VARIABLE
-from rest_store.terminal import loading
 
 if TYPE_CHECKING:
     from rest_store.datastore.part import Part
@@ -164,7 +163,7 @@ def serve(
         Options(
             datastores=[_name_and_directory(text) for text in datastores],
             live=[_name_and_directory(text) for text in live],
-            live_tokenizer=_tokenizer(live_tokenizer),
+            live_tokenizer=live_tokenizer,
             addresses=addresses,
             certificate=tls_cert,
             key=tls_key,
@@ -188,16 +187,6 @@ def _allow_files() -> None:
     most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft != resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
-
-
-def _tokenizer(name: str | None) -> object:
-    """Load the tokenizer of live datastores that are created; None without a name."""
-    if name is None:
-        return None
-    from build_index.tokenization import load_tokenizer
-
-    with loading(f"tokenizer {name}"):
-        return load_tokenizer(name)
 
 
 def _run(options: Options, announce: Callable[..., None]) -> None:

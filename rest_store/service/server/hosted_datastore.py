@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rest_store.datastore.datastore import Datastore
-from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.part import Part
-from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import DatastoreClosedError, DatastoreUnavailableError
 from rest_store.v1 import datastore_pb2 as pb
 
@@ -70,24 +67,6 @@ class HostedDatastore:
     def named(self, text: str) -> str:
         """Return `text` with the name in place of the directory, which clients are not told."""
         return text.replace(str(self.store.path), f"datastore {self.name!r}")
-
-
-@dataclass(frozen=True)
-class StoredTokenizer:
-    """The tokenizer of a built datastore, with which a live one can be created: its identity, and the file of it."""
-
-    identity: TokenizerIdentity
-    file: Path
-
-    @classmethod
-    def of(cls, store: Datastore | LiveDatastore) -> StoredTokenizer | TokenizerIdentity:
-        """Return that of `store`; the identity alone if the file was left out."""
-        file = store.path / TOKENIZER_FILE_NAME
-        return cls(store.tokenizer, file) if file.is_file() else store.tokenizer
-
-    def to_json(self) -> str:
-        """Return its serialization."""
-        return self.file.read_text(encoding="utf-8")
 
 
 @contextmanager

@@ -6,7 +6,9 @@ It reserves the most memory that its text can take before anything is made of a 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from rest_store.datastore.kernel import MAX_NODES, native_kernel
 from rest_store.datastore.validation import limit
@@ -25,6 +27,9 @@ from rest_store.service.server.requests import (
     text_of,
 )
 from rest_store.v1 import datastore_pb2 as pb
+
+if TYPE_CHECKING:
+    from rest_store._kernel import PackedDraft
 
 _FIXED_MEMORY = 256 << 10  # bytes of a session beside its text and trees, above all its calibration
 _NODES = 16  # of a tree, unless the client says
@@ -126,7 +131,7 @@ class ServedSession:
         if step.limits is None:
             return None
         follow_changes(self._native, self._datastores)
-        nodes: bytes = self._native.draft_nodes(*step.limits)
+        nodes = _packed_nodes(self._native.draft(*step.limits))
         require_readable(self._served)
         return nodes
 
@@ -163,3 +168,11 @@ class ServedSession:
             native.prompt(text, None)
         self._native, self._datastores = native, list(datastores.values())
         del self._opening
+
+
+def _packed_nodes(draft: PackedDraft) -> bytes:
+    """Return a draft in the layout of the nodes of a DraftSessionResponse."""
+    packed, scores, origins = draft
+    size = len(origins)
+    parents = np.frombuffer(packed, "<i4", size, 12 * size).astype("<i2").tobytes()
+    return packed[8 * size : 12 * size] + scores + parents + origins

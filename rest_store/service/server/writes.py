@@ -53,10 +53,10 @@ class Writes:
         documents = [document_of(document, number) for number, document in enumerate(request.documents)]
         ids = [document.id or uuid4().hex for document in request.documents]
         del request
-        response = pb.AddResponse(ids=ids).SerializeToString()
-        require_size("response", len(response), self._limits.max_message_bytes)  # while nothing has been added
-        await self._carried_out(served, lambda live: live.add(documents, ids), len(data), ids)
-        return response
+        size = pb.AddResponse(ids=ids, added=ids).ByteSize()
+        require_size("response", size, self._limits.max_message_bytes)  # while nothing has been added
+        added = await self._carried_out(served, lambda live: live.add(documents, ids), len(data), ids)
+        return pb.AddResponse(ids=ids, added=added.added).SerializeToString()
 
     async def delete(self, data: bytes, grant: Grant) -> bytes:
         """Answer a DeleteRequest."""
