@@ -210,22 +210,12 @@ class SessionSources:
         if len(trees) == 1:
             merged, nodes = trees[0], [np.arange(len(trees[0]), dtype=np.int32)]
         else:
-            try:
-                merged, nodes = merge_trees(trees, limits)
-            except ValueError as error:
-                return self._without_answers(here, limits, error)
+            merged, nodes = merge_trees(trees, limits)
         for (opened, _), of_member in zip(self._answers, nodes, strict=False):  # the kernel's comes last
             opened.nodes = of_member
         self._nodes = _NO_NODES if here is None else nodes[-1]
         self._merged = merged
         return merged
-
-    def _without_answers(self, here: PackedDraft | None, limits: DraftLimits, error: ValueError) -> TokenTree:
-        """Return the kernel's draft, since the members' trees cannot be merged."""
-        for opened, _ in self._answers:
-            self._drop(opened, error)
-        self._answers = []
-        return self.merge(self.native.draft(*limits) if here is None else here, limits)
 
     def forget(self) -> None:
         """Discard the latest draft, as if none had been made since the last `accept`."""
