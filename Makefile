@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 MINUTES ?= 10
 SEED ?=
 
-.PHONY: setup test test-all test-vllm test-ray first-hour fuzz demo lint format proto bench docs pictures sanitize clean
+.PHONY: setup test test-all test-vllm test-ray first-hour fuzz wheel demo lint format proto bench docs pictures sanitize clean
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)
@@ -68,6 +68,11 @@ test-ray: setup
 fuzz: setup
 	$(BIN)/python -m tests.fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
+# A wheel for this Python, which needs no compiler where it is installed, in dist/. Those for all Pythons: pip install
+# cibuildwheel, then python -m cibuildwheel, which takes Docker.
+wheel: setup
+	$(PIP) wheel -q --no-deps --no-build-isolation -C build-dir=build/wheel -w dist .
+
 # The standard library's source, tokenized as SmolLM2 does: a datastore in demo/, what it drafts, and code written with it,
 # in process, through a service, and through one that dies meanwhile. In the end a related question, before and after the
 # first answer was remembered.
@@ -86,7 +91,7 @@ demo: $(DEMO)/manifest.json
 	  $(WRITE) --datastore unix:$(CURDIR)/demo/socket --compare | \
 	  { for line in 1 2 3; do IFS= read -r text; printf '%s\n' "$$text"; done; kill -9 $$server; cat; }
 	$(RELATED) > demo/before && cat demo/before
-	$(BIN)/rest-store live info demo/memory
+	$(BIN)/rest-store info demo/memory
 	$(RELATED) --datastore demo/memory > demo/after && cat demo/after
 	@sed -n 's/.* forward passes, M \([0-9.]*\),.*/\1/p' demo/before demo/after | paste -s | \
 	  { read -r before after; echo "M $$before before the first answer was remembered, M $$after after it"; }
@@ -142,12 +147,12 @@ bench: $(DEMO)/manifest.json
 	$(BIN)/python benchmarks/bench_query.py $(REPLAYED) --contexts 1000 --out $(RESULTS)/query.json
 	$(BIN)/python benchmarks/bench_drafting.py $(REPLAYED) --out $(RESULTS)/drafting.json
 	$(BIN)/python benchmarks/bench_service.py $(REPLAYED) --requests 500 --seconds 1 --out $(RESULTS)/service.json
-	$(BIN)/python benchmarks/bench_live.py --datastore $(DEMO) --tokens 1000000 --rounds 2 --documents 0 --out $(RESULTS)/live_datastore.json
+	$(BIN)/python benchmarks/bench_live.py --datastore $(DEMO) --tokens 1000000 --rounds 2 --out $(RESULTS)/live_datastore.json
 	$(BIN)/rest-store bench quality $(REPLAYED) --out $(RESULTS)/quality.json
 	$(BIN)/rest-store bench live $(REPLAYED) --out $(RESULTS)/live.json
 	$(BIN)/python benchmarks/bench_paper.py $(REPLAYED) --out $(RESULTS)/paper.json
 	$(BIN)/rest-store bench speed --model "$(MODEL)" $(REPLAYED) --prepacked-weights --per-family 1 --max-new-tokens 48 \
-	  --method "transformers prompt lookup" --method "REST's rule" --method DraftSession --out $(RESULTS)/speed.json
+	  --method "transformers prompt lookup" --method DraftSession --out $(RESULTS)/speed.json
 	$(BIN)/rest-store bench report $(RESULTS)
 
 # The documentation as a site, in build/docs; a warning is an error (not with --quiet), and so is what comes from elsewhere.
@@ -162,4 +167,4 @@ pictures: $(DEMO)/manifest.json
 	$(BIN)/python -m tests.pages.pictures build/pictures/generate.html --out docs/pictures
 
 clean:
-	rm -rf build demo .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build demo dist first-hour .pytest_cache .mypy_cache .ruff_cache .hypothesis

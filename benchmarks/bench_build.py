@@ -1,15 +1,14 @@
 """Measure time and memory of whole builds, from files to a datastore, by stage.
 
 Each build from Python source is a command of its own, with `fastokens` and without it, by one process and by several.
-Builds take turns; for each kind the one with the median rate is reported: tokens a second, also by stage, processor
-seconds of all processes, the peak of their resident memory, and bytes a token.
+Reported: tokens a second, also by stage, processor seconds of all processes, the peak of their resident memory, and
+bytes a token.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import statistics
 import subprocess
 import sys
 import sysconfig
@@ -42,14 +41,7 @@ PROGRAMS = {"fastokens": BUILD, "tokenizers": f"import sys; sys.modules['fastoke
     help="Directory or file. Repeatable.",
 )
 @click.option("--memory", metavar="SIZE", default="4G", help="Budget of each build.")
-@click.option(
-    "--shard-tokens",
-    "sizes",
-    metavar="N",
-    multiple=True,
-    default=["auto"],
-    help="A build with so many tokens a shard; auto: as the memory budget allows. Repeatable.",
-)
+@click.option("--shard-tokens", metavar="N", show_default="as the memory allows", help="Tokens of a shard.")
 @click.option(
     "--encoder",
     "encoders",
@@ -67,17 +59,15 @@ PROGRAMS = {"fastokens": BUILD, "tokenizers": f"import sys; sys.modules['fastoke
     help="A build with so many processes. Repeatable.",
 )
 @click.option("--max-documents", metavar="N", type=int, help="Read at most N documents of each corpus.")
-@click.option("--rounds", metavar="N", type=click.IntRange(1), default=1, help="Make each build N times.")
 @result_options
 def main(
     tokenizer: str,
     corpora: tuple[str, ...],
     memory: str,
-    sizes: tuple[str, ...],
+    shard_tokens: str | None,
     encoders: tuple[str, ...],
     workers: tuple[int, ...],
     max_documents: int | None,
-    rounds: int,
     out: Destination,
 ) -> None:
     command = ["build", "--json", "--include", "*.py", "--tokenizer", tokenizer, "--memory", memory]
@@ -87,18 +77,19 @@ def main(
         command += ["--corpus", path]
     if max_documents:
         command += ["--max-documents", str(max_documents)]
-    builds: dict[tuple[str, str, int], list[dict[str, Any]]] = {kind: [] for kind in product(encoders, sizes, workers)}
-    for _, ((encoder, size, number), same) in product(range(rounds), builds.items()):
-        words = [*command, "--workers", str(number), *([] if size == "auto" else ["--shard-tokens", size])]
-        row = {"encoder": encoder, "shard_tokens": size, "workers": number, **measured(PROGRAMS[encoder], words)}
-        same.append(row)
+    if shard_tokens:
+        command += ["--shard-tokens", shard_tokens]
+    rows = []
+    for encoder, number in product(encoders, workers):
+        row = {"encoder": encoder, "workers": number}
+        row |= measured(PROGRAMS[encoder], [*command, "--workers", str(number)])
+        rows.append(row)
         print(f"{encoder}, {number} processes, {row['shards']} shards, {row['tokens']:,} tokens", end=", ")
         print(
             f"{row['tokens_per_second'] / 1e6:.2f} million a second, {row['cpu_seconds']:.1f} s of all cores", end=", "
         )
         print(f"peak {row['peak_memory'] / 2**20:.0f} MiB, {row['bytes_per_token']:.3f} bytes a token", flush=True)
     packages = ("numpy", "pydivsufsort", "tokenizers", "fastokens")
-    rows = [of_median_rate(same) for same in builds.values()]
     write_result(out, "build", click.get_current_context().params, packages, rows)
 
 
@@ -120,12 +111,6 @@ def measured(program: str, words: list[str]) -> dict[str, Any]:
         "cpu_seconds": sum(after[2:4]) - sum(before[2:4]),  # of children
         "load_average": os.getloadavg()[1],  # over five minutes
     }
-
-
-def of_median_rate(same: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the build with the median rate among those of one kind, with all their rates."""
-    rates = [row["tokens_per_second"] for row in same]
-    return {**same[rates.index(statistics.median_low(rates))], "rates": rates}
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measure a live datastore: what adding costs, what queries cost meanwhile, opening, memory, and a day in small.
+"""Measure a live datastore: what adding costs, what queries cost meanwhile, and opening.
 
 - add: 500 tokens, durable and visible, in turns with SQLite's bare commit of the same bytes.
 - bulk: many documents in one call.
@@ -6,7 +6,6 @@
   documents. For comparison, a frozen datastore of the documents that it had at the beginning is queried, alone before
   and in turns meanwhile.
 - open: as a process left it that was killed, in a process of its own.
-- day: many documents of 50 to 500 tokens are added with eviction; size, descriptors and memory are recorded meanwhile.
 
 Documents are pieces of those of --datastore.
 """
@@ -40,10 +39,9 @@ from rest_store.live.export import export
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.options import PATH, SETTINGS
 
-SIZE = 500  # tokens of a document, except in the day
+SIZE = 500  # tokens of a document
 TURN = 2_000  # contexts
 SESSIONS, STEPS = 50, 4  # of a turn, each in a context of its own; and of a session
-TOGETHER = 32  # documents of an addition, in the day
 CONTEXT = 32
 OPEN = """
 import json, sys, time
@@ -57,7 +55,7 @@ Asking = Callable[[Store, list[list[int]]], list[float]]  # queries a store afte
 
 
 class Source:
-    """Documents of any size, cut from those of a datastore."""
+    """Documents cut from those of a datastore."""
 
     def __init__(self, path: Path, seed: int) -> None:
         store = Datastore.open(path)
@@ -66,15 +64,14 @@ class Source:
         self.tokens = symbols[symbols < store.vocabulary_size].astype(np.int32)
         self.random = np.random.default_rng(seed)
 
-    def documents(self, count: int, least: int = SIZE, most: int = SIZE) -> list[npt.NDArray[np.int32]]:
+    def documents(self, count: int, size: int = SIZE) -> list[npt.NDArray[np.int32]]:
         """Return pieces from random places."""
-        sizes = self.random.integers(least, most + 1, count)
-        starts = self.random.integers(0, self.tokens.size - most, count)
-        return [self.tokens[start : start + size] for start, size in zip(starts, sizes, strict=True)]
+        starts = self.random.integers(0, self.tokens.size - size, count)
+        return [self.tokens[start : start + size] for start in starts]
 
     def contexts(self, count: int) -> list[list[int]]:
         """Return texts to ask after."""
-        return [document.tolist() for document in self.documents(count, CONTEXT, CONTEXT)]
+        return [document.tolist() for document in self.documents(count, CONTEXT)]
 
 
 @click.command(
@@ -85,10 +82,6 @@ class Source:
 @click.option("--datastore", metavar="DIR", type=PATH, required=True, help="Source of the tokens.")
 @click.option("--tokens", metavar="N", default=4_000_000, help="Tokens of the datastores that are queried and opened.")
 @click.option("--rounds", metavar="N", type=click.IntRange(1), default=10, help="Turns of 200 additions and queries.")
-@click.option("--documents", metavar="N", default=1_000_000, help="Documents of the day; 0: no day.")
-@click.option(
-    "--max-tokens", metavar="N", default=20_000_000, help="Tokens beyond which the day's oldest documents are evicted."
-)
 @click.option("--work", metavar="DIR", type=PATH, show_default="a temporary one", help="Folder for what is written.")
 @seed_option
 @result_options
@@ -96,8 +89,6 @@ def main(
     datastore: Path,
     tokens: int,
     rounds: int,
-    documents: int,
-    max_tokens: int,
     work: Path | None,
     seed: int,
     out: Destination,
@@ -111,8 +102,6 @@ def main(
         results["bulk"] = show("bulk", measure_bulk(source, place, tokens))
         results["queries"] = measure_queries(source, place, tokens, rounds)
         results["open"] = show("open", measure_opening(source, place, tokens))
-        if documents:
-            results["day"] = measure_day(source, place, documents, max_tokens)
     parameters = {**click.get_current_context().params, "work": None}
     write_result(out, "live_datastore", parameters, ("numpy", "pydivsufsort"), results)
 
@@ -252,37 +241,6 @@ def measure_opening(source: Source, place: Path, tokens: int) -> dict[str, float
     run = subprocess.run([sys.executable, "-c", OPEN, str(directory)], check=True, stdout=subprocess.PIPE, text=True)
     figures: dict[str, float] = json.loads(run.stdout)
     return figures
-
-
-def anonymous_memory() -> int:
-    """Return the bytes of memory of this process that are not of files."""
-    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon"))
-
-
-def measure_day(source: Source, place: Path, documents: int, most: int) -> dict[str, Any]:
-    """Add documents, TOGETHER at once, with eviction; return how size, descriptors and memory went."""
-    directory = place / "day"
-    course: list[dict[str, float]] = []
-    began = time.perf_counter()
-    times: list[float] = []
-    with LiveDatastore.open(directory, tokenizer=source.tokenizer, max_tokens=most) as live:
-        for number in range(0, documents, TOGETHER):
-            times += time_each(live.add, [source.documents(TOGETHER, 50, 500)])
-            if (number + TOGETHER) % max(TOGETHER, documents // 20) < TOGETHER:
-                info = live.info()
-                row = {
-                    "documents": number + TOGETHER,
-                    "seconds": round(time.perf_counter() - began),
-                    "tokens": info.token_count,
-                    "segments": info.shard_count,
-                    "bytes": sum(path.stat().st_size for path in directory.rglob("*") if path.is_file()),
-                    "descriptors": len(list(Path("/proc/self/fd").iterdir())),
-                    "mappings": len(Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()),
-                    "anonymous_bytes": anonymous_memory(),
-                }
-                course.append(show("day", row))
-    return {"course": course, "add_us": percentiles(times)}
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ from rest_store.bench.options import (
 from rest_store.bench.recordings import Recording, read_recordings
 from rest_store.bench.replay import Outcome, walk
 from rest_store.bench.results import write_result
-from rest_store.bench.tables import as_markdown, tables_of
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.store import Store
 from rest_store.errors import RecordingError, describe
@@ -54,13 +53,14 @@ def main(recordings: tuple[Path, ...], datastores: tuple[Path, ...], every: int,
     stores = open_datastores(datastores)
     by_size = sorted(stores, key=lambda name: stores[name].info().token_count)
     largest = by_size[-1]
-    figures = {
+    figures: dict[str, Any] = {
         "recordings": len(chosen),
         "size": {name: timed(chosen, stores[name], SUFFIX) for name in by_size},
         "longest suffix": {str(length): timed(chosen, stores[largest], length) for length in SUFFIXES},
     }
-    for table in tables_of(figures):
-        click.echo(as_markdown(table))
+    for what in ("size", "longest suffix"):
+        for name, row in figures[what].items():
+            click.echo(f"{what} {name}: " + ", ".join(f"{field} {value:,}" for field, value in row.items()))
     write_result(out, "paper", click.get_current_context().params, ("numpy", "rest-store"), figures)
 
 

@@ -99,7 +99,7 @@ def main(recordings: tuple[Path, ...], datastores: tuple[Path, ...], every: int,
         row = {"knows": "outputs and datastores", "nodes": nodes, "drafting": "session"}
         rows.append({**row, **remembering(held_out, fitting, stores[0], sources, nodes)})
     for row in rows:
-        print(row)
+        print(", ".join(f"{name} {value}" for name, value in row.items()))
     write_result(out, "peers", click.get_current_context().params, ("numpy", "arctic-inference"), rows)
 
 

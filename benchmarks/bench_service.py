@@ -8,8 +8,8 @@ socket, and through the services of single datastores. Reported: median and 99th
 without the first one of each session, the median of these, M, and steps without an answer. A health check over the same
 socket shows what a call costs in which the service does nothing.
 
-At once: 16 processes each run one session after another for some seconds; in process as many as there are cores. In a
-batch, 16 sessions take their steps together, in process and through the one service. Both are steps a second.
+At once, steps a second: 16 processes each run one session after another for some seconds; in process as many as there
+are cores.
 
 Calls: single drafts of 64 nodes and batches of 256 contexts, with `DatastoreClient` and in process.
 """
@@ -19,9 +19,9 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,6 @@ import numpy as np
 from timing import percentiles, time_each
 from walks import CONTEXT, Walk, long_walks
 
-from rest_store import accept_all, draft_all
 from rest_store.bench.datastores import open_datastores
 from rest_store.bench.options import (
     Destination,
@@ -43,14 +42,14 @@ from rest_store.bench.options import (
 )
 from rest_store.bench.recordings import read_recordings, split
 from rest_store.bench.results import write_result
-from rest_store.bench.serving import TIMEOUT, started
+from rest_store.bench.serving import TIMEOUT, serving
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.options import SETTINGS
 from rest_store.service.client.client import DatastoreClient
 
 NODES = (16, 64)
-SESSIONS = 16  # at once, and of a batch
+SESSIONS = 16  # at once
 BATCH = 256  # contexts
 LENGTH = 16  # tokens of a context
 Sources = Sequence[object]
@@ -82,8 +81,8 @@ def main(
     tokens = [store.info().token_count for store in stores]
     results: dict[str, Any] = {"context": CONTEXT, "datastores": tokens}
     with contextlib.ExitStack() as stack:
-        tcp, unix = stack.enter_context(serving(datastores))
-        single = [stack.enter_context(serving([path]))[1] for path in datastores] if len(datastores) > 1 else []
+        tcp, unix = stack.enter_context(serving(datastores, "127.0.0.1:0"))
+        single = [stack.enter_context(serving([path]))[0] for path in datastores] if len(datastores) > 1 else []
         ways: dict[str, Sources] = {
             "in process": stores,
             "service, TCP": [stack.enter_context(client_of(tcp))],
@@ -95,21 +94,9 @@ def main(
             results[f"{nodes} nodes"] = steps_in_turns(ways, walks, nodes)
         results["health check, Unix socket"] = show("health check", percentiles(health_checks(unix, requests)))
         results["at once"] = at_once({"in process": datastores, "service, Unix socket": unix}, walks, seconds)
-        results["in a batch"] = {name: batch_rate(ways[name], walks) for name in ("in process", "service, Unix socket")}
-        print(f"{SESSIONS} sessions in a batch, steps a second: {results['in a batch']}", flush=True)
         client = stack.enter_context(client_of(unix, datastore="0"))
         results["calls"] = calls({"in process": stores[0], "service": client}, contexts_of(walks, requests))
     write_result(out, "service", click.get_current_context().params, ("grpcio", "protobuf", "numpy"), results)
-
-
-@contextlib.contextmanager
-def serving(directories: Sequence[Path]) -> Iterator[list[str]]:
-    """Serve datastores by their numbers; yield the addresses: TCP, and a Unix socket."""
-    named = [f"{number}={directory}" for number, directory in enumerate(directories)]
-    with tempfile.TemporaryDirectory(prefix="rest-store-") as folder:
-        listen = ("--listen", "127.0.0.1:0", "--listen", f"unix:{folder}/socket")
-        with started("-m", "rest_store", "serve", *named, *listen) as addresses:
-            yield addresses
 
 
 @contextlib.contextmanager
@@ -186,49 +173,32 @@ def at_once(ways: Mapping[str, Any], walks: Sequence[Walk], seconds: float) -> d
         seconds: how long each way takes.
     """
     rates = {}
+    spawn = multiprocessing.get_context("spawn")
     for way, place in ways.items():
         number = SESSIONS if isinstance(place, str) else os.cpu_count() or 1
-        with multiprocessing.get_context("spawn").Pool(number, connect, (place, walks)) as pool:
-            begin = time.monotonic() + 1 + 0.2 * number  # by then all have started
-            counts = pool.starmap(count_steps, [(first, begin, seconds) for first in range(number)], chunksize=1)
-        rates[way] = round(sum(counts) / seconds, 1)
-    print(f"{SESSIONS} sessions at once, steps a second: {rates}", flush=True)
-    return rates
+        with spawn.Pool(number, connect, (place, walks, spawn.Barrier(number))) as pool:
+            rates[way] = round(sum(pool.starmap(step_rate, [(first, seconds) for first in range(number)], 1)), 1)
+    return show(f"{SESSIONS} sessions at once, steps a second", rates)
 
 
 _here: dict[str, Any] = {}  # of a process of `at_once`
 
 
-def connect(place: Any, walks: Sequence[Walk]) -> None:
+def connect(place: Any, walks: Sequence[Walk], start: Barrier) -> None:
     is_target = isinstance(place, str)
     sources = [DatastoreClient(place, timeout=TIMEOUT)] if is_target else list(open_datastores(place).values())
-    _here.update(sources=sources, walks=walks)
+    _here.update(sources=sources, walks=walks, start=start)
     session_steps(sources, walks[0], NODES[0])
 
 
-def count_steps(first: int, begin: float, seconds: float) -> int:
-    """Run sessions until `seconds` after `begin` (`time.monotonic`); return the steps of those that began then."""
-    time.sleep(max(0.0, begin - time.monotonic()))
-    walks, number, count = _here["walks"], first, 0
-    while time.monotonic() < begin + seconds:
+def step_rate(first: int, seconds: float) -> float:
+    """Run sessions, at least one, until `seconds` after all processes began; return their steps a second."""
+    _here["start"].wait()
+    began, walks, number, count = time.monotonic(), _here["walks"], first, 0
+    while count == 0 or time.monotonic() < began + seconds:
         count += len(session_steps(_here["sources"], walks[number % len(walks)], NODES[0])[0])
         number += SESSIONS
-    return count
-
-
-def batch_rate(sources: Sources, walks: Sequence[Walk], steps: int = 20) -> float:
-    """Return the steps of sessions a second that are drafted in one call; all are given their recorded tokens."""
-    chosen = [walks[number % len(walks)] for number in range(SESSIONS)]
-    with contextlib.ExitStack() as stack:
-        sessions = [
-            stack.enter_context(DraftSession([*sources, PromptLookup()], walk.text[: walk.start])) for walk in chosen
-        ]
-        draft_all(sessions, NODES[0])
-        began = time.perf_counter()
-        for step in range(steps):
-            accept_all(sessions, [walk.text[walk.start + step % 8 :][:1] for walk in chosen])
-            draft_all(sessions, NODES[0])
-        return round(steps * SESSIONS / (time.perf_counter() - began), 1)
+    return count / (time.monotonic() - began)
 
 
 def contexts_of(walks: Sequence[Walk], count: int) -> list[list[int]]:

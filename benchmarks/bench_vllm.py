@@ -42,8 +42,10 @@ TURN = 4  # a turn answers so many times the rows of prompts
 WARM_UP = 16  # tokens of each text
 GREEDY = {"temperature": 0.0}
 # The best in replays of the recordings for fitting, with 20.5 ms for a step and 0.95 ms for each token in it. Those of
-# suffix decoding are of depths of 24 and 64, 8 to 24 tokens, factors from 1 to 16, and probabilities from 0 to 0.5.
-NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
+# n-grams are of 1 to 24 tokens after n-grams of 1 to 8; those of suffix decoding are of depths of 24 and 64, 8 to 24
+# tokens, factors from 1 to 16, and probabilities from 0 to 0.5.
+NGRAM = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 8}
+NGRAM_TOKENS = {1: 8, 4: 4, 8: 3, 16: 2}  # by the greatest number of rows
 SUFFIX = {"method": "suffix", "num_speculative_tokens": 8}
 SUFFIX_ALONE = {"max_spec_factor": 2.0, "min_token_prob": 0.2}  # with one row
 SUFFIX_IN_BATCHES = {"max_spec_factor": 1.0, "min_token_prob": 0.5}
@@ -60,11 +62,13 @@ class Way:
 
     Attributes:
         speculative: the speculative configuration; None: no drafts.
+        has_corpora: whether our drafter has the datastores.
         remembers: whether our drafter remembers answers.
         warm: whether the drafter knows outputs to begin with.
     """
 
     speculative: dict[str, Any] | None
+    has_corpora: bool = True
     remembers: bool = False
     warm: bool = False
 
@@ -74,6 +78,8 @@ WAYS = {
     "ngram": Way(NGRAM),
     "suffix, cold": Way(SUFFIX),
     "suffix, warm": Way(SUFFIX, warm=True),
+    "memory, cold": Way(OURS, has_corpora=False, remembers=True),
+    "memory, warm": Way(OURS, has_corpora=False, remembers=True, warm=True),
     "corpora": Way(OURS),
     "corpora and memory, cold": Way(OURS, remembers=True),
     "corpora and memory, warm": Way(OURS, remembers=True, warm=True),
@@ -103,7 +109,13 @@ WAYS = {
 @max_new_tokens_option(128, least=8)
 @click.option("--rounds", metavar="N", default=2, type=click.IntRange(1), help="Rounds of all ways.")
 @click.option(
-    "--way", "chosen", multiple=True, type=click.Choice(list(WAYS)), show_default="all", help="Only these. Repeatable."
+    "--way",
+    "chosen",
+    metavar="NAME",
+    multiple=True,
+    type=click.Choice(list(WAYS)),
+    show_default="all",
+    help=f"Only this one, of {'; '.join(WAYS)}. Repeatable.",
 )
 @result_options
 def main(**options: Any) -> None:
@@ -114,7 +126,14 @@ def main(**options: Any) -> None:
     fitting = known_texts(fitting, most)
     known = [(one.prompt.tolist(), one.output.tolist()) for one in fitting]
     prompts = [one.tokens for one in interleaved(recorded_prompts(held_out))]
-    settings = {"ngram": NGRAM, "suffix": SUFFIX, "one row": SUFFIX_ALONE, "more rows": SUFFIX_IN_BATCHES, "ours": OURS}
+    settings = {
+        "ngram": NGRAM,
+        "ngram tokens": NGRAM_TOKENS,
+        "suffix": SUFFIX,
+        "one row": SUFFIX_ALONE,
+        "more rows": SUFFIX_IN_BATCHES,
+        "ours": OURS,
+    }
     figures: dict[str, Any] = {"settings": settings, "known texts": len(known), "batches": {}}
     packages = ("numpy", "torch", "transformers", *packages_distributions()["vllm"][:1])
     with ExitStack() as stack:
@@ -128,14 +147,23 @@ def main(**options: Any) -> None:
             some = prompts[: max(options["prompts"], 2 * batch)]
             rounds = []
             for number in range(options["rounds"]):
-                suffix = SUFFIX_ALONE if batch == 1 else SUFFIX_IN_BATCHES
                 for name, ask in engines.items():
-                    is_warm = WAYS[name].warm
-                    ask("begin", known=known if is_warm else [], logits=logits if is_warm else None, suffix=suffix)
+                    way = WAYS[name]
+                    knows = (known, logits) if way.warm else ([], None)
+                    ask("begin", known=knows[0], logits=knows[1], settings=settings_of(way, batch))
                 rounds.append(in_turns(engines, some, number, {"rows": batch, "sampling": GREEDY, "most": most}))
             figures["batches"][str(batch)] = summarize(rounds)
             report(f"{batch} at once", figures["batches"][str(batch)])
             write_result(options["out"], "vllm", options, packages, figures)  # what there is, should a later one fail
+
+
+def settings_of(way: Way, rows: int) -> dict[str, Any]:
+    """Return the attributes of vLLM's own drafter that are best with so many rows."""
+    if way.speculative is NGRAM:
+        return {"k": next((NGRAM_TOKENS[most] for most in NGRAM_TOKENS if rows <= most), 2)}
+    if way.speculative is SUFFIX:
+        return SUFFIX_ALONE if rows == 1 else SUFFIX_IN_BATCHES
+    return {}
 
 
 def started(stack: ExitStack, name: str, options: Mapping[str, Any]) -> Ask:
@@ -149,8 +177,9 @@ def started(stack: ExitStack, name: str, options: Mapping[str, Any]) -> Ask:
         VLLM_LOGGING_LEVEL="ERROR",
     )
     way = WAYS[name]
-    settings = {"datastores": [str(path) for path in options["datastores"]]} if way.speculative is OURS else {}
+    settings: dict[str, Any] = {}
     if way.speculative is OURS:
+        settings["datastores"] = [str(path) for path in options["datastores"]] if way.has_corpora else []
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rest-store-"))
         settings["logits"] = f"{folder}/logits"
         if way.remembers:

@@ -110,17 +110,17 @@ class Engine:
         (drafter,) = self._llm.collective_rpc(lambda worker: getattr(worker.model_runner, "drafter", None))
         return drafter.figures().seconds if hasattr(drafter, "figures") else self._seconds
 
-    def begin(self, known: list[Text], logits: str | None, suffix: dict[str, Any]) -> None:
+    def begin(self, known: list[Text], logits: str | None, settings: dict[str, Any]) -> None:
         """Put a new drafter in place of the one that is there.
 
         Args:
             known: the texts that it knows.
             logits: file with what the model found likely in them; None: that is not known.
-            suffix: settings if it is that of suffix decoding.
+            settings: attributes of a drafter of vLLM's.
         """
-        self._llm.collective_rpc(self._replace, args=(known, logits, suffix))
+        self._llm.collective_rpc(self._replace, args=(known, logits, settings))
 
-    def _replace(self, worker: Any, known: list[Text], logits: str | None, suffix: dict[str, Any]) -> None:
+    def _replace(self, worker: Any, known: list[Text], logits: str | None, settings: dict[str, Any]) -> None:
         runner = worker.model_runner
         if not hasattr(runner, "drafter"):
             return
@@ -134,8 +134,10 @@ class Engine:
                 shutil.copyfile(logits, self._logits)
         drafter = runner.drafter = make(runner.vllm_config)
         drafter.load_model(runner.get_model())
+        for name, value in settings.items():
+            assert hasattr(drafter, name), f"vLLM's {make.__name__} has no {name}"
+            setattr(drafter, name, value)
         if hasattr(drafter, "suffix_cache"):
-            vars(drafter).update(suffix)
             for number, (prompt, output) in enumerate(known):
                 drafter.suffix_cache.start_request(-1 - number, np.array(prompt, np.int32))
                 drafter.suffix_cache.add_active_response(-1 - number, output)

@@ -28,9 +28,7 @@ def build(
     tokenizer: Any,
     out: str | os.PathLike[str],
     *,
-    reader: str | None = None,
     field: str | None = None,
-    langs: str | Sequence[str] = (),
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
     max_documents: int | None = None,
@@ -46,14 +44,11 @@ def build(
     """Build a datastore and open it.
 
     Args:
-        corpus: a file (parquet, JSON, JSONL, text, also .gz and .zst), a directory, an address or `hf://owner/name`;
-            or several.
+        corpus: a file (parquet, JSON, JSONL, text, also .gz and .zst), a directory or an address; or several.
         tokenizer: of the target model: a tokenizer of `transformers` or `tokenizers`, or where there is one: a Hugging
             Face name, a directory, a `tokenizer.json` or a `.gguf` file.
         out: directory of the datastore; an old datastore there is replaced when the new one is complete.
-        reader: how to read the corpora: "parquet", "jsonl", "json", "chat", "text" or "tree"; None: by their content.
         field: field of each record that holds the document, such as "text" or "a.b"; None: that of a known layout.
-        langs: languages to read, compared with the field `lang` or `language` of records; empty: all.
         include: globs of the files to read in directories; empty: all.
         exclude: globs of files to skip in directories.
         max_documents: most documents of each corpus.
@@ -65,7 +60,8 @@ def build(
         workers: processes that read and tokenize, and most shards sorted at once; None: one for each core.
         ray: address of a Ray cluster whose CPUs do the work, or "auto" (needs the extra [ray]); None: this machine. All
             nodes must see corpora and `out`.
-        resume: resume an interrupted build.
+        resume: only go on with an interrupted build, which is an error if there is none, or with other inputs or
+            options; False: go on with it if it is the same, or else begin anew.
         progress: called with the progress of each stage, a few times a second.
 
     Returns:
@@ -81,16 +77,14 @@ def build(
     """
     from build_index.builder import BuildOptions
     from build_index.builder import build as build_datastore
+    from build_index.corpus_spec import CorpusSpec
     from build_index.path import local_path
-    from build_index.reading_options import Reading
     from build_index.size import parse_size
     from rest_store.datastore.datastore import Datastore
 
-    template = None if chat_template is None else os.fspath(chat_template)
     globs = _texts(include), _texts(exclude)
-    reading = Reading(reader, field, _texts(langs), *globs, max_documents, template)
     options = BuildOptions(
-        corpora=reading.specs(_texts(corpus)),
+        corpora=tuple(CorpusSpec(path, field, *globs, max_documents) for path in _texts(corpus)),
         tokenizer=tokenizer,
         out=Path(out),
         shard_tokens=shard_tokens,
@@ -99,7 +93,7 @@ def build(
         ray=ray,
         resume=resume,
         keep_duplicates=keep_duplicates,
-        chat_template=template,
+        chat_template=None if chat_template is None else os.fspath(chat_template),
     )
     build_datastore(options, progress)
     return Datastore.open(local_path(out))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,6 @@ import rest_store
 from build_index.corpus import Corpus
 from build_index.documents import CorpusCounts
 from build_index.options import BuildOptions
-from build_index.readers.files import public_address
-from build_index.staging import building_place
 from build_index.target_tokenizer import TargetTokenizer
 from rest_store.errors import ResumeError, describe
 
@@ -24,12 +22,9 @@ _SHOWN_DIGITS = 16
 def build_plan(options: BuildOptions, corpora: Sequence[Corpus], tokenizer: TargetTokenizer) -> dict[str, Any]:
     """Return the plan as an object for JSON.
 
-    The query of a web address is left out: it may hold a signature, which a resumed build may have another of.
-
     Raises:
         CorpusError: a corpus cannot be listed.
     """
-    specs = [replace(spec, path=public_address(spec.path)) for spec in options.corpora]
     return {
         "program": program(),
         "tokenizer": tokenizer.identity.name,
@@ -37,7 +32,7 @@ def build_plan(options: BuildOptions, corpora: Sequence[Corpus], tokenizer: Targ
         "chat template": template_digest(tokenizer),
         "shard_tokens": options.shard_tokens,
         "keep_duplicates": options.keep_duplicates,
-        "corpora": [json.loads(json.dumps(asdict(spec))) for spec in specs],
+        "corpora": [json.loads(json.dumps(asdict(spec))) for spec in options.corpora],
         "corpus files": [_listing(corpus) for corpus in corpora],
         "encoder": tokenizer.encoder,
     }
@@ -62,7 +57,7 @@ def require_same_plan(where: Path, unfinished: dict[str, Any], plan: dict[str, A
     """
     for name, value in plan.items():
         if unfinished.get(name) != value:
-            expected = f"{_text(unfinished.get(name))}, as in the unfinished build; or remove {building_place(where)}"
+            expected = f"{_text(unfinished.get(name))}, as in the unfinished build; or build without --resume"
             raise ResumeError(describe(where, name, _text(value), expected))
 
 

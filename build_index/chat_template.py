@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from build_index.errors import build_packages, first_line
@@ -18,7 +17,7 @@ from build_index.path import local_path
 from rest_store.errors import CorpusError, TokenizerLoadError, describe
 
 if TYPE_CHECKING:
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    import jinja2
 
     from build_index.documents import Message
 
@@ -48,7 +47,7 @@ class ChatTemplate:
         self._where = str(where)
         self._template_error: type[Exception] = jinja2.TemplateError
         try:
-            self._template = _environment().from_string(source)
+            self._template = _compiled(source)
         except jinja2.TemplateError as error:
             problem = f"not valid (line {getattr(error, 'lineno', 1)}: {error.message})"
             raise TokenizerLoadError(describe(where, "chat template", problem, "a Jinja template")) from error
@@ -77,60 +76,44 @@ class ChatTemplate:
 
 
 def read_template(template: str) -> str:
-    """Return the Jinja text of a `--chat-template` option: the text itself (if it holds a brace), or of the file named.
+    """Return a Jinja text as it is (it holds a brace), or that of the file named.
 
     Raises:
         TokenizerLoadError: the file cannot be read as UTF-8.
     """
-    return template if "{" in template else read_template_file(local_path(template))
-
-
-def read_template_file(path: Path) -> str:
-    """Return the Jinja text of a file; raises what `read_template` does."""
+    if "{" in template:
+        return template
+    path = local_path(template)
     try:
         return path.read_text(encoding="utf-8")
-    except OSError as error:
-        problem = f"not readable ({error.strerror})"
-        raise TokenizerLoadError(describe(path, "chat template", problem, "a file or a Jinja template")) from error
-    except UnicodeDecodeError as error:
-        raise TokenizerLoadError(describe(path, "chat template", "not UTF-8", "a UTF-8 text file")) from error
+    except (OSError, UnicodeDecodeError) as error:
+        problem = "not UTF-8" if isinstance(error, UnicodeDecodeError) else f"not readable ({error.strerror})"
+        expected = "a UTF-8 file or a Jinja template"
+        raise TokenizerLoadError(describe(path, "chat template", problem, expected)) from error
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    from jinja2 import nodes
-    from jinja2.exceptions import TemplateError
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.parser import Parser
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
+def _compiled(source: str) -> jinja2.Template:
+    import jinja2.ext
+    import jinja2.sandbox
 
-    class GenerationBlocks(Extension):
+    class GenerationBlocks(jinja2.ext.Extension):
         """`{% generation %}` marks the assistant's text for training; here it is replaced by its content."""
 
         tags = {"generation"}  # noqa: RUF012 - declared so in the base class
 
-        def parse(self, parser: Parser) -> list[nodes.Node]:
+        def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
             next(parser.stream)
             return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
     def raise_exception(message: str) -> NoReturn:
-        raise TemplateError(message)
+        raise jinja2.TemplateError(message)
 
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlocks, loopcontrols]
+    def tojson(value: object, ensure_ascii: bool = False, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, **options)  # Jinja's own filter escapes HTML
+
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlocks, jinja2.ext.loopcontrols]
     )
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = raise_exception
-    strftime_now: Callable[[str], str] = TEMPLATE_DATE.strftime
-    environment.globals["strftime_now"] = strftime_now
-    return environment
-
-
-def _tojson(
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Return JSON as `transformers` writes it: Jinja's own filter escapes HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    environment.filters["tojson"] = tojson
+    environment.globals.update(raise_exception=raise_exception, strftime_now=TEMPLATE_DATE.strftime)
+    return environment.from_string(source)

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import signal
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
 import rest_store
+from build_index.corpus_spec import CorpusSpec, corpus_options
 from build_index.documents import well_formed
-from build_index.interrupt import Interrupted, interrupts
 from build_index.options import BuildOptions, BuildSummary
-from build_index.reading_options import Reading, reading_options
 from build_index.size import parse_size, size_text
 from rest_store.datastore.render import counted, one_line
 from rest_store.errors import MemoryBudgetError, RestStoreError, ResumeError
@@ -31,9 +29,24 @@ DIR appears when the datastore is complete. An old datastore at DIR stays unchan
 \b
 Example:
   rest-build --corpus src/ --include '*.py' --corpus chats.jsonl \\
-             --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct --out datastore/
+    --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct --out code.ds
 """
-_SIGNAL_STATUS = 128  # and the number of the signal, as shells report it
+_INTERRUPTED_STATUS = 130  # as shells report SIGINT
+_out_option = click.option(
+    "--out",
+    metavar="DIR",
+    required=True,
+    type=PATH,
+    help="Directory of the datastore; an old datastore there is replaced.",
+)
+
+
+class _BuildCommand(click.Command):
+    """Shows its example with the name by which it was called."""
+
+    def get_help(self, ctx: click.Context) -> str:
+        """Return what `--help` prints."""
+        return super().get_help(ctx).replace("rest-build", ctx.command_path)
 
 
 def memory_size(text: str) -> int:
@@ -46,6 +59,7 @@ def memory_size(text: str) -> int:
 
 @click.command(
     "build",
+    cls=_BuildCommand,
     help=_HELP,
     context_settings=SETTINGS,
     epilog="--memory sets the size of shards. It does not affect the answers of the datastore.",
@@ -56,8 +70,8 @@ def memory_size(text: str) -> int:
     metavar="PATH",
     multiple=True,
     required=True,
-    help="A file (parquet, JSON, JSONL, text, also .gz and .zst), a directory, an address or a glob of files "
-    "(s3://, gs://, https://, hf://datasets/...), or a data set, hf://owner/name[/config][@split]. Repeatable.",
+    help="A file (parquet, JSON, JSONL, text, also .gz and .zst), a directory, or the address of one "
+    "(s3://, gs://, hf://datasets/...). Repeatable.",
 )
 @click.option(
     "--tokenizer",
@@ -65,13 +79,7 @@ def memory_size(text: str) -> int:
     required=True,
     help="Tokenizer of the target model: a Hugging Face name, a directory, a tokenizer.json or a .gguf file.",
 )
-@click.option(
-    "--out",
-    metavar="DIR",
-    required=True,
-    type=PATH,
-    help="Directory of the datastore; an old datastore there is replaced.",
-)
+@_out_option
 @click.option(
     "--shard-tokens",
     metavar="N",
@@ -102,8 +110,8 @@ def memory_size(text: str) -> int:
     help="Let the Ray cluster at ADDRESS (HOST:PORT of its head node) do the work, or else that of this machine. "
     "All nodes must see corpora and DIR.",
 )
-@click.option("--resume", is_flag=True, help="Resume an interrupted build.")
-@reading_options
+@click.option("--resume", is_flag=True, help="Fail unless there is an interrupted build of this to go on with.")
+@corpus_options
 @click.option("--keep-duplicates", is_flag=True, help="Store exact duplicates, too.")
 @json_option
 @click.option("--quiet", is_flag=True, help="Print no progress and, without --json, no summary.")
@@ -111,42 +119,29 @@ def memory_size(text: str) -> int:
 @click.pass_context
 def build(
     context: click.Context,
+    /,
     corpora: tuple[str, ...],
-    tokenizer: str,
     out: Path,
-    shard_tokens: int | None,
-    memory: int | None,
-    workers: int | None,
-    ray: str | None,
-    resume: bool,
-    reading: Reading,
-    keep_duplicates: bool,
     as_json: bool,
     quiet: bool,
+    field: str | None,
+    include: tuple[str, ...],
+    exclude: tuple[str, ...],
+    max_documents: int | None,
+    **options: Any,
 ) -> None:
-    """Run the command; see `_HELP`."""
+    """Run the command; see `_HELP`. `options` are attributes of `BuildOptions`."""
     with _one_line_errors(context, out):
         from build_index.builder import build as build_datastore
-        from build_index.progress import TerminalBars
+        from build_index.progress import ProgressLine
 
-        options = BuildOptions(
-            corpora=reading.specs(corpora),
-            tokenizer=tokenizer,
-            out=out,
-            shard_tokens=shard_tokens,
-            memory=memory,
-            workers=workers,
-            ray=ray,
-            resume=resume,
-            keep_duplicates=keep_duplicates,
-            chat_template=reading.chat_template,
-        )
-        has_bars = not quiet and TerminalBars.fits(sys.stderr)
-        summary = build_datastore(options, TerminalBars(sys.stderr) if has_bars else None)
+        specs = tuple(CorpusSpec(path, field, include, exclude, max_documents) for path in corpora)
+        progress = ProgressLine(sys.stderr) if not quiet and ProgressLine.fits(sys.stderr) else None
+        summary = build_datastore(BuildOptions(specs, out=out, **options), progress)
     if as_json:
-        _print(json.dumps(asdict(summary), sort_keys=True))
+        click.echo(json.dumps(asdict(summary), sort_keys=True))
     elif not quiet:
-        _print(summary_text(summary))
+        click.echo(summary_text(summary))
 
 
 @click.command(
@@ -154,17 +149,10 @@ def build(
     epilog="Example: rest-store merge python.ds rust.ds --out code.ds",
 )
 @click.argument("datastores", metavar="DIR DIR...", nargs=-1, required=True, type=PATH)
-@click.option(
-    "--out",
-    metavar="DIR",
-    required=True,
-    type=PATH,
-    help="Directory of the datastore; an old datastore there is replaced.",
-)
-@click.option("--copy", is_flag=True, help="Copy files even where they can be linked.")
+@_out_option
 @json_option
 @click.pass_context
-def merge(context: click.Context, datastores: tuple[Path, ...], out: Path, copy: bool, as_json: bool) -> None:
+def merge(context: click.Context, datastores: tuple[Path, ...], out: Path, as_json: bool) -> None:
     """Merge datastores that were built with one tokenizer into one, without sorting again.
 
     It answers as if it had been built from all their documents. Files are linked where the file system allows it.
@@ -172,55 +160,38 @@ def merge(context: click.Context, datastores: tuple[Path, ...], out: Path, copy:
     with _one_line_errors(context, out):
         from build_index.merge import merge as merge_datastores
 
-        merged = merge_datastores(datastores, out, copy=copy)
+        merged = merge_datastores(datastores, out)
     counts = {"document": merged.document_count, "token": merged.token_count, "shard": len(merged.shards)}
     if as_json:
-        _print(json.dumps({"out": str(out), **{f"{what}s": number for what, number in counts.items()}}))
+        click.echo(json.dumps({"out": str(out), **{f"{what}s": number for what, number in counts.items()}}))
     else:
-        _print(f"{out}: " + ", ".join(counted(number, what) for what, number in counts.items()))
-
-
-def _print(text: str) -> None:
-    """Print the result of a command that has succeeded."""
-    try:
-        click.echo(text)
-    except OSError as error:
-        if error.errno == errno.EPIPE:  # the reader has gone, which click takes for the end
-            raise
-        raise click.ClickException(f"standard output cannot be written ({error.strerror or error})") from error
+        click.echo(f"{out}: " + ", ".join(counted(number, what) for what, number in counts.items()))
 
 
 @contextmanager
 def _one_line_errors(context: click.Context, out: Path) -> Iterator[None]:
-    """Report an error in one line and exit with status 1, or that of a signal."""
-    with interrupts(), warnings.catch_warnings():
+    """Report an error in one line and exit with status 1, or 130 after Ctrl-C."""
+    with warnings.catch_warnings():
         warnings.showwarning = lambda message, *_, **__: click.echo(f"Warning: {message}", err=True)
         try:
             yield
-        except Interrupted as error:
-            message = "terminated" if error.signal == signal.SIGTERM else "interrupted"
-            status = _SIGNAL_STATUS + error.signal
-        except ResumeError as error:  # which says what to do
-            click.echo(f"Error: {one_line(str(error))}", err=True)
-            context.exit(1)
-        except RestStoreError as error:
-            message, status = str(error), 1
-        except OSError as error:
-            message, status = f"{error.filename or out}: the datastore cannot be written ({error.strerror or error})", 1
-        else:
             return
-        click.echo(f"Error: {one_line(message)}{_resume_hint(out)}", err=True)
+        except KeyboardInterrupt:
+            message, status = "interrupted" + _resume_hint(out), _INTERRUPTED_STATUS
+        except (RestStoreError, OSError) as error:
+            hint = "" if isinstance(error, ResumeError) else _resume_hint(out)  # it says itself what to do
+            message, status = str(error) + hint, 1
+        click.echo(f"Error: {one_line(message)}", err=True)
         context.exit(status)
 
 
 def _resume_hint(out: Path) -> str:
     try:
-        from build_index.staging import kept_shards
+        from build_index.staging import resume_hint
 
-        count = kept_shards(out)
+        return resume_hint(out)
     except Exception:  # also of a module whose import was interrupted
         return ""
-    return f" ({counted(count, 'finished shard')} kept: continue with --resume)" if count else ""
 
 
 def summary_text(summary: BuildSummary) -> str:

@@ -1,6 +1,6 @@
-"""Corpora: files, directories and data sets of the Hugging Face Hub, read as a stream of documents.
+"""Corpora: files and directories, here or at an address, read as a stream of documents.
 
-    corpus = open_corpus(CorpusSpec("the-stack/", langs=("python",)))
+    corpus = open_corpus(CorpusSpec("the-stack/", include=("*.parquet",)))
     for document in corpus:
         ...
     corpus.provenance()                       # what was read and what was skipped
@@ -20,8 +20,6 @@ What iterating does can also be done file by file, in any process and order:
 
 from __future__ import annotations
 
-import os
-import stat
 import sys
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
@@ -29,24 +27,18 @@ from contextlib import closing
 from functools import cached_property
 from typing import Any, BinaryIO
 
-from build_index.corpus_spec import READERS, CorpusSpec
+from build_index.corpus_spec import CorpusSpec
 from build_index.documents import CorpusCounts, CorpusFile, Document, well_formed
-from build_index.errors import read_error
-from build_index.path import is_data_set, local_path, scheme_of
-from build_index.readers.detection import Detection, detect, is_compressed, is_named_jsonl
-from build_index.readers.files import compression_of, content_of, open_file, public_address, read_errors
-from build_index.readers.hub import hub_arguments, read_hub
-from build_index.readers.json_records import read_json_lines, read_json_records
+from build_index.path import scheme_of
+from build_index.readers.detection import NoDocumentsError, reader_of
+from build_index.readers.files import content_of, open_file, read_errors
+from build_index.readers.json_records import read_json
 from build_index.readers.parquet import read_parquet
 from build_index.readers.records import KNOWN_FIELDS, RecordReader
-from build_index.readers.remote_corpus import RemoteCorpus, look_at
-from build_index.readers.source_tree import walk
+from build_index.readers.remote_corpus import RemoteCorpus
+from build_index.readers.source_tree import Globs, LocalCorpus
 from build_index.readers.text import read_text
-from build_index.staging import is_datastore, is_live
-from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError, EmptyCorpusError, describe
-
-_HEAD_BYTES = 4096
-_PRESENT = 8  # kinds named of what the options left out
+from rest_store.errors import CorpusFormatError, CorpusNotFoundError, EmptyCorpusError, describe
 
 
 def open_corpus(spec: CorpusSpec) -> Corpus:
@@ -54,73 +46,39 @@ def open_corpus(spec: CorpusSpec) -> Corpus:
 
     Raises:
         CorpusNotFoundError: no such file or directory.
-        CorpusFormatError: the reader cannot read the file, or it holds no documents in a known layout.
-        CorpusError: options contradict each other, or a file cannot be read.
+        CorpusFormatError: the file holds no documents in a known layout.
+        CorpusError: it cannot be read, or a glob is malformed.
     """
-    where = public_address(spec.path)
-    if spec.reader is not None and spec.reader not in READERS:
-        raise CorpusError(describe(where, "reader", f"'{spec.reader}'", "one of " + ", ".join(READERS)))
-    if spec.max_documents is not None and spec.max_documents < 1:
-        raise CorpusError(describe(where, "max_documents", spec.max_documents, "at least 1"))
-    if is_data_set(where):
-        hub_arguments(where)
-        if spec.reader not in (None, "chat"):
-            raise CorpusError(describe(where, "reader", f"'{spec.reader}'", "'chat' or no reader for a data set"))
-        return Corpus(spec, "hub")
-    if scheme_of(where) is not None:
-        remote = look_at(spec.path)
-        if remote.pattern is not None:
-            return Corpus(spec, spec.reader or "tree", remote)
-        return _corpus_of_file(spec, remote.url, remote)
-    path = local_path(where)
-    if "\0" in where:
-        raise CorpusError(describe(where, "path", "invalid (a NUL)", "one of a file or a directory"))
+    source = LocalCorpus.at(spec.path) if scheme_of(spec.path) is None else RemoteCorpus.at(spec.path)
+    if source.is_directory:
+        return Corpus(spec, "tree", source)
     try:
-        mode = path.stat().st_mode
-        if stat.S_ISDIR(mode) and is_datastore(path):
-            raise CorpusError(describe(where, "corpus", "a datastore", "documents"))
-        if stat.S_ISDIR(mode) and is_live(path):
-            expected = "documents; rest-store live export makes a datastore of it"
-            raise CorpusError(describe(where, "corpus", "a live datastore", expected))
-    except OSError as error:
-        raise read_error(where, error) from error
-    if stat.S_ISDIR(mode):
-        return Corpus(spec, spec.reader or "tree")
-    if not stat.S_ISREG(mode):
-        raise CorpusError(describe(where, "corpus", "a pipe, socket or device", "a regular file or a directory"))
-    return _corpus_of_file(spec, os.fspath(path))
-
-
-def _corpus_of_file(spec: CorpusSpec, path: str, remote: RemoteCorpus | None = None) -> Corpus:
-    """Return the corpus of one file that the user named."""
-    where = public_address(spec.path)
-    if spec.reader == "tree":
-        raise CorpusError(describe(where, "corpus", "a file", "a directory for the reader 'tree'"))
-    if spec.include or spec.exclude:
-        raise CorpusError(describe(where, "corpus", "a file", "a directory for --include and --exclude"))
-    return Corpus(spec, spec.reader or _reader_of_file(path, spec, where), remote)
+        with read_errors(spec.path), open_file(source.top) as file:
+            return Corpus(spec, reader_of(file, spec.path, spec.field, is_named=True), source)
+    except NoDocumentsError as error:
+        expected = f"text, or records with one of the fields {KNOWN_FIELDS}; --field names another"
+        if spec.field is not None:
+            expected = f"records (JSON, JSONL or parquet) with the field '{spec.field}'"
+        found = f"{error} ({error.fields})" if error.fields else str(error)
+        raise CorpusFormatError(describe(spec.path, "content", found, expected)) from None
 
 
 def empty_corpora(corpora: Sequence[Corpus], without_tokens: int = 0) -> EmptyCorpusError:
-    """Return the error for corpora without a document that has tokens: what was skipped, and what is there.
+    """Return the error for corpora without a document that has tokens: what was skipped and left out.
 
     Args:
         corpora: all of them.
         without_tokens: documents that were read, and have no tokens.
     """
-    skipped, present = Counter({"without tokens": without_tokens}), Counter[str]()
+    skipped = Counter({"without tokens": without_tokens})
     for corpus in corpora:
-        skipped.update(corpus.skipped)
-        present.update(corpus.left_out)
-    notes = []
-    if +skipped:
-        notes.append("skipped: " + ", ".join(f"{number:,} {reason}" for reason, number in (+skipped).most_common()))
-    if present:
-        named = [f"{kind} ({number:,})" for kind, number in present.most_common(_PRESENT)]
-        notes.append("present are " + ", ".join(named) + ", ..." * (len(present) > _PRESENT))
-    found = f"0 ({'; '.join(notes)})" if notes else "0"
-    where = ", ".join(public_address(corpus.spec.path) for corpus in corpora)
-    return EmptyCorpusError(describe(where, "the number of documents with tokens", found, "at least 1"))
+        skipped.update(corpus.counts.skipped)
+        skipped["left out by --include"] += corpus.counts.left_out
+    notes = ", ".join(f"{number:,} {reason}" for reason, number in skipped.most_common() if number)
+    found = f"without a text to store ({notes or 'no files'})"
+    where = ", ".join(corpus.spec.path for corpus in corpora)
+    expected = "at least one; check the path, --include, --exclude and --field"
+    return EmptyCorpusError(describe(where, "corpus", found, expected))
 
 
 class Corpus:
@@ -128,7 +86,7 @@ class Corpus:
 
     Attributes:
         spec: what to read.
-        reader: the reader in use: one of `READERS`, or `"hub"`.
+        reader: see `reader_of`; `"tree"`: each file of a directory has its own.
         row_group_bytes: most bytes of a row group of a parquet file; None: no bound.
         counts: of the current iteration.
 
@@ -140,16 +98,13 @@ class Corpus:
     CorpusNotFoundError and CorpusError for what has become unreadable or cannot be reached.
     """
 
-    def __init__(self, spec: CorpusSpec, reader: str, remote: RemoteCorpus | None = None) -> None:
+    def __init__(self, spec: CorpusSpec, reader: str, source: LocalCorpus | RemoteCorpus) -> None:
         self.spec = spec
         self.reader = reader
         self.row_group_bytes: int | None = None
         self.counts = CorpusCounts()
-        self._where = public_address(spec.path)
-        self._remote = remote
-        self._path = local_path(spec.path)
-        self._is_directory = remote.pattern is not None if remote is not None else self._path.is_dir()
-        self._top = (self._where if remote is None else remote.url).rstrip("/")  # without the glob
+        self._source = source
+        self._globs = Globs(spec.include, spec.exclude)
 
     def __iter__(self) -> Iterator[Document]:
         self.counts = counts = CorpusCounts()
@@ -161,7 +116,7 @@ class Corpus:
                         return
 
     def files(self, counts: CorpusCounts) -> Iterator[CorpusFile]:
-        """Yield the files in the order in which they are read; a data set of the Hub is one file.
+        """Yield the files in the order in which they are read.
 
         Args:
             counts: counts what listing skips and leaves out.
@@ -170,20 +125,7 @@ class Corpus:
             CorpusNotFoundError: the corpus has vanished.
             CorpusError: a directory or the metadata of a file cannot be read.
         """
-        if self.reader == "hub":
-            yield CorpusFile(self.spec.path, "", None)
-            return
-        if self._remote is not None:
-            yield from self._remote.files(self.spec.include, self.spec.exclude, counts)
-            return
-        if self._is_directory:
-            yield from walk(self._path, self.spec.include, self.spec.exclude, self.spec.path, counts)
-            return
-        try:
-            status = self._path.stat()
-        except OSError as error:
-            raise read_error(self.spec.path, error) from error
-        yield CorpusFile(os.fspath(self._path), self._path.name, status.st_size, str(status.st_mtime_ns))
+        return self._source.files(self._globs, counts)
 
     def documents(self, file: CorpusFile, counts: CorpusCounts) -> Generator[Document, None, None]:
         """Yield the documents of one file; `max_documents` of the spec is for all files together, not for this one.
@@ -195,19 +137,19 @@ class Corpus:
         Raises:
             RestStoreError: as iterating does.
         """
-        langs = frozenset(language.lower() for language in self.spec.langs)
-        strict = not self._is_directory
-        chats = self.spec.reader == "chat"
-        records = RecordReader(counts, self.spec.field, langs, conversations_only=chats, strict=strict)
-        where = self._where if strict else f"{self._top}/{file.relative}"
+        is_named = not self._source.is_directory
+        where = self.spec.path if is_named else f"{self._source.top}/{file.relative}"
+        records = RecordReader(counts, self.spec.field, strict=is_named)
         before = counts.bytes_read
         try:
-            for document in self._file_documents(file, where, records):
-                counts.documents += 1
-                counts.conversations += document.is_conversation
-                yield document
+            with read_errors(where), open_file(file.path) as opened:
+                for document in self._documents_of(opened, where, records):
+                    counts.bytes_read = before + min(opened.tell(), file.size or sys.maxsize)
+                    counts.documents += 1
+                    counts.conversations += document.is_conversation
+                    yield document
         except CorpusNotFoundError:
-            if strict:
+            if is_named:
                 raise
             counts.skip("vanished")
         if file.size is not None:
@@ -218,19 +160,9 @@ class Corpus:
         """Bytes read so far in the current iteration, in the units of `size_hint`."""
         return self.counts.bytes_read
 
-    @property
-    def skipped(self) -> Counter[str]:
-        """Number of files and documents skipped in the current iteration, by reason."""
-        return self.counts.skipped
-
-    @property
-    def left_out(self) -> Counter[str]:
-        """Number of records and files that the options left out in the current iteration, by language or ending."""
-        return self.counts.left_out
-
     @cached_property
     def size_hint(self) -> int | None:
-        """Total bytes of the files (compressed, if they are); None if that is not known, as for a data set of the Hub.
+        """Total bytes of the files (compressed, if they are); None if a server does not say.
 
         The first use lists all files of a directory, which takes a while for very many.
         """
@@ -243,21 +175,15 @@ class Corpus:
         Returns:
             An object for JSON: `corpus` (the path of the spec), `reader`, the fields of `CorpusCounts` (`bytes_read` as
             `bytes`), the `etag` of a remote file, and the options that were set. Equal for equal content and options.
-            What is not UTF-8 in a path or an option is U+FFFD. The query of a web address is left out: it may hold a
-            signature.
+            What is not UTF-8 in a path or an option is U+FFFD.
         """
         counts, spec = self.counts, self.spec
-        options: dict[str, Any] = {
-            "etag": self._remote.etag if self._remote is not None else None,
-            "forced_reader": spec.reader,
-            "field": None if spec.field is None else well_formed(spec.field),
-            "langs": [well_formed(language) for language in spec.langs],
-            "include": [well_formed(glob) for glob in spec.include],
-            "exclude": [well_formed(glob) for glob in spec.exclude],
-            "max_documents": spec.max_documents,
-        }
+        globs = (spec.include, spec.exclude) if self._source.is_directory else ((), ())
+        include, exclude = ([well_formed(glob) for glob in some] for some in globs)
+        options: dict[str, Any] = {"etag": self._source.etag, "include": include, "exclude": exclude}
+        options |= {"field": well_formed(spec.field or ""), "max_documents": spec.max_documents}
         return {
-            "corpus": well_formed(self._where),
+            "corpus": well_formed(spec.path),
             "reader": self.reader,
             "documents": counts.documents,
             "conversations": counts.conversations,
@@ -268,28 +194,15 @@ class Corpus:
             **{name: value for name, value in options.items() if value},
         }
 
-    def _file_documents(self, file: CorpusFile, where: str, records: RecordReader) -> Iterator[Document]:
-        """Yield the documents of one file, which are not counted yet."""
-        counts = records.counts
-        if self.reader == "hub":
-            counts.files += 1
-            yield from read_hub(file.path, records)
-            return
-        before = counts.bytes_read
-        with read_errors(where), open_file(file.path) as opened:
-            for document in self._opened_documents(opened, where, records):
-                counts.bytes_read = before + min(opened.tell(), file.size or sys.maxsize)
-                yield document
-
-    def _opened_documents(self, file: BinaryIO, where: str, records: RecordReader) -> Iterator[Document]:
-        reader: str | None = self.reader
-        counts = records.counts
+    def _documents_of(self, file: BinaryIO, where: str, records: RecordReader) -> Iterator[Document]:
+        """Yield the documents of an open file, which are not counted yet."""
+        counts, reader = records.counts, self.reader
         if reader == "tree":
-            reader = self._reader_in_tree(file, where, counts)
-        elif reader == "chat":
-            reader = "json" if detect(file, where, self.spec.field).in_list else "jsonl"
-        if reader is None:
-            return
+            try:
+                reader = reader_of(file, where, self.spec.field, is_named=False)
+            except NoDocumentsError as error:
+                counts.skip(str(error))
+                return
         counts.files += 1
         if reader == "parquet":
             yield from read_parquet(file, where, records, self.row_group_bytes or sys.maxsize)
@@ -298,44 +211,4 @@ class Corpus:
             if reader == "text":
                 yield from read_text(stream, where, counts, strict=records.strict)
             else:
-                read_json = read_json_lines if reader == "jsonl" else read_json_records
                 yield from read_json(stream, where, records)
-
-    def _reader_in_tree(self, file: BinaryIO, where: str, counts: CorpusCounts) -> str | None:
-        """Choose the reader of a file in a directory; None: the file is skipped, and counted."""
-        head = file.read(_HEAD_BYTES)
-        if compression_of(head) is not None and not is_compressed(head):
-            detection = Detection("binary")
-        else:
-            detection = detect(file, where, self.spec.field)
-        has_records = detection.reader != "text" and detection.has_documents
-        if detection.reader == "binary":
-            counts.skip("binary")
-        elif detection.reader == "parquet" and not has_records:
-            counts.skip("table without a known column")
-        elif has_records and (detection.reader != "json" or detection.in_list):
-            return detection.reader
-        elif self.spec.field is not None or self.spec.langs:
-            counts.skip("no records")
-        elif detection.reader == "jsonl" and is_named_jsonl(where):
-            counts.skip("JSONL without a known field")
-        else:
-            return "text"  # also JSON, which in a source tree is mostly configuration and test data
-        return None
-
-
-def _reader_of_file(path: str, spec: CorpusSpec, where: str) -> str:
-    """Choose the reader of a file that the user named."""
-    with read_errors(where), open_file(path) as file:
-        detection = detect(file, where, spec.field)
-    if detection.reader == "binary":
-        raise CorpusFormatError(describe(where, "content", "binary", "UTF-8 text, JSON, JSONL or parquet"))
-    if detection.reader == "text" and (spec.field is not None or spec.langs):
-        option = f"--field {spec.field}" if spec.field is not None else "--lang"
-        expected = f"records (JSON, JSONL or parquet), as {option} needs"
-        raise CorpusFormatError(describe(where, "content", "text", expected))
-    if not detection.has_documents:
-        problem = "without a known layout" if spec.field is None else f"without the field '{spec.field}'"
-        expected = f"one of the fields {KNOWN_FIELDS}; or --field NAME, or --reader text"
-        raise CorpusFormatError(describe(where, "the first record", problem, expected))
-    return detection.reader

@@ -1,14 +1,15 @@
-"""What to read: the options of one corpus."""
+"""What to read: the options of corpora, for programs and for commands."""
 
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from rest_store.errors import CorpusError, describe
+import click
 
-READERS = ("parquet", "jsonl", "json", "chat", "text", "tree")
-"""Readers to choose from. `chat` reads JSON or JSONL whose records are conversations, `tree` a directory."""
+from rest_store.errors import BuildError, CorpusError, describe
 
 
 @dataclass(frozen=True)
@@ -16,34 +17,61 @@ class CorpusSpec:
     """What to read.
 
     Attributes:
-        path: a file or a directory; the address of one (`s3://`, `gs://`, `https://`, `hf://datasets/owner/name/...`),
-            or a glob of files there; or a data set, `hf://owner/name[/config][@split]`.
-        reader: one of `READERS`; None: by content, for each file of a directory separately.
+        path: a file or a directory, or the address of one (`s3://`, `gs://`, `hf://datasets/owner/name/...`).
         field: the field of each record that holds the document, or a dotted path to it; None: that of a known layout.
-        langs: languages to read, in any case, compared with the field `lang` or `language`; empty: all.
         include: globs of the files to read in a directory; empty: all.
-        exclude: globs of files and directories to leave out, besides `source_tree.DEFAULT_EXCLUDES`.
+        exclude: globs of files and directories to leave out of a directory, besides `source_tree.DEFAULT_EXCLUDES`.
         max_documents: most documents to read; None: all.
 
-    With `field` or `langs`, files of a directory that hold no records are skipped.
+    With `field`, files of a directory that hold no records are skipped.
 
     Raises:
-        CorpusError: `max_documents` is no whole number.
+        CorpusError: `max_documents` is no whole number above 0.
     """
 
     path: str
-    reader: str | None = None
     field: str | None = None
-    langs: tuple[str, ...] = ()
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     max_documents: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_documents is not None:
-            try:
-                number = operator.index(self.max_documents)  # an int, which JSON can hold
-            except TypeError:
-                found = repr(self.max_documents)
-                raise CorpusError(describe("corpus", "max_documents", found, "a whole number")) from None
+            number = whole_number(self.max_documents, "corpus", "max_documents", CorpusError)
             object.__setattr__(self, "max_documents", number)
+
+
+def whole_number(value: object, where: str, name: str, error: type[BuildError]) -> int:
+    """Return a number as an int, which JSON can hold, or raise `error` unless it is a whole one from 1 on."""
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise error(describe(where, name, repr(value), "a whole number")) from None
+    if number < 1:
+        raise error(describe(where, name, number, "at least 1"))
+    return number
+
+
+def corpus_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the attributes of `CorpusSpec` except `path`, and the chat template, to a command."""
+    options = (
+        click.option(
+            "--field", metavar="NAME", help="Field of each record that holds the document, such as 'text' or 'a.b'."
+        ),
+        click.option(
+            "--include", metavar="GLOB", multiple=True, help="In directories, read only these files. Repeatable."
+        ),
+        click.option("--exclude", metavar="GLOB", multiple=True, help="In directories, skip these files. Repeatable."),
+        click.option(
+            "--max-documents", metavar="N", type=click.IntRange(1), help="Read at most N documents of each corpus."
+        ),
+        click.option(
+            "--chat-template",
+            metavar="TEXT_OR_FILE",
+            show_default="that of the tokenizer",
+            help="Jinja template for conversations, or a file with it.",
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command

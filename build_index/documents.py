@@ -12,8 +12,6 @@ LARGEST_DOCUMENT_BYTES = 16 << 20
 BATCH_CHARACTERS = 1 << 19  # enough for the tokenizing threads; more would only take memory
 BATCH_DOCUMENTS = 1 << 13
 
-_KINDS = 1_000  # that are counted: a language may be any text
-
 Message: TypeAlias = tuple[str, str]
 """Role and content, for instance `("user", "What is a suffix array?")`."""
 
@@ -53,7 +51,7 @@ class CorpusFile:
     """A file of a corpus; can be pickled.
 
     Attributes:
-        path: where to open it; for a data set of the Hugging Face Hub, its address.
+        path: where to open it.
         relative: its path from the top of the corpus, with forward slashes; bytes that are not UTF-8 as U+FFFD.
         size: bytes, compressed if it is; None: not known.
         version: what changes when the file is written again: its time, or the ETag of a remote file.
@@ -72,13 +70,11 @@ class CorpusCounts:
     Attributes:
         documents: documents yielded.
         conversations: conversations among them.
-        files: files opened and read; a data set of the Hugging Face Hub counts as one.
-        bytes_read: bytes of these files on disk (compressed, if they are); for a data set of the Hub, the UTF-8 length
-            of its documents.
+        files: files opened and read.
+        bytes_read: bytes of these files on disk (compressed, if they are).
         split_files: text files so large that they were read as several documents.
         skipped: number of skipped files and documents by reason, such as `"empty"` or `"binary"`.
-        left_out: number of what the options left out by kind, which is the language of a record or the ending of a
-            file in a directory. At most 1,000 kinds are counted.
+        left_out: files of a directory that the globs left out.
 
     Written by the iterating thread; other threads may read it for a progress bar.
     """
@@ -89,7 +85,7 @@ class CorpusCounts:
     bytes_read: int = 0
     split_files: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
-    left_out: Counter[str] = field(default_factory=Counter)
+    left_out: int = 0
 
     def __iadd__(self, other: CorpusCounts) -> CorpusCounts:
         """Add the counts of other files."""
@@ -98,23 +94,13 @@ class CorpusCounts:
         self.files += other.files
         self.bytes_read += other.bytes_read
         self.split_files += other.split_files
+        self.left_out += other.left_out
         self.skipped.update(other.skipped)
-        for kind, number in other.left_out.items():
-            self.leave_out(kind, number)
         return self
 
     def skip(self, reason: str) -> None:
         """Count a skipped file or document."""
         self.skipped[reason] += 1
-
-    def leave_out(self, kind: str, number: int = 1) -> None:
-        """Count what an option left out."""
-        if kind in self.left_out or len(self.left_out) < _KINDS:
-            self.left_out[kind] += number
-
-    def advance(self, number: int) -> None:
-        """Count bytes read."""
-        self.bytes_read += number
 
 
 def well_formed(text: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +13,6 @@ from build_index.documents import Document
 
 DIGEST_BYTES = 32  # of a document
 BYTES_A_DOCUMENT = 16  # 8 for the digest, as many while runs are merged
-_KNOWN = 1 << 20  # digests in a table of KnownDocuments
-_FENCE = 512  # digests between two fences of a run on disk: one page
 Digests = npt.NDArray[np.uint64]
 
 
@@ -46,7 +43,7 @@ class SeenDocuments:
     probability that two different ones count as equal is below n^2 / 2^65: 3e-4 for 100 million.
 
     Args:
-        byte_budget: memory for runs; then they go to disk, where looking a digest up reads one page.
+        byte_budget: memory for runs; then they go to disk, where looking a digest up reads a few pages.
         directory: where; the files have no names and vanish with the process.
 
     Not thread-safe. Adding raises OSError if the disk is full.
@@ -56,7 +53,7 @@ class SeenDocuments:
         self._most_in_memory = max(1, byte_budget // BYTES_A_DOCUMENT)
         self.directory = directory
         self._runs: list[Digests] = []
-        self._runs_on_disk: list[_RunOnDisk] = []
+        self._runs_on_disk: list[Digests] = []
 
     def add(self, digests: Digests) -> npt.NDArray[np.bool_]:
         """Add documents.
@@ -69,13 +66,10 @@ class SeenDocuments:
         """
         distinct, first = np.unique(digests, return_index=True)
         seen = np.zeros(len(distinct), dtype=bool)
-        for run in self._runs:
+        for run in (*self._runs, *self._runs_on_disk):
             places = np.searchsorted(run, distinct)
             places[places == len(run)] = 0
             seen |= run[places] == distinct
-        for run_on_disk in self._runs_on_disk:
-            unseen = np.flatnonzero(~seen)
-            seen[unseen] = run_on_disk.holds(distinct[unseen])
         is_new = np.zeros(len(digests), dtype=bool)
         is_new[first[~seen]] = True
         self._keep(distinct[~seen])
@@ -86,68 +80,21 @@ class SeenDocuments:
             return
         self._runs.append(run)
         while len(self._runs) > 1 and len(self._runs[-2]) < 2 * len(self._runs[-1]):
-            merged = np.concatenate(self._runs[-2:])
-            del self._runs[-2:]
-            merged.sort()
-            self._runs.append(merged)
+            self._runs[-2:] = [_merged(self._runs[-2:])]
         if sum(map(len, self._runs)) > self._most_in_memory:
-            everything = np.concatenate(self._runs)
-            everything.sort()
+            with tempfile.TemporaryFile(dir=self.directory) as file:
+                file.write(_merged(self._runs).data)
+                file.flush()
+                self._runs_on_disk.append(np.memmap(file, np.uint64, "r"))
             self._runs.clear()
-            self._runs_on_disk.append(_RunOnDisk(everything, self.directory))
 
     def close(self) -> None:
         """Free memory and disk."""
         self._runs.clear()
-        for run in self._runs_on_disk:
-            run.file.close()
         self._runs_on_disk.clear()
 
 
-class KnownDocuments:
-    """Some of the documents that are stored already, for other processes on this machine, which need not tokenize them.
-
-    A table of 2^20 digests in a file: one process adds to it, others read. A later document may take the place of an
-    earlier one.
-
-    Args:
-        path: the file.
-        create: whether to make it.
-    """
-
-    def __init__(self, path: Path, *, create: bool = False) -> None:
-        self._table: Digests = np.memmap(path, np.uint64, "w+" if create else "r", shape=(_KNOWN,))
-
-    def add(self, digests: Digests) -> None:
-        """Add documents by their digests uint64[n]."""
-        self._table[digests % _KNOWN] = digests
-
-    def holds(self, digests: Digests) -> npt.NDArray[np.bool_]:
-        """Return bool[n]: whether each of the documents is certainly stored."""
-        known: npt.NDArray[np.bool_] = (self._table[digests % _KNOWN] == digests) & (digests != 0)
-        return known
-
-
-class _RunOnDisk:
-    """A sorted run in a file, and every 512th digest of it in memory."""
-
-    def __init__(self, run: Digests, directory: Path) -> None:
-        self._fences = run[::_FENCE].copy()
-        self.file: IO[bytes] = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 - open as long as the run exists
-        try:
-            self.file.write(run.data)
-            self.file.flush()
-        except BaseException:
-            self.file.close()
-            raise
-
-    def holds(self, digests: Digests) -> npt.NDArray[np.bool_]:
-        """Return bool[n]: whether each of the sorted `digests` uint64[n] is in the run."""
-        is_present = np.zeros(len(digests), dtype=bool)
-        pages = np.searchsorted(self._fences, digests, side="right") - 1
-        for page in np.unique(pages[pages >= 0]):
-            self.file.seek(int(page) * _FENCE * 8)
-            block = np.frombuffer(self.file.read(_FENCE * 8), dtype=np.uint64)
-            on_page = pages == page
-            is_present[on_page] = np.isin(digests[on_page], block)
-        return is_present
+def _merged(runs: list[Digests]) -> Digests:
+    merged = np.concatenate(runs)
+    merged.sort()
+    return merged

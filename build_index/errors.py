@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from rest_store.errors import CorpusError, CorpusNotFoundError, OutputError, RestStoreError, describe
+from rest_store.errors import (
+    CorpusError,
+    CorpusNotFoundError,
+    OutputError,
+    RestStoreError,
+    describe,
+    first_line,
+    optional_packages,
+)
+
+__all__ = ["build_packages", "first_line", "output_errors", "read_error"]
 
 
-@contextmanager
-def build_packages(where: object, error: type[RestStoreError], extra: str = "build") -> Iterator[None]:
-    """Import packages of an extra inside; a missing one raises `error`, which names it and the extra.
-
-    Args:
-        where: the input that needs the package, for the message.
-        error: class of the error.
-        extra: what installs the package.
-    """
-    try:
-        yield
-    except ImportError as cause:
-        package = (cause.name or str(cause)).partition(".")[0]
-        hint = f"install it with: pip install 'rest-store[{extra}]'"
-        raise error(f"{where}: the package '{package}' cannot be imported ({cause}); {hint}") from cause
+def build_packages(where: object, error: type[RestStoreError], extra: str = "build") -> AbstractContextManager[None]:
+    """Import packages of the builder inside; as `optional_packages`."""
+    return optional_packages(where, error, extra)
 
 
 @contextmanager
@@ -42,8 +40,3 @@ def read_error(where: str, error: OSError) -> CorpusError:
     if isinstance(error, FileNotFoundError):
         return CorpusNotFoundError(describe(where, "corpus", "absent", "a file, a directory or an address"))
     return CorpusError(f"{where}: the corpus cannot be read ({error.strerror or error})")
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or the name of its class if it has none."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

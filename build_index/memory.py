@@ -4,15 +4,15 @@ Resident at the peak are: the process with its packages and tokenizer; documents
 documents already read; shards being sorted, with the pages of their tokens files; and worker processes, each with its
 own packages, tokenizer and documents. The size of shards does not depend on workers, which take what is left. The bytes
 of a shard are bounded for any tokens (`suffix_array.peak_bytes`), so real text leaves some of the budget unused. A
-document is held whole; larger ones than `LARGEST_DOCUMENT_BYTES` are refused. Text files are read in pieces; compressed
-and parquet files that need more than a share of the budget are refused.
+document is held whole; larger ones than `LARGEST_DOCUMENT_BYTES` are refused, and so are row groups of parquet files
+that need more than `decoder_bytes`.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from build_index.size import MIB, size_text
@@ -23,9 +23,7 @@ from rest_store.errors import BuildError, MemoryBudgetError, describe
 
 SMALLEST_SHARD = 1 << 20  # positions, unless the user sets the size
 WORK_BYTES = 320 * MIB  # reading, tokenizing a batch, and what the allocator keeps of it
-WORKER_BYTES = 320 * MIB
-"""Memory of a worker process besides its tokenizer: its packages, and the work of `WORK_BYTES` on less text at once."""
-_DECODER_BYTES = 128 * MIB  # of these, for a compressed file (the default limit of zstd) or the pages of a parquet file
+LEAST_WORK_BYTES = 160 * MIB  # if not even the smallest shard fits beside these: for all but large compressed files
 _PROCESS_STEP = 64 * MIB  # the process is rounded up to such steps, so that a few pages do not change the shards
 _DIGESTS_SHARE = 32
 _M_ARENA_MAX = -8  # malloc.h
@@ -38,34 +36,21 @@ class MemoryPlan:
 
     Attributes:
         budget: bound on the peak of resident memory.
-        process: packages and tokenizer, before the first document.
         digests: digests of documents already read; further ones go to disk.
+        decoder_bytes: what the decoder of a file may keep in each process: its share of the work, and of what is left.
         shard_positions: tokens and separators of a shard.
         shard: bytes that sorting a shard takes.
         sorts: shards sorted at once.
         workers: worker processes; 0: this process reads and tokenizes.
-        worker: bytes of each.
     """
 
     budget: int
-    process: int
     digests: int
+    decoder_bytes: int
     shard_positions: int
     shard: int
-    sorts: int = 1
-    workers: int = 0
-    worker: int = 0
-
-    @property
-    def spare(self) -> int:
-        """What is left; negative: the budget is too small."""
-        here = self.process + self.digests + WORK_BYTES + self.sorts * self.shard
-        return self.budget - here - self.workers * self.worker
-
-    @property
-    def decoder_bytes(self) -> int:
-        """Bytes that the decoder of a file may keep in each process: its share of the work, and of what is left."""
-        return _DECODER_BYTES + self.spare // (self.workers + 1)
+    sorts: int
+    workers: int
 
 
 def plan_memory(
@@ -75,19 +60,17 @@ def plan_memory(
     shard_positions: int | None = None,
     sorts: int = 1,
     workers: int = 0,
-    worker_bytes: int = WORKER_BYTES,
 ) -> MemoryPlan:
     """Choose the size of shards, the number of worker processes, and how many shards are sorted at once.
 
     Args:
         budget: bound on the peak of resident memory, in bytes.
-        process_bytes: resident memory now, packages and tokenizer loaded.
+        process_bytes: resident memory now, packages and tokenizer loaded; each worker has as much.
         vocabulary_size: `V`.
         shard_positions: tokens and separators of a shard; None: the largest power of two that fits, or the most that
             can be sorted, so that small changes of the budget do not change the shards.
         sorts: most shards to sort at once; the size of shards does not depend on it or on the workers.
         workers: most worker processes; fewer than two are none.
-        worker_bytes: of each.
 
     Raises:
         BuildError: `shard_positions` is not between 2 and what can be sorted.
@@ -101,16 +84,21 @@ def plan_memory(
     sizes = [
         min(1 << bits, limit) for bits in range(MAX_POSITIONS.bit_length() - 1, SMALLEST_SHARD.bit_length() - 2, -1)
     ]
-    for positions in sizes if shard_positions is None else [shard_positions]:
-        plan = MemoryPlan(budget, process, digests, positions, shard_bytes(positions, vocabulary_size))
-        if plan.spare >= 0:
-            fitting = min(workers, plan.spare // worker_bytes)
-            plan = replace(plan, workers=fitting if fitting > 1 else 0, worker=worker_bytes)
-            return replace(plan, sorts=min(sorts, 1 + plan.spare // plan.shard))
-    smallest = sizes[-1] if shard_positions is None else shard_positions
-    needed = process + WORK_BYTES + shard_bytes(smallest, vocabulary_size)
+    if shard_positions is not None:
+        sizes = [shard_positions]
+    for positions, work in [*((size, WORK_BYTES) for size in sizes), (sizes[-1], LEAST_WORK_BYTES)]:
+        shard = shard_bytes(positions, vocabulary_size)
+        spare = budget - process - digests - work - shard
+        if spare >= 0:
+            fitting = min(workers, spare // (process + work))
+            processes = fitting if fitting > 1 else 0
+            spare -= processes * (process + work)
+            more_sorts = min(sorts - 1, spare // shard)
+            decoder_bytes = 2 * work // 5 + (spare - more_sorts * shard) // (processes + 1)
+            return MemoryPlan(budget, digests, decoder_bytes, positions, shard, 1 + more_sorts, processes)
+    needed = process + LEAST_WORK_BYTES + shard_bytes(sizes[-1], vocabulary_size)
     needed = -(-needed * _DIGESTS_SHARE // (_DIGESTS_SHARE - 1))
-    expected = f"at least {size_text(needed)} for shards of {smallest} tokens (--memory, --shard-tokens)"
+    expected = f"at least {size_text(needed)} for shards of {sizes[-1]} tokens (--memory, --shard-tokens)"
     raise MemoryBudgetError(describe("build", "the memory budget", size_text(budget), expected))
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import rest_store
+from build_index.build_plan import program
 from build_index.errors import output_errors
-from build_index.shard_tokens import shard_name
-from build_index.staging import Staging, final_place
+from build_index.staging import Staging, final_place, shard_name
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest, ShardRecord
@@ -20,16 +20,15 @@ from rest_store.errors import BuildError, MixedBuildError, describe
 _FILES = ("tokens", "suffixes")  # of a shard
 
 
-def merge(datastores: Sequence[Path], out: Path, *, copy: bool = False) -> Manifest:
+def merge(datastores: Sequence[Path], out: Path) -> Manifest:
     """Put the shards of several datastores into one, which answers as if it had been built of all their documents.
 
-    Documents that are in several of them count as often as they are there.
+    Documents that are in several of them count as often as they are there. Files are linked where that is possible: a
+    linked file takes no further space, and what damages it damages both datastores.
 
     Args:
         datastores: directories of at least two, built with one tokenizer.
         out: directory of the new datastore; an old datastore there is replaced when the new one is complete.
-        copy: copy files even where links to them can be made. A linked file is one file on the disk: it takes no
-            further space, and what damages it damages both datastores.
 
     Returns:
         The manifest of the new datastore.
@@ -39,7 +38,6 @@ def merge(datastores: Sequence[Path], out: Path, *, copy: bool = False) -> Manif
         TokenizerMismatchError: they have different tokenizers.
         BuildError: there are fewer than two.
         OutputError: the new one cannot be written, or something else is at its place.
-        ResumeError: an unfinished build is there, whose shards would be lost.
     """
     if len(datastores) < 2:
         raise BuildError(describe("merge", "the number of datastores", len(datastores), "at least 2"))
@@ -49,26 +47,20 @@ def merge(datastores: Sequence[Path], out: Path, *, copy: bool = False) -> Manif
         manifests[0].tokenizer.require_same(manifest.tokenizer, str(path))
     _require_distinct(datastores, manifests)
     with Staging(out) as staging:
-        staging.require_nothing_unfinished()
-        try:
-            staging.start()
-            records: list[ShardRecord] = []
-            for path, manifest in zip(datastores, manifests, strict=True):
-                for record in manifest.shards:
-                    name = shard_name(len(records))
-                    for kind in _FILES:
-                        _place(path / f"{record.name}.{kind}", staging.datastore / f"{name}.{kind}", copy=copy)
-                    records.append(ShardRecord(**{**vars(record), "name": name}))
-            digest = _copy_tokenizer(datastores, manifests, staging)
-            program = f"rest-store {rest_store.__version__}"
-            corpora = tuple(corpus for manifest in manifests for corpus in manifest.corpora)
-            options = {"merged": [build for manifest in manifests for build in _merged_options(manifest)]}
-            merged = Manifest(program, manifests[0].tokenizer, tuple(records), corpora, options, digest)
-            staging.write(MANIFEST_NAME, merged.to_json())
-            staging.put_in_place()
-        except BaseException:
-            staging.abandon()
-            raise
+        staging.start()
+        records: list[ShardRecord] = []
+        for path, manifest in zip(datastores, manifests, strict=True):
+            for record in manifest.shards:
+                name = shard_name(len(records))
+                for kind in _FILES:
+                    _place(path / f"{record.name}.{kind}", staging.datastore / f"{name}.{kind}")
+                records.append(replace(record, name=name))
+        digest = _copy_tokenizer(datastores, manifests, staging)
+        corpora = tuple(corpus for manifest in manifests for corpus in manifest.corpora)
+        options = {"merged": [build for manifest in manifests for build in _merged_options(manifest)]}
+        merged = Manifest(program(), manifests[0].tokenizer, tuple(records), corpora, options, digest)
+        staging.write(MANIFEST_NAME, merged.to_json())
+        staging.put_in_place()
     return merged
 
 
@@ -97,21 +89,17 @@ def _copy_tokenizer(datastores: Sequence[Path], manifests: Sequence[Manifest], s
     """Copy the first `tokenizer.json` there is; return its SHA-256."""
     for path, manifest in zip(datastores, manifests, strict=True):
         if manifest.tokenizer_sha256 is not None and (path / TOKENIZER_FILE_NAME).is_file():
-            _place(path / TOKENIZER_FILE_NAME, staging.datastore / TOKENIZER_FILE_NAME, copy=True)
+            _place(path / TOKENIZER_FILE_NAME, staging.datastore / TOKENIZER_FILE_NAME)
             return manifest.tokenizer_sha256
     return None
 
 
-def _place(source: Path, target: Path, *, copy: bool) -> None:
+def _place(source: Path, target: Path) -> None:
     with output_errors(target):
-        if not copy:
-            try:
-                os.link(source, target)
-            except OSError:
-                pass  # another file system, or one without links
-            else:
-                return
-        with source.open("rb") as read, target.open("xb") as written:
-            shutil.copyfileobj(read, written, 1 << 20)
-            written.flush()
-            os.fsync(written.fileno())
+        try:
+            os.link(source, target)
+        except OSError:  # another file system, or one without links
+            with source.open("rb") as read, target.open("xb") as written:
+                shutil.copyfileobj(read, written, 1 << 20)
+                written.flush()
+                os.fsync(written.fileno())

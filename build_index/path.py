@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-HUB_PREFIX = "hf://"
-HUB_FILES_PREFIX = "hf://datasets/"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_HUB_FILES = re.compile(r"hf://datasets/[^/]+/[^/]+(?:/.*)?", re.DOTALL)
 
 
 def local_path(path: str | os.PathLike[str]) -> Path:
@@ -21,22 +18,3 @@ def scheme_of(path: str) -> str | None:
     """Return the scheme of an address such as `s3://bucket/key`, as it is written; None: a path."""
     match = _SCHEME.match(path)
     return match[1] if match else None
-
-
-def is_data_set(path: str) -> bool:
-    """Whether it is the address of a data set of the Hugging Face Hub, and not of files there."""
-    return path.startswith(HUB_PREFIX) and not _HUB_FILES.fullmatch(path)
-
-
-def is_directory(path: str) -> bool:
-    """Whether there is a directory; False for a path that the system refuses, such as one that is too long.
-
-    An address is not looked up: it is one of a directory if its last name has a wildcard or no ending.
-    """
-    if scheme_of(path) is not None:
-        name = path.rpartition("/")[2]
-        return not is_data_set(path) and ("*" in name or not PurePosixPath(name).suffix)
-    try:
-        return local_path(path).is_dir()
-    except OSError:
-        return False

@@ -1,16 +1,14 @@
-"""The progress of a build: what a listener receives, and bars that show it on a terminal."""
+"""The progress of a build: what a listener receives, and a line that shows it on a terminal."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TextIO
+from typing import TextIO, TypeAlias
 
 from build_index.size import size_text
-
-_BAR = 28
 
 
 @dataclass(frozen=True)
@@ -18,12 +16,12 @@ class StageProgress:
     """The progress of one stage.
 
     Attributes:
-        stage: `"loading"`, which comes first and alone; then `"tokenizing"`, which includes reading, `"sorting"` and
-            `"writing"`.
+        stage: `"loading"` the tokenizer, `"tokenizing"`, which includes reading, or `"sorting"` what is tokenized by
+            then.
         done: so far, in `unit`.
-        total: at the end, in `unit`; None: unknown. An estimate for sorting and writing until everything is tokenized.
+        total: at the end, in `unit`; None: unknown.
         unit: `"tokenizer"`, `"bytes"` of the corpora, or `"tokens"`.
-        seconds: time spent on it.
+        seconds: time since the stage began.
     """
 
     stage: str
@@ -32,31 +30,13 @@ class StageProgress:
     unit: str
     seconds: float
 
-    @property
-    def share(self) -> float | None:
-        """The share that is done, 0..1, or None if the total is unknown."""
-        return None if not self.total else min(1.0, self.done / self.total)
 
-    @property
-    def rate(self) -> float:
-        """Units a second."""
-        return self.done / self.seconds if self.seconds > 0 else 0.0
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Time that the rest takes at this rate, or None if it is unknown."""
-        return max(0.0, (self.total - self.done) / self.rate) if self.total and self.rate else None
+ProgressListener: TypeAlias = Callable[[StageProgress], None]
+"""A function that is called with the progress of a build: a few times a second, and at the end of each stage."""
 
 
-class ProgressListener(Protocol):
-    """A function that is called with the progress of a build."""
-
-    def __call__(self, stages: Sequence[StageProgress], /) -> None:
-        """Receive the progress of all stages, in order; called a few times a second and once at the end."""
-
-
-class TerminalBars:
-    """A ProgressListener that draws a line with a bar for each stage, over the lines drawn before. Not thread-safe.
+class ProgressLine:
+    """A ProgressListener that writes a line for each stage, again and again over itself. Not thread-safe.
 
     Args:
         file: the terminal.
@@ -64,33 +44,31 @@ class TerminalBars:
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
-        self._drawn: list[str] = []  # stages of the lines that are drawn over
+        self._stage = ""
 
     @staticmethod
     def fits(file: TextIO) -> bool:
-        """Whether the file is a terminal on which lines can be drawn again."""
+        """Whether the file is a terminal on which lines can be written again."""
         return file.isatty() and os.environ.get("TERM", "dumb") != "dumb"
 
-    def __call__(self, stages: Sequence[StageProgress], /) -> None:
-        """Draw the stages."""
-        names = [stage.stage for stage in stages]
-        up = f"\x1b[{len(names)}A" if names == self._drawn else ""
+    def __call__(self, progress: StageProgress) -> None:
+        """Show the progress."""
+        up = "\x1b[1A" if progress.stage == self._stage else ""
         width = shutil.get_terminal_size().columns - 1
-        self._file.write(up + "".join(f"\r\x1b[2K{line_of(stage)[:width]}\n" for stage in stages))
+        self._file.write(f"{up}\r\x1b[2K{line_of(progress)[:width]}\n")
         self._file.flush()
-        self._drawn = names
+        self._stage = progress.stage
 
 
-def line_of(stage: StageProgress) -> str:
-    """Return the line that shows a stage: bar, share, amount, rate and time left; of loading the seconds."""
-    if stage.unit == "tokenizer":
-        return "loading tokenizer ..." + (f" {stage.seconds:.1f} s" if stage.done else "")
-    filled = int((stage.share or 0) * _BAR)
-    share = "    " if stage.share is None else f"{int(100 * stage.share):3}%"
-    left = "" if stage.seconds_left is None or stage.share == 1 else f"  {clock(stage.seconds_left)} left"
-    rate = f"  {amount(stage.rate, stage.unit)}/s" if stage.rate else ""
-    bar = "#" * filled + "-" * (_BAR - filled)
-    return f"{stage.stage:<10} [{bar}] {share}  {amount(stage.done, stage.unit)}{rate}{left}"
+def line_of(progress: StageProgress) -> str:
+    """Return the line that shows a stage: share, amount, rate and time left; of loading the seconds."""
+    done, total, seconds = progress.done, progress.total, progress.seconds
+    if progress.unit == "tokenizer":
+        return f"{progress.stage:<10} {seconds:.1f} s" if done else f"{progress.stage:<10} ..."
+    share = f" {min(100, 100 * done // total):3}%" if total else ""
+    rate = f", {amount(done / seconds, progress.unit)}/s" if done and seconds else ""
+    left = f", {clock(seconds * (total - done) / done)} left" if done and total and done < total else ""
+    return f"{progress.stage:<10}{share} {amount(done, progress.unit)}{rate}{left}"
 
 
 def amount(number: float, unit: str) -> str:

@@ -7,94 +7,34 @@ that dies costs the tasks that it was doing, which Ray gives to another one.
 from __future__ import annotations
 
 import os
-import signal
+import platform
 import socket
-import threading
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from build_index.encoder import EncoderError
-from build_index.errors import build_packages, first_line, output_errors
+import rest_store
+from build_index.errors import build_packages, first_line
 from build_index.path import local_path, scheme_of
-from build_index.shard_sorter import SortSeconds, sort_shard
+from build_index.shard_sorter import sort_shard
 from build_index.size import size_text
-from build_index.slices import Setup, Slice, SliceReport
-from build_index.workers import prepare, tokenize_elsewhere
+from build_index.slices import Setup, Slice, SliceReport, tokenize
+from build_index.target_tokenizer import EncoderError
+from build_index.workers import Workers, prepare
 from rest_store.errors import ClusterError, MemoryBudgetError, MissingExtraError, RestStoreError, WorkerError, describe
 
-_ANSWER_SECONDS = 120  # for a node to start Python and import the packages
 _CONNECT_SECONDS = 10
 _RETRIES = 5  # of a task whose node or process dies
 _PACKAGES = ("tokenizers", "fastokens")  # other releases may give other tokens
 _WHERE = "--ray"
 
 
-class RayCluster:
-    """A Ray cluster that this process is connected to; made by `connected`."""
-
-    def __init__(self) -> None:
-        import ray
-
-        self._nodes = {
-            node["NodeID"]: node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1
-        }
-        if not self._nodes:
-            raise ClusterError(describe(_WHERE, "the number of nodes with a CPU", 0, "at least 1"))
-
-    @property
-    def cpus(self) -> int:
-        """The CPUs of all nodes."""
-        return sum(int(node["Resources"]["CPU"]) for node in self._nodes.values())
-
-    def require_room(self, shard_bytes: int, positions: int) -> None:
-        """Raise MemoryBudgetError unless one node at least can sort a shard."""
-        largest = max(int(node["Resources"].get("memory", 0)) for node in self._nodes.values())
-        if largest < shard_bytes:
-            expected = f"at least {size_text(shard_bytes)} for shards of {positions} tokens (--memory, --shard-tokens)"
-            raise MemoryBudgetError(describe(_WHERE, "the memory of the largest node", size_text(largest), expected))
-
-    def require_alike(self, directory: Path, corpora: Sequence[str]) -> None:
-        """Ask each node what it has installed, and whether it sees the files of the build.
-
-        Args:
-            directory: of the new datastore.
-            corpora: paths of the corpora; those with a scheme are not looked for.
-
-        Raises:
-            ClusterError: a node does not answer, has other versions, or does not see a file.
-        """
-        import ray
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        mark = directory / f"seen-{uuid.uuid4().hex}"
-        with output_errors(mark):
-            mark.touch()
-        paths = [os.fspath(local_path(path).absolute()) for path in corpora if scheme_of(path) is None]
-        try:
-            examine = _examination()
-            own = examine(os.fspath(mark), paths, _PACKAGES)
-            answers = {}
-            for node in self._nodes:
-                strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-                asked = ray.remote(num_cpus=0, max_retries=1, scheduling_strategy=strategy)(examine)
-                answers[node] = asked.remote(os.fspath(mark), paths, _PACKAGES)
-            ray.wait(list(answers.values()), num_returns=len(answers), timeout=_ANSWER_SECONDS)
-            alive = RayCluster()._nodes  # a node that has died meanwhile is not needed
-            self._nodes = {node: properties for node, properties in self._nodes.items() if node in alive}
-            for node, properties in self._nodes.items():
-                name = _name(properties)
-                _require_same(name, _answer(name, answers[node]), own, directory)
-        finally:
-            with suppress(OSError):
-                mark.unlink()
-
-
 @contextmanager
-def connected(address: str) -> Iterator[RayCluster]:
+def connected(address: str) -> Iterator[None]:
     """Connect to a Ray cluster, unless this process is connected to one already.
 
     Args:
@@ -107,11 +47,10 @@ def connected(address: str) -> Iterator[RayCluster]:
     with build_packages(_WHERE, MissingExtraError, "ray"):
         import ray
     if ray.is_initialized():
-        yield RayCluster()
+        yield
         return
     if address == "auto":
         address = os.environ.get("RAY_ADDRESS") or address
-    terminated = signal.getsignal(signal.SIGTERM)
     try:
         _require_open(address)
         ray.init(address=address, log_to_driver=False, configure_logging=False)
@@ -120,9 +59,7 @@ def connected(address: str) -> Iterator[RayCluster]:
         found = f"'{address}', which cannot be used ({first_line(error)})"
         raise ClusterError(describe(_WHERE, "the cluster", found, expected)) from error
     try:
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, terminated)  # Ray has its own way to end
-        yield RayCluster()
+        yield
     finally:
         ray.shutdown()
 
@@ -134,31 +71,43 @@ def _require_open(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_SECONDS).close()
 
 
-class RayWorkers:
-    """The CPUs of a cluster; see `workers.Workers`.
+class RayWorkers(Workers):
+    """The CPUs of the cluster that this process is connected to.
 
     Args:
         setup: of the build.
-        count: tasks that are done at once.
+        most: tasks that are done at once; None: as many as there are CPUs.
         shard_bytes: memory that sorting a shard takes.
+
+    Raises:
+        ClusterError: no node has a CPU.
+        MemoryBudgetError: no node has the memory to sort a shard.
     """
 
-    def __init__(self, setup: Setup, count: int, shard_bytes: int) -> None:
+    def __init__(self, setup: Setup, most: int | None, shard_bytes: int) -> None:
         import ray
 
-        self.count = self.sorts = count
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+        if not nodes:
+            raise ClusterError(describe(_WHERE, "the number of nodes with a CPU", 0, "at least 1"))
+        largest = max(int(node.get("memory", 0)) for node in nodes)
+        if largest < shard_bytes:
+            expected = f"at least {size_text(shard_bytes)} for a shard (--memory, --shard-tokens)"
+            raise MemoryBudgetError(describe(_WHERE, "the memory of the largest node", size_text(largest), expected))
+        cpus = sum(int(node["CPU"]) for node in nodes)
+        super().__init__(setup, min(most or cpus, cpus))
+        self.count = self.sorts
         self._tokenize = ray.remote(num_cpus=1, max_retries=_RETRIES)(_tokenize)
         self._sort = ray.remote(num_cpus=1, max_retries=_RETRIES, memory=shard_bytes)(sort_shard)
-        self._build = uuid.uuid4().hex
-        self._setup = ray.put(setup)
+        # In a list, a reference is passed on as it is: the setup is fetched once in each process.
+        self._shared = _versions(), [ray.put(setup)]
         self._running: set[Any] = set()
 
     def submit(self, part: Slice) -> Future[SliceReport]:
         """See `Workers.submit`."""
-        # In a list, a reference is passed on as it is: the setup is fetched once in each process.
-        return self._future(self._tokenize.remote(self._build, [self._setup], part), part.where)
+        return self._future(self._tokenize.remote(*self._shared, part), part.where)
 
-    def sort(self, directory: Path, name: str, vocabulary_size: int) -> Future[SortSeconds]:
+    def sort(self, directory: Path, name: str, vocabulary_size: int) -> Future[float]:
         """See `Workers.sort`."""
         return self._future(self._sort.remote(directory, name, vocabulary_size), os.fspath(directory / name))
 
@@ -194,71 +143,50 @@ class RayWorkers:
 
 # --- In the processes of the cluster ----------------------------------------------------------------------------------
 
-_setups: dict[str, Setup] = {}  # of the build that this process works for
+_setups: dict[Any, Setup] = {}  # of the build that this process works for, by its reference
 
 
-def _tokenize(build: str, setup: list[Any], part: Slice) -> SliceReport:
+def _tokenize(versions: dict[str, str], setup: list[Any], part: Slice) -> SliceReport:
     import ray
 
-    if build not in _setups:
+    (reference,) = setup
+    if reference not in _setups:
+        _require_same_versions(versions)
         _setups.clear()
-        _setups[build] = ray.get(setup[0])
-        prepare(_setups[build])
-    return tokenize_elsewhere(_setups[build], part)
+        _setups[reference] = ray.get(reference)
+        _require_files(_setups[reference])
+        prepare(_setups[reference])
+    return replace(tokenize(_setups[reference], part), peak_memory=0)  # which --memory does not bound there
 
 
-def _examination() -> Callable[[str, list[str], tuple[str, ...]], dict[str, Any]]:
-    """Return a function that needs nothing of rest-store where it is called."""
-
-    def examine(mark: str, paths: list[str], packages: tuple[str, ...]) -> dict[str, Any]:
-        import platform
-        from importlib.metadata import PackageNotFoundError, version
-        from pathlib import Path
-
-        def version_of(package: str) -> str:
-            try:
-                return version(package)
-            except PackageNotFoundError:
-                return "absent"
-
+def _versions() -> dict[str, str]:
+    """Return the versions of what may change the tokens."""
+    versions = {"Python": ".".join(platform.python_version_tuple()[:2]), "rest-store": rest_store.__version__}
+    for package in _PACKAGES:
         try:
-            from rest_store import __version__ as ours
-        except ImportError:
-            ours = "absent"
-        return {
-            "versions": {
-                "Python": ".".join(platform.python_version_tuple()[:2]),
-                "rest-store": ours,
-                **{package: version_of(package) for package in packages},
-            },
-            "sees": Path(mark).is_file(),
-            "missing": [path for path in paths if not Path(path).exists()],
-        }
-
-    return examine
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "absent"
+    return versions
 
 
-def _name(node: dict[str, Any]) -> str:
-    return f"node {node['NodeManagerAddress']} ({node['NodeID'][:8]})"
+def _require_same_versions(expected: dict[str, str]) -> None:
+    for package, found in _versions().items():
+        if found != expected[package]:
+            raise ClusterError(describe(_node(), package, found, f"{expected[package]}, as in the build"))
 
 
-def _answer(name: str, answer: Any) -> dict[str, Any]:
+def _require_files(setup: Setup) -> None:
+    """Raise ClusterError unless this node sees the corpora and the new datastore: vanished files would be skipped."""
+    if not setup.directory.is_dir():
+        expected = "a directory that all nodes see, such as one on NFS"
+        raise ClusterError(describe(_node(), f"the output {setup.directory}", "not visible", expected))
+    for path in (corpus.spec.path for corpus in setup.corpora):
+        if scheme_of(path) is None and not local_path(path).exists():
+            raise ClusterError(describe(_node(), f"the corpus {path}", "absent", "a path that all nodes see"))
+
+
+def _node() -> str:
     import ray
 
-    try:
-        report: dict[str, Any] = ray.get(answer, timeout=0)
-    except Exception as error:  # its errors have no common base
-        problem = first_line(error) or f"no answer in {_ANSWER_SECONDS} s"
-        raise ClusterError(f"{name}: it cannot do tasks ({problem})") from error
-    return report
-
-
-def _require_same(name: str, report: dict[str, Any], own: dict[str, Any], directory: Path) -> None:
-    for package, version in own["versions"].items():
-        if report["versions"][package] != version:
-            raise ClusterError(describe(name, package, report["versions"][package], f"{version}, as here"))
-    if not report["sees"]:
-        expected = "a directory that all nodes see, such as one on NFS"
-        raise ClusterError(describe(name, f"the output {directory}", "not visible", expected))
-    for path in report["missing"]:
-        raise ClusterError(describe(name, f"the corpus {path}", "absent", "a path that all nodes see"))
+    return f"node {ray.util.get_node_ip_address()}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 from build_index.errors import output_errors
@@ -16,17 +15,7 @@ from rest_store.datastore.shard import TokensFile, write_suffixes
 from rest_store.errors import MemoryBudgetError, describe
 
 
-@dataclass(frozen=True)
-class SortSeconds:
-    """The time that a shard took: to sort it, and to write its suffix array."""
-
-    sort: float = 0.0
-    write: float = 0.0
-
-
-def sort_shard(
-    directory: Path, name: str, vocabulary_size: int, is_wanted: Callable[[], bool] = lambda: True
-) -> SortSeconds:
+def sort_shard(directory: Path, name: str, vocabulary_size: int, is_wanted: Callable[[], bool] = lambda: True) -> float:
     """Sort the suffixes of a complete tokens file and write the suffix array, unless it is there.
 
     Args:
@@ -35,6 +24,9 @@ def sort_shard(
         vocabulary_size: `V`.
         is_wanted: whether to write what is sorted; False if the build has ended meanwhile.
 
+    Returns:
+        The seconds that it took.
+
     Raises:
         OutputError: a file cannot be written.
         MemoryBudgetError: there is not enough memory.
@@ -42,18 +34,16 @@ def sort_shard(
     start = time.perf_counter()
     path, output = directory / f"{name}.tokens", directory / f"{name}.suffixes"
     if output.exists():
-        return SortSeconds()
+        return 0.0
     with output_errors(path):
         tokens = TokensFile.open(path)
-    positions = tokens.header.position_count
     try:
         order = suffix_array(tokens.payload.reshape(-1, tokens.header.width), vocabulary_size=vocabulary_size)
     except MemoryError as error:
-        expected = f"{size_text(shard_bytes(positions, vocabulary_size))} free; choose a smaller --memory"
+        size = size_text(shard_bytes(tokens.header.position_count, vocabulary_size))
+        expected = f"{size} free; choose a smaller --memory"
         raise MemoryBudgetError(describe(name, "memory for sorting", "exhausted", expected)) from error
-    sorted_at = time.perf_counter()
-    if not is_wanted():
-        return SortSeconds(sorted_at - start)
-    with whole_file(output) as unfinished:
-        write_suffixes(unfinished, tokens, order)
-    return SortSeconds(sorted_at - start, time.perf_counter() - sorted_at)
+    if is_wanted():
+        with whole_file(output) as unfinished:
+            write_suffixes(unfinished, tokens, order)
+    return time.perf_counter() - start

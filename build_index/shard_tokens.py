@@ -4,32 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
-from build_index.encoder import Tokens
 from build_index.errors import output_errors
-from build_index.staging import part_of, put
+from build_index.staging import part_of, put, shard_name
+from build_index.target_tokenizer import Tokens
 from rest_store.datastore.shard import TokensFile, TokensWriter
 from rest_store.errors import ResumeError, describe
-
-
-def shard_name(number: int) -> str:
-    """Return the name of a shard, counted from 0."""
-    return f"shard-{number:05}"
-
-
-@dataclass
-class TokenizedCounts:
-    """Counts of one corpus's documents that are known only after tokenization.
-
-    Attributes:
-        without_tokens: documents that have no tokens.
-        split_documents: documents longer than a shard.
-    """
-
-    without_tokens: int = 0
-    split_documents: int = 0
 
 
 class ShardTokens:
@@ -45,19 +26,22 @@ class ShardTokens:
         corpus_count: number of corpora.
 
     Attributes:
+        vocabulary_size: `V`.
         position_count: tokens and separators so far.
         stored_documents: documents so far that have tokens.
-        counts: one for each corpus.
+        without_tokens: of each corpus, documents that have no tokens.
+        split_documents: of each corpus, documents longer than a shard.
 
     Not thread-safe. Raises OutputError if files cannot be written, and ResumeError if one that is there is another.
     """
 
     def __init__(self, directory: Path, vocabulary_size: int, shard_positions: int, corpus_count: int) -> None:
+        self.vocabulary_size = vocabulary_size
         self.position_count = 0
         self.stored_documents = 0
-        self.counts = [TokenizedCounts() for _ in range(corpus_count)]
+        self.without_tokens = [0] * corpus_count
+        self.split_documents = [0] * corpus_count
         self._directory = directory
-        self._vocabulary_size = vocabulary_size
         self._shard_positions = shard_positions
         self._number = 0  # of the current shard
         self._positions = 0  # in it
@@ -71,12 +55,12 @@ class ShardTokens:
     def append(self, corpus: int, ids: Tokens) -> Iterator[str]:
         """Append a document with the token ids `ids`; yield the name of each shard that becomes complete."""
         if not len(ids):
-            self.counts[corpus].without_tokens += 1
+            self.without_tokens[corpus] += 1
             return
         if self._positions and self._positions + len(ids) + 1 > self._shard_positions:
             yield self._complete()
         self.stored_documents += 1
-        self.counts[corpus].split_documents += len(ids) + 1 > self._shard_positions
+        self.split_documents[corpus] += len(ids) + 1 > self._shard_positions
         while len(ids) + 1 > self._shard_positions:
             self._write(ids[: self._shard_positions - 1])
             ids = ids[self._shard_positions - 1 :]
@@ -100,7 +84,7 @@ class ShardTokens:
         """Write a document or piece to the current shard."""
         with output_errors(self.path):
             if not self._positions and not self.path.exists():
-                self._writer = TokensWriter(part_of(self.path), self._vocabulary_size)
+                self._writer = TokensWriter(part_of(self.path), self.vocabulary_size)
             if self._writer is not None:
                 self._writer.append(ids)
         self._positions += len(ids) + 1
@@ -114,7 +98,7 @@ class ShardTokens:
                 put(self._writer.path, self.path)
             count = TokensFile.open(self.path).header.position_count
         if count != self._positions:
-            expected = f"{self._positions}; remove {self._directory.parent} to begin anew"
+            expected = f"{self._positions}; or build without --resume"
             raise ResumeError(describe(self.path, "the number of positions", count, expected))
         name = shard_name(self._number)
         self._writer = None

@@ -6,36 +6,31 @@
         ...
 
 A slice is some files, or documents of a file that is too large for one slice. Its file depends on nothing but the
-slice, and appears when it is complete. It holds batches, each of 24 bytes of numbers, the 32-byte digests of its
-documents, their lengths in tokens as 8-byte numbers, and the token ids of all of them; at the end, counts as JSON. The
-bytes are those of the machine: the files live no longer than the build.
+slice, and appears when it is complete. It holds batches of three arrays as `numpy.save` writes them: the digests of its
+documents, their lengths in tokens, and the token ids of all of them; after an empty array, counts as JSON.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
-import struct
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
 from build_index.corpus import Corpus
 from build_index.documents import CorpusCounts, CorpusFile, Document, batches
-from build_index.duplicates import DIGEST_BYTES, content_digest, digest_keys
-from build_index.encoder import Tokens
+from build_index.duplicates import content_digest
 from build_index.errors import output_errors
 from build_index.memory import resident_bytes
-from build_index.readers.files import public_address
 from build_index.staging import whole_file
-from build_index.target_tokenizer import TargetTokenizer
+from build_index.target_tokenizer import TargetTokenizer, Tokens
 
 SLICE_BYTES = 1 << 22  # of the files of a slice
 SLICE_FILES = 1 << 10
@@ -43,8 +38,6 @@ SLICE_CHARACTERS = 1 << 20  # of the documents of a slice of a large file
 _LARGE_SHARE = 32  # a file of this share of all corpora is cut
 _BATCH_CHARACTERS = 1 << 18  # tokenized at once
 _BATCH_DOCUMENTS = 1 << 12
-_NUMBERS = struct.Struct("=QQQ")  # documents, token ids, bytes of each; 0 documents: the counts follow
-_NO_TOKENS = -1
 
 
 @dataclass(frozen=True)
@@ -69,7 +62,7 @@ class Slice:
         if not self.files:
             return self.documents[0].origin
         more = f" and {len(self.files) - 1} more" if len(self.files) > 1 else ""
-        return f"{public_address(self.files[0].path)}{more}"
+        return f"{self.files[0].path}{more}"
 
 
 @dataclass(frozen=True)
@@ -81,35 +74,26 @@ class Setup:
         tokenizer: the tokenizer.
         is_accelerated: whether `fastokens` encodes, which has to be said again in a new process.
         directory: of the files of slices.
-        keeps_duplicates: whether a document that occurred earlier in its slice is tokenized.
     """
 
     corpora: Sequence[Corpus]
     tokenizer: TargetTokenizer
     is_accelerated: bool
     directory: Path
-    keeps_duplicates: bool
 
 
-@dataclass
+@dataclass(frozen=True)
 class SliceReport:
-    """How the work on a slice went.
+    """How the work on a slice went: the time spent, the id of the process and the peak of its resident memory."""
 
-    Attributes:
-        read_seconds: time spent reading.
-        tokenize_seconds: time spent tokenizing.
-        process: id of the process.
-        peak_memory: peak of its resident memory in bytes.
-    """
-
-    read_seconds: float = 0.0
-    tokenize_seconds: float = 0.0
-    process: int = 0
-    peak_memory: int = 0
+    read_seconds: float
+    tokenize_seconds: float
+    process: int
+    peak_memory: int
 
 
 def cut(corpora: Sequence[Corpus]) -> Iterator[Slice]:
-    """Yield the slices of corpora in order; large files, data sets of the Hub and corpora in part are read meanwhile.
+    """Yield the slices of corpora in order; large files and corpora in part are read meanwhile.
 
     Raises:
         RestStoreError: as reading a corpus does.
@@ -163,30 +147,25 @@ def tokenize(setup: Setup, part: Slice) -> SliceReport:
         RestStoreError: a file cannot be read, or the disk is full.
         EncoderError: `fastokens` was wrong.
     """
-    report = SliceReport(process=os.getpid())
     started = time.perf_counter()
+    tokenize_seconds = 0.0
     counts = CorpusCounts()
-    path = setup.directory / part.name
-    with whole_file(path) as unfinished, unfinished.open("xb") as file:
-        seen: set[int] = set()
+    with whole_file(setup.directory / part.name) as unfinished, unfinished.open("xb") as file:
         documents = _documents(setup, part, counts)
         for batch in batches(documents, _BATCH_CHARACTERS, _BATCH_DOCUMENTS):
             digests = b"".join(map(content_digest, batch))
-            is_needed = np.ones(len(batch), dtype=bool)
-            if not setup.keeps_duplicates:
-                for place, key in enumerate(digest_keys(digests).tolist()):
-                    is_needed[place] = key not in seen
-                    seen.add(key)
             before = time.perf_counter()
-            needed = [document for document, wanted in zip(batch, is_needed, strict=True) if wanted]
-            tokens = setup.tokenizer.encode_documents(needed)
-            report.tokenize_seconds += time.perf_counter() - before
-            _write_batch(file, digests, is_needed, tokens)
-        data = json.dumps(vars(counts) if part.files else None).encode()
-        file.write(_NUMBERS.pack(0, len(data), 1) + data)
-    report.read_seconds = time.perf_counter() - started - report.tokenize_seconds
-    report.peak_memory = resident_bytes("VmHWM")
-    return report
+            tokens = setup.tokenizer.encode_documents(batch)
+            tokenize_seconds += time.perf_counter() - before
+            lengths = np.array([len(ids) for ids in tokens])
+            arrays = io.BytesIO()  # into a file, numpy says of a full disk only that less is written
+            for array in (np.frombuffer(digests, np.uint8), lengths, np.concatenate(tokens)):
+                np.save(arrays, array)
+            file.write(arrays.getbuffer())
+        np.save(file, np.empty(0))
+        file.write(json.dumps(vars(counts) if part.files else None).encode())
+    read_seconds = time.perf_counter() - started - tokenize_seconds
+    return SliceReport(read_seconds, tokenize_seconds, os.getpid(), resident_bytes("VmHWM"))
 
 
 def _documents(setup: Setup, part: Slice, counts: CorpusCounts) -> Iterator[Document]:
@@ -195,47 +174,24 @@ def _documents(setup: Setup, part: Slice, counts: CorpusCounts) -> Iterator[Docu
         yield from setup.corpora[part.corpus].documents(file, counts)
 
 
-def _write_batch(file: BinaryIO, digests: bytes, is_tokenized: npt.NDArray[np.bool_], tokens: Sequence[Tokens]) -> None:
-    lengths = np.full(len(is_tokenized), _NO_TOKENS, dtype=np.int64)
-    lengths[is_tokenized] = [len(ids) for ids in tokens]
-    ids = np.concatenate(tokens) if tokens else np.empty(0, dtype=np.uint16)
-    file.write(_NUMBERS.pack(len(lengths), len(ids), ids.itemsize))
-    for data in (digests, lengths.tobytes(), ids.tobytes()):
-        file.write(data)
-
-
 @dataclass(frozen=True)
 class TokenBatch:
-    """Documents of a slice, tokenized except duplicates within the slice.
+    """Documents of a slice.
 
     Attributes:
-        digests: their digests, 32 bytes each.
-        lengths: int64[n], in tokens; -1: a document was not tokenized.
-        ids: token ids of all documents.
+        digests: of their content, 32 bytes each.
+        tokens: of each document.
     """
 
     digests: bytes
-    lengths: npt.NDArray[np.int64]
-    ids: Tokens
-
-    def tokens(self, places: npt.NDArray[np.intp]) -> list[Tokens]:
-        """Return the tokens of the documents at `places`, which must have been tokenized."""
-        ends = np.cumsum(np.maximum(self.lengths, 0))
-        assert (self.lengths[places] != _NO_TOKENS).all(), "a document without tokens"
-        return [self.ids[ends[place] - self.lengths[place] : ends[place]] for place in places]
+    tokens: Sequence[Tokens]
 
 
 def read_slice(path: Path) -> Iterator[TokenBatch | CorpusCounts]:
     """Yield the batches of a slice's file in order, and then the counts, if it is one of files."""
     with output_errors(path), path.open("rb") as file:
-        while True:
-            documents, count, width = _NUMBERS.unpack(file.read(_NUMBERS.size))
-            if not documents:
-                if (fields := json.loads(file.read(count))) is not None:
-                    skipped, left_out = Counter(fields.pop("skipped")), Counter(fields.pop("left_out"))
-                    yield CorpusCounts(**fields, skipped=skipped, left_out=left_out)
-                return
-            digests = file.read(documents * DIGEST_BYTES)
-            lengths = np.frombuffer(file.read(documents * 8), dtype=np.int64)
-            ids = np.frombuffer(file.read(count * width), dtype=np.dtype(f"u{width}"))
-            yield TokenBatch(digests, lengths, ids)
+        while len(digests := np.load(file)):
+            lengths, ids = np.load(file), np.load(file)
+            yield TokenBatch(digests.tobytes(), np.split(ids, np.cumsum(lengths)[:-1]))
+        if (fields := json.load(file)) is not None:
+            yield CorpusCounts(**{**fields, "skipped": Counter(fields["skipped"])})

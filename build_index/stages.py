@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -15,10 +16,9 @@ import numpy as np
 
 from build_index.corpus import Corpus
 from build_index.documents import CorpusCounts
-from build_index.duplicates import DIGEST_BYTES, SeenDocuments, digest_keys
+from build_index.duplicates import SeenDocuments, digest_keys
 from build_index.errors import output_errors
 from build_index.progress import ProgressListener, StageProgress
-from build_index.shard_sorter import SortSeconds
 from build_index.shard_tokens import ShardTokens
 from build_index.slices import Slice, SliceReport, TokenBatch, cut, read_slice
 from build_index.staging import Staging
@@ -35,13 +35,13 @@ class Stages:
         corpora: what to read.
         staging: where the slices and shards are made.
         shard_tokens: writes the tokens files.
-        vocabulary_size: `V`.
         seen: finds duplicates; None: they are kept.
         workers: tokenize and sort.
         listener: called with the progress; None: nobody.
 
     Attributes:
-        seconds: time by stage: `read`, `tokenize`, `sort` and `write`.
+        seconds: time by stage: `read`, `tokenize` and `sort`.
+        peaks: peak of the resident memory of each worker process.
     """
 
     def __init__(
@@ -49,28 +49,25 @@ class Stages:
         corpora: Sequence[Corpus],
         staging: Staging,
         shard_tokens: ShardTokens,
-        vocabulary_size: int,
         seen: SeenDocuments | None,
         workers: Workers,
         listener: ProgressListener | None = None,
     ) -> None:
-        self.seconds = dict.fromkeys(("read", "tokenize", "sort", "write"), 0.0)
+        self.seconds = dict.fromkeys(("read", "tokenize", "sort"), 0.0)
+        self.peaks: dict[int, int] = {}
         self._corpora = corpora
         self._staging = staging
         self._shard_tokens = shard_tokens
-        self._vocabulary_size = vocabulary_size
         self._seen = seen
         self._workers = workers
         self._listener = listener
         self._counts = [CorpusCounts() for _ in corpora]  # of the slices of files
         self._duplicates = [0] * len(corpora)
         self._digests = [hashlib.sha256() for _ in corpora]
-        self._sorting: dict[Future[SortSeconds], int] = {}  # positions of shards that are being sorted
+        self._sorting: dict[Future[float], int] = {}  # positions of shards that are being sorted
         self._sorted_positions = 0
-        self._peaks: dict[int, int] = {}  # peak memory of each process
         self._started = self._reported = time.perf_counter()
-        self._total_bytes: int | None = None
-        self._tokenize_seconds: float | None = None  # None: not all is tokenized
+        self._is_tokenized = False
 
     def run(self) -> list[str]:
         """Make the shards, and return their names.
@@ -80,9 +77,6 @@ class Stages:
             EncoderError: `fastokens` was wrong.
             WorkerError: a worker has ended.
         """
-        self._started = time.perf_counter()
-        if self._listener is not None:
-            self._total_bytes = _total_bytes(self._corpora)
         names = []
         try:
             before = 0
@@ -90,7 +84,8 @@ class Stages:
                 names.append(name)
                 self._sort(name, self._shard_tokens.position_count - before)
                 before = self._shard_tokens.position_count
-            self._tokenize_seconds = time.perf_counter() - self._started
+            self._report(at_once=True)
+            self._is_tokenized = True
             while self._sorting:
                 self._collect(_SECONDS_BETWEEN_REPORTS)
         except Exception:
@@ -98,10 +93,9 @@ class Stages:
             raise
         finally:
             self._shard_tokens.abandon()
+        self._report(at_once=True)
         for corpus, counts in zip(self._corpora, self._counts, strict=True):
             corpus.counts += counts
-        self._counts.clear()
-        self._report(at_once=True)
         return names
 
     def provenance(self) -> list[dict[str, Any]]:
@@ -111,15 +105,11 @@ class Stages:
                 **corpus.provenance(),
                 "documents_sha256": self._digests[number].hexdigest(),
                 "duplicates": self._duplicates[number],
-                "without_tokens": self._shard_tokens.counts[number].without_tokens,
-                "split_documents": self._shard_tokens.counts[number].split_documents,
+                "without_tokens": self._shard_tokens.without_tokens[number],
+                "split_documents": self._shard_tokens.split_documents[number],
             }
             for number, corpus in enumerate(self._corpora)
         ]
-
-    def peak_memory(self, own: int) -> int:
-        """Return the sum of the peaks of resident memory of all processes but `own`."""
-        return sum(peak for process, peak in self._peaks.items() if process != own)
 
     # --- Tokens -------------------------------------------------------------------------------------------------------
 
@@ -157,25 +147,21 @@ class Stages:
                 raise worker_error(part) from error
             self.seconds["read"] += report.read_seconds
             self.seconds["tokenize"] += report.tokenize_seconds
-            self._peaks[report.process] = max(report.peak_memory, self._peaks.get(report.process, 0))
+            if report.process != os.getpid():
+                self.peaks[report.process] = report.peak_memory
         return part, path
 
     def _store(self, corpus: int, batch: TokenBatch) -> Iterator[str]:
         """Store the documents that are no duplicates; yield the name of each shard that becomes complete."""
-        start = time.perf_counter()
-        number = len(batch.digests) // DIGEST_BYTES
+        number = len(batch.tokens)
         self._digests[corpus].update(batch.digests)
         is_new = np.ones(number, dtype=bool)
         if self._seen is not None:
             with output_errors(self._seen.directory):
                 is_new = self._seen.add(digest_keys(batch.digests))
             self._duplicates[corpus] += number - int(is_new.sum())
-        for ids in batch.tokens(np.flatnonzero(is_new)):
-            for name in self._shard_tokens.append(corpus, ids):
-                self.seconds["write"] += time.perf_counter() - start
-                yield name
-                start = time.perf_counter()
-        self.seconds["write"] += time.perf_counter() - start
+        for place in np.flatnonzero(is_new):
+            yield from self._shard_tokens.append(corpus, batch.tokens[place])
 
     # --- Suffixes -----------------------------------------------------------------------------------------------------
 
@@ -183,38 +169,32 @@ class Stages:
         """Begin to sort a shard, as soon as there is room."""
         while len(self._sorting) >= self._workers.sorts:
             self._collect(_SECONDS_BETWEEN_REPORTS)
-        self._sorting[self._workers.sort(self._staging.datastore, name, self._vocabulary_size)] = positions
+        future = self._workers.sort(self._staging.datastore, name, self._shard_tokens.vocabulary_size)
+        self._sorting[future] = positions
 
     def _collect(self, timeout: float) -> None:
         """Wait for a shard that is being sorted; raise its error, if it failed."""
         for future in wait(self._sorting, timeout, FIRST_COMPLETED).done:
             self._sorted_positions += self._sorting.pop(future)
-            seconds = future.result()
-            self.seconds["sort"] += seconds.sort
-            self.seconds["write"] += seconds.write
+            self.seconds["sort"] += future.result()
         self._report()
 
     # --- Progress -----------------------------------------------------------------------------------------------------
 
     def _report(self, *, at_once: bool = False) -> None:
-        """Report the progress of both stages, unless the last report is recent."""
+        """Report the progress of the stage that the build waits for, unless the last report is recent."""
         now = time.perf_counter()
         if self._listener is None or (now - self._reported < _SECONDS_BETWEEN_REPORTS and not at_once):
             return
         self._reported = now
-        done = sum(corpus.bytes_read for corpus in self._corpora) + sum(counts.bytes_read for counts in self._counts)
-        positions, total = self._shard_tokens.position_count, self._total_bytes
-        if self._tokenize_seconds is None:
-            seconds = now - self._started
-            estimate = round(positions * total / done) if total and done else None
+        seconds = now - self._started
+        if self._is_tokenized:
+            done, total = self._sorted_positions, self._shard_tokens.position_count
+            self._listener(StageProgress("sorting", done, total, "tokens", seconds))
         else:
-            seconds, total, estimate = self._tokenize_seconds, done, positions
-        self._listener(
-            [
-                StageProgress("tokenizing", done, total, "bytes", seconds),
-                StageProgress("sorting", self._sorted_positions, estimate, "tokens", now - self._started),
-            ]
-        )
+            done = sum(corpus.bytes_read for corpus in self._corpora)
+            done += sum(counts.bytes_read for counts in self._counts)
+            self._listener(StageProgress("tokenizing", done, _total_bytes(self._corpora), "bytes", seconds))
 
 
 def _total_bytes(corpora: Sequence[Corpus]) -> int | None:

@@ -2,22 +2,20 @@
 
     ds/                     the old datastore, if there is one; untouched until the very end
     .ds.building/
+        lock                held (flock) as long as a build runs
         plan.json           what is built; written first (build_index/build_plan.py)
         slices/             tokens of parts of the corpora (build_index/slices.py)
         datastore/          the files of the new datastore
-        complete            the checksum of its manifest, as soon as it is complete
-        replaced/           for a moment, where directories cannot be exchanged: the old datastore
 
 Every file in slices/ and datastore/ is complete: it is written under another name and renamed. A build that was killed
-is resumed by making what is not there. A build holds a lock (flock) on `.ds.building` as long as it runs.
+is resumed by making what is not there.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
-import hashlib
+import itertools
 import json
 import os
 import re
@@ -25,25 +23,27 @@ import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from build_index.errors import output_errors
 from build_index.path import local_path
-from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME, TOKENIZER_FILE_NAME
+from rest_store.datastore.file_lock import take_lock
+from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME, TOKENIZER_FILE_NAME, Manifest
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import MAX_SIZE as MAX_MANIFEST_SIZE
-from rest_store.datastore.regular_file import open_regular
+from rest_store.datastore.mapped_file import open_regular
 from rest_store.datastore.render import counted
-from rest_store.errors import OutputError, ResumeError, describe
+from rest_store.errors import OutputError, describe
 
 PLAN_NAME = "plan.json"
+_LOCK_NAME = "lock"
 _OUR_FILES = re.compile(
-    "|".join(map(re.escape, (MANIFEST_NAME, TOKENIZER_FILE_NAME))) + r"|shard-\d+\.(tokens|suffixes)"
+    "|".join(map(re.escape, (MANIFEST_NAME, TOKENIZER_FILE_NAME))) + r"|shard-\d+\.(tokens|suffixes)|\.nfs.*"
 )
 _LIVE_FILES = (DOCUMENTS_FILE_NAME, "writer.lock")
-_BUILDING_NAME = re.compile(r"\..*\.building", re.DOTALL)
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -62,7 +62,7 @@ class Staging:
 
     Raises:
         OutputError: `out` must not be replaced (a file, a directory with other content, a mount point), the directory
-            cannot be made, or another process is building there.
+            cannot be made or locked, or another process is building there.
 
     A context manager: leaving it releases the lock. Not thread-safe. All methods raise OutputError if the directory
     cannot be read or written.
@@ -74,14 +74,12 @@ class Staging:
         self.datastore = self.path / "datastore"
         self.slices = self.path / "slices"
         self._plan = self.path / PLAN_NAME
-        self._complete = self.path / "complete"
-        self._replaced = self.path / "replaced"
         with output_errors(self.path):
-            self._lock = self._locked()
-            if self._complete.exists():  # a build that was killed when it had only to rename
-                self._replace()
-                os.close(self._lock)
-                self._lock = self._locked()
+            self.path.mkdir(parents=True, exist_ok=True)
+            release = take_lock(self.path / _LOCK_NAME)
+        if release is None:
+            raise OutputError(f"{self.path}: another process is building this datastore")
+        self._release = release
 
     def __enter__(self) -> Staging:
         return self
@@ -89,55 +87,31 @@ class Staging:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.close(self._lock)
-
-    def _locked(self) -> int:
-        self.path.mkdir(parents=True, exist_ok=True)
-        lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            raise OutputError(f"{self.path}: another process is building this datastore") from None
-        except OSError:
-            pass  # a file system without locks
-        return lock
-
-    def require_nothing_unfinished(self) -> None:
-        """Raise ResumeError if an unfinished build has shards that `start` would remove: they may have taken hours."""
-        if count := kept_shards(self.out):
-            found = f"present, with {counted(count, 'finished shard')}"
-            expected = f"none: continue it with --resume, or remove {self.path}"
-            raise ResumeError(describe(self.out, "unfinished build", found, expected))
+        """Release the lock, and remove the directory if there is nothing to resume."""
+        if not self._plan.exists():
+            with suppress(OSError):
+                self._remove_files()
+                (self.path / _LOCK_NAME).unlink()
+                self.path.rmdir()
+        self._release()
 
     def start(self, plan: dict[str, Any] | None = None) -> None:
         """Remove the files of an earlier build, make the directories of a new one, and write its plan."""
         with output_errors(self.path):
-            # The plan first: a build that is killed meanwhile leaves nothing that claims to be resumable.
-            for entry in sorted(self.path.iterdir(), key=lambda entry: entry != self._plan):
-                _remove(entry)
+            self._plan.unlink(missing_ok=True)  # first: what is left by a kill meanwhile cannot be resumed
+            self._remove_files()
             self.datastore.mkdir()
             self.slices.mkdir()
             if plan is not None:
                 with whole_file(self._plan) as path:
                     path.write_text(json.dumps(plan, sort_keys=True), encoding="utf-8")
 
-    def unfinished_plan(self) -> dict[str, Any]:
-        """Return the plan of the build to resume.
-
-        Raises:
-            ResumeError: there is nothing to resume.
-        """
-        with output_errors(self.path):
-            try:
-                plan: dict[str, Any] = json.loads(self._plan.read_bytes())
-                for part in self.path.glob("*.part"):  # cut short by a kill
-                    part.unlink()
-                return plan
-            except FileNotFoundError:
-                self.discard()
-        expected = "one that was interrupted; build without --resume"
-        raise ResumeError(describe(self.out, "unfinished build", "absent", expected))
+    def unfinished_plan(self) -> dict[str, Any] | None:
+        """Return the plan of the build that can be resumed, or None."""
+        with output_errors(self.path), suppress(FileNotFoundError):
+            plan: dict[str, Any] = json.loads(self._plan.read_bytes())
+            return plan
+        return None
 
     def write(self, name: str, text: str) -> None:
         """Write a file of the new datastore and sync it to disk."""
@@ -145,41 +119,67 @@ class Staging:
             path.write_text(text, encoding="utf-8", newline="")
 
     def put_in_place(self) -> None:
-        """Put the new datastore, whose manifest is written, at `out` in one step, and remove the old one.
+        """Put the new datastore, whose manifest is written, at `out` in one step; leaving this removes the old one.
 
         Raises:
             OutputError: that is not possible, or `out` must not be replaced any more.
         """
         with output_errors(self.out):
             require_replaceable(self.out)
-            with whole_file(self._complete) as path:
-                path.write_text(_sha256(self.datastore / MANIFEST_NAME))
-            self._replace()
-
-    def _replace(self) -> None:
-        """Put the complete datastore in place, unless it is there, and discard the rest."""
-        digest = self._complete.read_text()
-        if _sha256(self.out / MANIFEST_NAME) != digest:
-            if not (self.out / MANIFEST_NAME).exists():
-                self.datastore.rename(self.out)  # over an empty directory, if there is one
-            elif not _exchanged(self.datastore, self.out):
-                self.out.rename(self._replaced)
-                self.datastore.rename(self.out)
+            for part in self.datastore.glob(".*.part"):  # of a process that was killed
+                part.unlink()
+            done = self.path / "done.json"
+            if self._plan.exists():
+                self._plan.rename(done)  # the old datastore, which comes here, cannot be resumed
+                _sync(self.path)
+            try:
+                if not (self.out / MANIFEST_NAME).exists():
+                    self.datastore.rename(self.out)  # over an empty directory, if there is one
+                elif not _exchanged(self.datastore, self.out):
+                    self._replace_files()
+            except OSError:
+                if done.exists():
+                    done.rename(self._plan)
+                raise
             _sync(self.out.parent)
-        self.discard()
 
-    def abandon(self) -> None:
-        """After a failure, remove the directory, unless it has what can be resumed or must be put in place."""
-        if not self._complete.exists() and not kept_shards(self.out):
-            self.discard()
+    def _replace_files(self) -> None:
+        """Turn the old datastore into the new one: its manifest, which names the shards, is replaced by one rename.
+
+        The new shards get names that are free in the directory, so until then nothing of the old datastore changes, and
+        only the file of its tokenizer may be that of the new one already.
+        """
+        manifest = Manifest.read(self.datastore)
+        free = (name for name in map(shard_name, itertools.count()) if not any(self.out.glob(f"{name}.*")))
+        shards = tuple(replace(shard, name=next(free)) for shard in manifest.shards)
+        self.write(MANIFEST_NAME, replace(manifest, shards=shards).to_json())
+        kept = {MANIFEST_NAME, TOKENIZER_FILE_NAME}
+        for before, after in zip(manifest.shards, shards, strict=True):
+            for kind in ("tokens", "suffixes"):
+                (self.datastore / f"{before.name}.{kind}").rename(self.out / f"{after.name}.{kind}")
+                kept.add(f"{after.name}.{kind}")
+        if (self.datastore / TOKENIZER_FILE_NAME).exists():
+            (self.datastore / TOKENIZER_FILE_NAME).rename(self.out / TOKENIZER_FILE_NAME)
+        _sync(self.out)
+        (self.datastore / MANIFEST_NAME).rename(self.out / MANIFEST_NAME)
+        _sync(self.out)
+        for entry in self.out.iterdir():
+            if entry.name not in kept:
+                with suppress(OSError):  # the next build removes it
+                    entry.unlink()
 
     def discard(self) -> None:
-        """Remove the directory as far as possible: the build is done, or there is nothing to resume."""
-        with suppress(OSError):
-            # Last what says that the datastore is in place: until then, the directory may hold the old one.
-            for entry in sorted(self.path.iterdir(), key=lambda entry: entry == self._complete):
-                _remove(entry)
-            self.path.rmdir()
+        """Leave nothing to resume."""
+        with output_errors(self.path):
+            self._plan.unlink(missing_ok=True)
+
+    def _remove_files(self) -> None:
+        """Remove all but the lock, as far as possible."""
+        for entry in self.path.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            elif entry.name != _LOCK_NAME:
+                entry.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -201,9 +201,8 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 def part_of(path: Path) -> Path:
-    """Return where to write a file of the staging directory until it is complete: outside the datastore."""
-    top = next((parent for parent in path.parents if _BUILDING_NAME.fullmatch(parent.name)), path.parent)
-    return top / f"{path.name}.{uuid.uuid4().hex}.part"
+    """Return where to write a file of the staging directory until it is complete."""
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
 
 
 def put(part: Path, path: Path) -> None:
@@ -216,9 +215,20 @@ def put(part: Path, path: Path) -> None:
 def kept_shards(out: Path) -> int:
     """Return the number of tokenized shards of an unfinished build of this datastore."""
     place = building_place(_resolved(out))
-    if not (place / PLAN_NAME).is_file() or (place / "complete").exists():
-        return 0
-    return sum(1 for _ in (place / "datastore").glob("shard-*.tokens"))
+    return sum(1 for _ in (place / "datastore").glob("shard-*.tokens")) if (place / PLAN_NAME).is_file() else 0
+
+
+def resume_hint(out: Path) -> str:
+    """Return what to say after a failure: how to go on with the unfinished build, if there is one."""
+    if not (building_place(_resolved(out)) / PLAN_NAME).is_file():
+        return ""
+    kept = f"{counted(count, 'finished shard')} kept: " if (count := kept_shards(out)) else ""
+    return f" ({kept}continue with --resume)"
+
+
+def shard_name(number: int) -> str:
+    """Return the name of a shard, counted from 0."""
+    return f"shard-{number:05}"
 
 
 def final_place(out: Path) -> Path:
@@ -269,7 +279,8 @@ def is_live(directory: Path) -> bool:
 
 def is_staging(directory: Path) -> bool:
     """Whether a directory is that of an unfinished build."""
-    return _BUILDING_NAME.fullmatch(directory.name) is not None and (directory / "slices").is_dir()
+    name = directory.name
+    return name.startswith(".") and name.endswith(".building") and (directory / "slices").is_dir()
 
 
 def building_place(place: Path) -> Path:
@@ -303,18 +314,3 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _remove(entry: Path) -> None:
-    if entry.is_dir() and not entry.is_symlink():
-        shutil.rmtree(entry)
-    else:
-        entry.unlink()
-
-
-def _sha256(path: Path) -> str:
-    """Return the checksum of a file; empty if there is none."""
-    try:
-        return hashlib.sha256(path.read_bytes()).hexdigest()
-    except (FileNotFoundError, NotADirectoryError):
-        return ""

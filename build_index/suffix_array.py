@@ -5,18 +5,9 @@ itself and four for its place. So ids get codewords of one to three bytes, short
 the ids (`SymbolCode`). After sorting, the place of a codeword's first byte is turned back into a position through a map
 in the memory of the text (`_write_locator`), and other places are dropped.
 
-Measured on Python source with the tokenizers of SmolLM2 and Mistral (Tekken), AMD EPYC, one thread, peak of resident
-memory without the symbols (commit 94f8868):
-
-    packing                         97.9M symbols, V = 49,152      90.5M symbols, V = 131,072
-                                    seconds    bytes a symbol      seconds    bytes a symbol
-    pydivsufsort's own (2, 4 bytes)   17.8          20.0             24.3          40.0
-    2 or 3 big-endian bytes           15.7          10.0             17.1          15.0
-    ranks of ids that occur, 2 bytes  15.7          10.0             14.9          10.0
-    fitted code, as here              12.8           7.5             13.4           8.2
-
-The fitted code takes 1.47 and 1.60 bytes a symbol. It is faster from two million symbols on; below, it costs 0.05 s. A
-second thread changes little, since only one stage of libdivsufsort is parallel.
+Measured on Python source with the tokenizers of SmolLM2 and Mistral (Tekken), one thread, against the big-endian bytes
+of the tokens file: 12.8 seconds for 15.7 (97.9M symbols of 1.47 bytes instead of two), and 13.4 for 17.1 (90.5M of 1.60
+instead of three). A second thread changes little, since only one stage of libdivsufsort is parallel.
 
 Limits: the sorter counts bytes in 32 bits, so the text may have 2^31 - 1. At worst, with all ids equally frequent, a
 symbol takes two bytes for `V <= 65,535` and three above: 2^30 - 1 and 715,827,882 positions are always possible, and
@@ -27,8 +18,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import math
-from collections import deque
 from collections.abc import Iterator
 from itertools import pairwise
 
@@ -38,23 +27,20 @@ import numpy.typing as npt
 from rest_store.datastore.header import MAX_POSITIONS, token_width
 from rest_store.errors import BuildError, describe
 
-Symbols = npt.NDArray[np.unsignedinteger]
+Symbols = npt.NDArray[np.uint8]
 
 MAX_TEXT_BYTES = 2**31 - 1  # the 32-bit sorter counts bytes in a signed int
 BLOCK = 2**14  # symbols or ranks at once, a multiple of _STRIDE; larger blocks take fresh pages from malloc
 _STRIDE = 128  # text bytes for each anchor of the locator: what seven bits can count
 _START = 0x80  # locator bit: a codeword starts here
-_DEEPEST_RUN = 2**15  # symbols that share a first byte: 256 runs of 256, less what steps of 16 and lone symbols waste
-MOST_FITTED = 2**18  # distinct symbols up to which the code is fitted to their counts
 
 
 def suffix_array(symbols: Symbols, *, vocabulary_size: int) -> npt.NDArray[np.int32]:
     """Sort the suffixes of a shard (FORMAT.md, section 3).
 
     Args:
-        symbols: tokens and separators in order. Unsigned integers of shape `(P,)` in any byte order, or big-endian
-            bytes, uint8 of shape `(P, w)`: the payload of a tokens file. May be a read-only mapping; it is read in
-            blocks, three times. `0 <= P <= 2^30`.
+        symbols: tokens and separators in order, big-endian bytes, uint8 of shape `(P, w)`: the payload of a tokens
+            file. May be a read-only mapping; it is read in blocks, three times. `0 <= P <= 2^30`.
         vocabulary_size: `V`, 1..16,777,215. Every symbol is below `V`, or the separator `2^(8w) - 1`.
 
     Returns:
@@ -69,10 +55,8 @@ def suffix_array(symbols: Symbols, *, vocabulary_size: int) -> npt.NDArray[np.in
     Thread-safe; releases the GIL while it sorts. Deterministic, whatever the number of threads (OMP_NUM_THREADS).
     """
     width = _token_width(vocabulary_size)
-    is_payload = symbols.dtype == np.uint8 and symbols.ndim == 2 and symbols.shape[1] == width
-    if not is_payload and not (symbols.ndim == 1 and symbols.dtype.kind == "u" and symbols.dtype.itemsize <= 4):
-        problem = f"{symbols.dtype} of shape {symbols.shape}"
-        expected = f"unsigned of up to 32 bits and shape (P,), or uint8 of shape (P, {width})"
+    if symbols.dtype != np.uint8 or symbols.ndim != 2 or symbols.shape[1] != width:
+        problem, expected = f"{symbols.dtype} of shape {symbols.shape}", f"uint8 of shape (P, {width})"
         raise BuildError(describe("suffix array", "the type of symbols", problem, expected))
     if len(symbols) > MAX_POSITIONS:
         raise BuildError(describe("suffix array", "the number of symbols", len(symbols), f"at most {MAX_POSITIONS}"))
@@ -152,12 +136,9 @@ def _blocks(symbols: Symbols, vocabulary_size: int, size: int) -> Iterator[npt.N
     separator = 2 ** (8 * _token_width(vocabulary_size)) - 1
     for start in range(0, len(symbols), size):
         block = symbols[start : start + size]
-        if block.ndim == 1:
-            ids = block.astype(np.intp)
-        else:
-            ids = np.zeros(len(block), dtype=np.intp)
-            for column in block.T:
-                ids = ids << 8 | column
+        ids = np.zeros(len(block), dtype=np.intp)
+        for column in block.T:
+            ids = ids << 8 | column
         beyond = np.flatnonzero(ids >= vocabulary_size)
         if len(beyond):
             invalid = beyond[ids[beyond] != separator]
@@ -186,10 +167,9 @@ class SymbolCode:
         present = np.flatnonzero(counts)
         self.lengths = np.zeros(len(counts), dtype=np.uint8)
         self.columns = np.zeros((3, len(counts)), dtype=np.uint8)
-        if len(present) <= MOST_FITTED:
-            self._divide(present, counts[present], depth=0)
+        self._divide(present, counts[present], depth=0)
         flat = 2 if len(present) <= 2**16 else 3
-        if len(present) > MOST_FITTED or self._total(counts) > flat * int(counts.sum()):
+        if self._total(counts) > flat * int(counts.sum()):
             self.lengths[present] = flat
             for depth in range(flat):
                 self.columns[depth, present] = np.arange(len(present)) >> 8 * (flat - 1 - depth) & 0xFF
@@ -210,76 +190,45 @@ class SymbolCode:
 def _cuts(weights: npt.NDArray[np.int64], *, deepest: bool) -> list[int]:
     """Divide a sequence of symbols into at most 256 runs, so that its text becomes short.
 
-    A run of one takes one byte a symbol, of up to 256 two, of up to 32,768 (not if `deepest`) three. (Three is a bound:
-    heavy symbols of such a run get two.) A price on each run, a Lagrange multiplier, makes the best division a shortest
-    path; bisection finds the lowest price that leaves 256 runs or fewer. Runs start only beside one of the 2,048
-    heaviest symbols or in steps of 16 from it: 0.2 % more text in a tenth of the time.
+    A symbol heavier than a limit is a run of its own, which takes one byte. The others are gathered in runs of up to
+    256, which take two, or longer ones that weigh no more than the limit, which take three, or two for their heaviest.
+    The limit is the lowest, by bisection, that leaves 256 runs. With SmolLM2's tokenizer, the text of 90 million
+    symbols is within 0.3 % of that of the best division, a shortest path.
 
     Args:
         weights: int64 of shape `(m,)`, how often each symbol occurs, in numeric order; all positive.
-        deepest: whether only one more byte may follow; then `m <= 32,768`.
+        deepest: whether only one more byte may follow; then `m <= 65,536`.
 
     Returns:
         The bounds of the runs, from 0 to `m`.
     """
     if len(weights) <= 256:
         return list(range(len(weights) + 1))
-    heaviest = np.argsort(-weights, kind="stable")[:2048]
-    steps = np.arange(len(weights) + 1)
-    is_bound = np.zeros(len(weights) + 1, dtype=bool)
-    is_bound[heaviest] = is_bound[heaviest + 1] = True
-    is_bound |= (steps - np.maximum.accumulate(np.where(is_bound, steps, 0))) % 16 == 0
-    is_bound[-1] = True
-    bounds = np.flatnonzero(is_bound)
-    before = np.concatenate([[0], np.cumsum(weights)])[bounds]
-
-    kinds = [(1, 1), (256, 2)] if deepest else [(1, 1), (256, 2), (_DEEPEST_RUN, 3)]
-    price = float(weights[heaviest[128]]) / 2  # cutting one symbol out of a run saves its weight and costs two runs
-    low, high = 0.0, math.inf
-    while True:
-        path = _shortest_path(bounds.tolist(), before.tolist(), kinds, price)
-        if len(path) - 1 <= 256:
-            fewest, high = path, price
+    before = np.concatenate([[0], np.cumsum(weights)])
+    longest = 256 if deepest else 2**16
+    low, high = 0, int(before[-1])
+    while high - low > max(1, low // 64):
+        limit = (low + high) // 2
+        if len(_runs(weights, before, limit, longest)) - 1 <= 256:
+            high = limit
         else:
-            low = price
-        if high < math.inf and (len(fewest) - 1 >= 248 or high < 1.03 * low):
-            return fewest
-        price = 4 * low if high == math.inf else high / 4 if low == 0 else (low + high) / 2
+            low = limit
+    return _runs(weights, before, high, longest)
 
 
-def _shortest_path(bounds: list[int], before: list[int], kinds: list[tuple[int, int]], price: float) -> list[int]:
-    """Divide a sequence into runs at the least cost: the text bytes of its symbols, and `price` for each run.
+def _runs(weights: npt.NDArray[np.int64], before: npt.NDArray[np.int64], limit: int, longest: int) -> list[int]:
+    """Return the bounds of the runs of at most `longest` symbols at a limit (`_cuts`), or the first 257 of them.
 
-    Args:
-        bounds: where runs may start and end, ascending from 0.
-        before: the weight of the symbols before each bound.
-        kinds: `(most symbols of a run, bytes a symbol)`; the last reaches from any bound to the next.
-        price: cost of a run, in bytes.
-
-    Returns:
-        The bounds of the runs, from the first of `bounds` to the last.
+    `before`, int64 of shape `(m + 1,)`, is the weight of the symbols before each place.
     """
-    cost = 0.0  # of the best division up to a bound
-    last = [0] * len(bounds)  # where its last run starts, a place in `bounds`
-    # For each kind, the starts from which a run may still reach on, with ascending cost less bytes * weight before.
-    starts = [deque([(0.0, 0)]) for _ in kinds]
-    for i in range(1, len(bounds)):
-        best = math.inf
-        for (longest, code_bytes), window in zip(kinds, starts, strict=True):
-            while window and bounds[window[0][1]] < bounds[i] - longest:
-                window.popleft()
-            if window and window[0][0] + code_bytes * before[i] < best:
-                best, last[i] = window[0][0] + code_bytes * before[i], window[0][1]
-        cost = best + price
-        for (_, code_bytes), window in zip(kinds, starts, strict=True):
-            key = cost - code_bytes * before[i]
-            while window and window[-1][0] > key:
-                window.pop()
-            window.append((key, i))
-    path = [len(bounds) - 1]
-    while path[-1]:
-        path.append(last[path[-1]])
-    return [bounds[i] for i in reversed(path)]
+    alone = np.append(np.flatnonzero(weights > limit), len(weights))
+    bounds = [0]
+    while bounds[-1] < len(weights) and len(bounds) <= 257:
+        start = bounds[-1]
+        heavy = int(alone[np.searchsorted(alone, start)])
+        light = int(np.searchsorted(before, before[start] + limit, side="right")) - 1
+        bounds.append(start + 1 if heavy == start else min(heavy, max(start + 256, light), start + longest))
+    return bounds
 
 
 def _codeword_starts(symbols: Symbols, code: SymbolCode) -> Iterator[tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]]:

@@ -12,33 +12,48 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+import zlib
+from collections.abc import Iterator, Sequence
 from functools import cached_property
+from importlib.metadata import version
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from build_index.chat_template import ChatTemplate
-from build_index.documents import Document, Message, well_formed
-from build_index.encoder import CHECKED_CHARACTERS, Encoder, Tokens, open_tokenizer
+from build_index.documents import Document, well_formed
+from build_index.errors import build_packages, first_line
 from rest_store.datastore.tokenizer import TokenizerIdentity
-from rest_store.errors import CorpusError, TokenRangeError, describe
+from rest_store.errors import CorpusError, TokenizerLoadError, describe
 
 if TYPE_CHECKING:
+    import fastokens
     from tokenizers import Tokenizer
+
+Tokens: TypeAlias = NDArray[np.unsignedinteger[Any]]
+"""Token ids of one document: 1-D, 2 bytes each if the vocabulary has at most 65,535 tokens, otherwise 4."""
 
 CONTROL_MARK = "\U0010ffff"  # noncharacters (Unicode 23.7), which text for interchange does not contain
 TEXT_MARK = "\U0010fffe"
 PIECE_CHARACTERS = 1 << 17  # longer texts are encoded in pieces, split at line ends
 BATCH_CHARACTERS = 1 << 19  # encoded at once: up to 400 bytes a character, by tokenizers and in the allocator
+CHECKED_CHARACTERS = 1 << 18
+"""The first texts of a build, all checked."""
+_SAMPLE = 256  # of the others, one in so many texts
+_SHOWN = 60  # characters of a text in a message
+
+
+class EncoderError(Exception):
+    """`fastokens` gave other tokens than `tokenizers`, or none; the message says for which text."""
 
 
 class TargetTokenizer:
     """The tokenizer of the target model.
 
     Args:
-        tokenizer_json: the text of a `tokenizer.json`.
+        tokenizer_json: the text of a `tokenizer.json`, as `tokenizers` writes it.
         name: the user's name or path of the tokenizer.
         chat_template: renders conversations; None: they are refused.
 
@@ -54,51 +69,67 @@ class TargetTokenizer:
     """
 
     def __init__(self, tokenizer_json: str, name: str, chat_template: ChatTemplate | None = None) -> None:
-        self._original = open_tokenizer(tokenizer_json, name)
-        self._json = _canonical_json(json.loads(self._original.to_str()))
+        fields = json.loads(tokenizer_json)
+        fields["truncation"] = fields["padding"] = None
+        if fields["model"].get("dropout") is not None:
+            fields["model"]["dropout"] = None
+        self._json = json.dumps(fields, ensure_ascii=False, sort_keys=True, separators=(",", ":")) + "\n"
         self.identity = TokenizerIdentity.from_tokenizer_json(self._json, name)
         self._template = chat_template
-        controls = sorted(text for text in self.identity.special_tokens if text)
-        longest_first = sorted(controls, key=len, reverse=True)  # as `tokenizers` matches them
+        self._controls = sorted(text for text in self.identity.special_tokens if text)
+        longest_first = sorted(self._controls, key=len, reverse=True)  # as `tokenizers` matches them
         self._control_text = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-        self._control_places = {text: place for place, text in enumerate(controls)}
-        self._is_accelerated = False
-        self._checked_characters = CHECKED_CHARACTERS
-        self._documents = self._marked_copy(splits_special_tokens=True)
+        self._places = {text: place for place, text in enumerate(self._controls)}
+        _mark_controls(fields, self._places)
+        self._marked_json = json.dumps(fields)
+        self._marked = _open(self._marked_json, name)
+        self._dtype = np.dtype(np.uint16 if self.identity.vocabulary_size <= 65535 else np.uint32)
+        self._fast: fastokens.Tokenizer | None = None
+        self._unchecked_after = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what is pickled: what takes long to derive, without what encodes and decodes."""
-        derived = {name: value for name, value in vars(self).items() if name not in ("_original", "_conversations")}
-        return {**derived, "_is_accelerated": False}
+        """Return what is pickled: what takes long to derive, without what encodes and shows tokens."""
+        state = {name: value for name, value in vars(self).items() if name not in ("_original", "_marked")}
+        return {**state, "_fast": None}
 
-    def accelerate(self, checked_characters: int = CHECKED_CHARACTERS) -> bool:
-        """Encode by `fastokens` from now on, if it is installed and knows this tokenizer; return whether.
+    @cached_property
+    def _original(self) -> Tokenizer:
+        """The tokenizer itself, which only shows tokens."""
+        return _open(self._json, self.identity.name)
 
-        Encoding may then raise EncoderError.
+    @cached_property
+    def _marked(self) -> Tokenizer:
+        """The copy with marked control tokens, which encodes; made again where this one was pickled."""
+        return _open(self._marked_json, self.identity.name)
 
-        Args:
-            checked_characters: how many `tokenizers` encodes, too, before it takes samples.
+    def accelerate(self) -> bool:
+        """Encode by `fastokens` from now on, many times as fast; return False if it is absent or refuses the tokenizer.
+
+        `tokenizers` encodes the first texts, too, and samples of the others. Encoding may then raise EncoderError.
         """
-        self._checked_characters = checked_characters
-        self._is_accelerated = self._documents.accelerate(checked_characters)
-        self.__dict__.pop("_conversations", None)
-        return self._is_accelerated
+        self._unchecked_after = CHECKED_CHARACTERS
+        try:
+            import fastokens
+
+            self._fast = fastokens.Tokenizer.from_json_str(self._marked_json)
+        except Exception:  # it says what it does not know by a ValueError, or what its parser raises
+            return False
+        return True
 
     def decelerate(self) -> None:
         """Encode by `tokenizers` from now on."""
-        self._is_accelerated = False
-        self._documents.decelerate()
-        self.__dict__.pop("_conversations", None)
+        self._fast = None
 
     @property
     def is_accelerated(self) -> bool:
         """Whether `fastokens` encodes."""
-        return self._is_accelerated
+        return self._fast is not None
 
     @property
     def encoder(self) -> str:
         """Name and version of the package that encodes."""
-        return self._documents.program
+        package = "fastokens" if self.is_accelerated else "tokenizers"
+        return f"{package} {version(package)}"
 
     @property
     def chat_template(self) -> str | None:
@@ -113,69 +144,37 @@ class TargetTokenizer:
         return self._json
 
     def encode(self, text: str) -> Tokens:
-        """Return the tokens of one text; see `encode_batch`."""
+        """Return the tokens of one text; see `encode_documents`."""
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> list[Tokens]:
-        """Tokenize texts. No control token is added, and their text yields none.
-
-        A text of more than 2^17 characters is encoded in pieces split at line ends, to bound the memory: at these
-        places the tokens may differ from those of the whole.
-        """
-        return self._encode(self._documents, [well_formed(text) for text in texts])
-
-    def encode_conversations(self, conversations: Sequence[Document]) -> list[Tokens]:
-        """Tokenize conversations, rendered by the chat template.
-
-        The template's control tokens become control tokens; their text inside a message stays text. A long conversation
-        is encoded in pieces, as a long text is.
-
-        Raises:
-            CorpusError: there is no chat template, or it refuses a conversation.
-        """
-        rendered = [self._render_marked(document.messages, document.origin) for document in conversations]
-        return self._encode(self._conversations, rendered)
+        """Return the tokens of texts; see `encode_documents`."""
+        return self.encode_documents([Document(text=text) for text in texts])
 
     def encode_documents(self, documents: Sequence[Document]) -> list[Tokens]:
         """Tokenize texts and conversations, in any mixture.
 
-        Raises:
-            CorpusError: see `encode_conversations`.
-        """
-        texts = iter(self.encode_batch([document.text for document in documents if not document.is_conversation]))
-        chats = iter(self.encode_conversations([document for document in documents if document.is_conversation]))
-        return [next(chats) if document.is_conversation else next(texts) for document in documents]
-
-    def render(self, messages: Sequence[Message], origin: str = "conversation") -> str:
-        """Return the text of a conversation as the model will see it.
-
-        Args:
-            messages: pairs of role and content, oldest first.
-            origin: source of the conversation, for error messages.
+        No control token is added to a text. A conversation has those that the chat template writes. Their text in a
+        text or a message yields none; the two noncharacters that stand for them become U+FFFD. A text of more than 2^17
+        characters is encoded in pieces split at line ends, to bound the memory: at these places the tokens may differ
+        from those of the whole.
 
         Raises:
-            CorpusError: there is no chat template, or it refuses the conversation.
+            CorpusError: there is no chat template, or it refuses a conversation.
+            EncoderError: `fastokens` is in use, and failed or is wrong.
         """
-        if self._template is None:
-            what = f"the chat template of tokenizer '{self.identity.name}'"
-            raise CorpusError(describe(origin, what, "absent", "one for conversations: pass --chat-template FILE"))
-        return self._template.render(messages, origin)
-
-    def decode(self, tokens: Iterable[int]) -> str:
-        """Return the text of tokens, control tokens included; incomplete UTF-8 shows as U+FFFD.
-
-        Raises:
-            TokenRangeError: an id outside the vocabulary.
-        """
-        return str(self._original.decode([self._valid(token) for token in tokens], skip_special_tokens=False))
+        texts = [self._rendered(one) if one.is_conversation else _unmarked(one.text) for one in documents]
+        pieces = [list(split_text(text)) for text in texts]
+        tokens: list[Tokens] = []
+        for batch in _batches([piece for parts in pieces for piece in parts]):
+            tokens += self._encode(batch)
+        in_order = iter(tokens)
+        encoded = [list(islice(in_order, len(parts))) for parts in pieces]
+        return [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in encoded]
 
     def token_text(self, token: int) -> str:
-        r"""Return the text of one token inside a text, a leading space included; incomplete UTF-8 as `\xe2`.
-
-        Raises:
-            TokenRangeError: the id is outside the vocabulary.
-        """
-        raw = self._original.id_to_token(self._valid(token))
+        """Return the text of one token inside a text, a leading space included; incomplete UTF-8 shows as U+FFFD."""
+        raw = self._original.id_to_token(token)
         if raw is None:
             return f"<{token}>"  # an id between others that has no token
         if raw in self.identity.added_tokens:
@@ -183,80 +182,83 @@ class TargetTokenizer:
         # Decoders treat the first token of a text differently, so another one stands before it.
         anchor = self.encode("a").tolist()
         before = str(self._original.decode(anchor, skip_special_tokens=False))
-        text = str(self._original.decode([*anchor, token], skip_special_tokens=False))
-        if text.startswith(before) and "\ufffd" not in text:
-            return text[len(before) :]
-        if all(character in _BYTE_OF for character in raw):
-            return bytes(_BYTE_OF[character] for character in raw).decode("utf-8", "backslashreplace")
-        return str(raw)
+        return str(self._original.decode([*anchor, token], skip_special_tokens=False)).removeprefix(before)
 
-    @cached_property
-    def _original(self) -> Tokenizer:
-        """The tokenizer itself, which decodes; made again where this one was pickled."""
-        return open_tokenizer(self._json, self.identity.name)
+    def _rendered(self, document: Document) -> str:
+        """Render a conversation, with marked texts for the control tokens that the template writes."""
+        if self._template is None:
+            what = f"the chat template of tokenizer '{self.identity.name}'"
+            raise CorpusError(describe(document.origin, what, "absent", "one: pass --chat-template FILE"))
 
-    @cached_property
-    def _conversations(self) -> Encoder:
-        """The marked copy that recognizes control tokens; made for the first conversation."""
-        encoder = self._marked_copy(splits_special_tokens=False)
-        if self._is_accelerated:
-            encoder.accelerate(self._checked_characters)
-        return encoder
+        def marked(text: str, mark: str) -> str:
+            return self._control_text.sub(lambda match: f"{mark}{self._places[match[0]]}{mark}", text)
 
-    def _marked_copy(self, *, splits_special_tokens: bool) -> Encoder:
-        marked = json.dumps(_with_marked_controls(json.loads(self._json), self._control_places))
+        def sealed(text: str) -> str:
+            return marked(_unmarked(text), TEXT_MARK)
+
+        messages = [(sealed(role), sealed(content)) for role, content in document.messages]
+        rendered = marked(self._template.render(messages, document.origin), CONTROL_MARK)
+        return re.sub(f"{TEXT_MARK}(\\d+){TEXT_MARK}", lambda match: self._controls[int(match[1])], rendered)
+
+    def _encode(self, texts: Sequence[str]) -> list[Tokens]:
+        """Return the token ids of each text, in which control tokens are marked."""
+        tokens = None if self._fast is None else self._encode_fast(self._fast, texts)
+        if tokens is None:
+            return self._encode_slowly(texts)
+        places = [place for place, text in enumerate(texts) if self._is_checked(text)]
+        for place, expected in zip(places, self._encode_slowly([texts[place] for place in places]), strict=True):
+            if not np.array_equal(tokens[place], expected):
+                shown = texts[place] if len(texts[place]) <= _SHOWN else texts[place][:_SHOWN] + "..."
+                raise EncoderError(f"other tokens than tokenizers for {shown!r}")
+        return tokens
+
+    def _encode_slowly(self, texts: Sequence[str]) -> list[Tokens]:
+        encodings = self._marked.encode_batch_fast(texts, add_special_tokens=False) if texts else []
+        return [np.array(encoding.ids, dtype=self._dtype) for encoding in encodings]
+
+    def _encode_fast(self, fast: fastokens.Tokenizer, texts: Sequence[str]) -> list[Tokens] | None:
+        """Return the token ids of each text; None: a text has a byte that the vocabulary lacks, and no token is it."""
+        try:
+            ids, ends = fast.encode_batch_flat(list(texts))
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except ValueError:
+            return None
+        except BaseException as error:  # a panic is no Exception
+            raise EncoderError(f"failed: {first_line(error)}") from error
+        tokens = np.frombuffer(ids, np.uint32)
         size = self.identity.vocabulary_size
-        return Encoder(marked, self.identity.name, splits_special_tokens=splits_special_tokens, vocabulary_size=size)
+        if tokens.size and tokens.max() >= size:
+            raise EncoderError(f"token id {tokens.max()} of a vocabulary of {size}")
+        return np.split(tokens.astype(self._dtype), np.frombuffer(ends, np.uint64)[1:-1].astype(np.int64))
 
-    def _render_marked(self, messages: Sequence[Message], origin: str) -> str:
-        """Render with marked texts for the control tokens that the template writes, and only for those."""
-        plain_texts: list[str] = []  # texts of control tokens inside messages
-
-        def replaced(match: re.Match[str]) -> str:
-            plain_texts.append(match[0])
-            return f"{TEXT_MARK}{len(plain_texts) - 1}{TEXT_MARK}"
-
-        def sealed(content: str) -> str:
-            content = well_formed(content).replace(CONTROL_MARK, "\ufffd").replace(TEXT_MARK, "\ufffd")
-            return self._control_text.sub(replaced, content)
-
-        rendered = self.render([(sealed(role), sealed(content)) for role, content in messages], origin)
-        rendered = self._control_text.sub(lambda match: marked_text(self._control_places[match[0]]), rendered)
-        return re.sub(f"{TEXT_MARK}(\\d+){TEXT_MARK}", lambda match: plain_texts[int(match[1])], rendered)
-
-    def _encode(self, encoder: Encoder, texts: Sequence[str]) -> list[Tokens]:
-        pieces = [list(split_text(text)) for text in texts]
-        arrays: list[Tokens] = []
-        for batch in _batches([piece for parts in pieces for piece in parts]):
-            arrays += encoder.encode(batch)
-        in_order = iter(arrays)
-        encoded = [list(islice(in_order, len(parts))) for parts in pieces]
-        return [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in encoded]
-
-    def _valid(self, token: int) -> int:
-        size = self.identity.vocabulary_size
-        if not 0 <= token < size:
-            raise TokenRangeError(describe(f"tokenizer '{self.identity.name}'", "token id", token, f"0..{size - 1}"))
-        return int(token)
+    def _is_checked(self, text: str) -> bool:
+        """Whether `tokenizers` encodes this text, too: the first ones, then a sample by content."""
+        if self._unchecked_after > 0:
+            self._unchecked_after -= len(text)
+            return True
+        return zlib.crc32(text.encode("utf-8")) % _SAMPLE == 0
 
 
-def _canonical_json(tokenizer: dict[str, Any]) -> str:
-    tokenizer["truncation"] = tokenizer["padding"] = None
-    if tokenizer["model"].get("dropout") is not None:
-        tokenizer["model"]["dropout"] = None
-    return json.dumps(tokenizer, ensure_ascii=False, sort_keys=True, separators=(",", ":")) + "\n"
+def _open(tokenizer_json: str, name: str) -> Tokenizer:
+    with build_packages(name, TokenizerLoadError):
+        import tokenizers
+    try:
+        return tokenizers.Tokenizer.from_str(tokenizer_json)
+    except Exception as error:  # tokenizers raises Exception itself
+        problem = f"refused by tokenizers ({first_line(error)})"
+        raise TokenizerLoadError(describe(name, "tokenizer", problem, "a tokenizer.json")) from error
 
 
-def marked_text(place: int) -> str:
-    """Return the text that stands for a control token, by its place among the sorted ones."""
-    return f"{CONTROL_MARK}{place}{CONTROL_MARK}"
+def _unmarked(text: str) -> str:
+    return well_formed(text).replace(CONTROL_MARK, "\ufffd").replace(TEXT_MARK, "\ufffd")
 
 
-def _with_marked_controls(tokenizer: dict[str, Any], places: dict[str, int]) -> dict[str, Any]:
+def _mark_controls(tokenizer: dict[str, Any], places: dict[str, int]) -> None:
     """Give each control token its marked text, everywhere in the object of a `tokenizer.json`."""
 
     def renamed(text: str) -> str:
-        return marked_text(places[text]) if text in places else text
+        return f"{CONTROL_MARK}{places[text]}{CONTROL_MARK}" if text in places else text
 
     model = tokenizer["model"]
     if isinstance(model["vocab"], list):
@@ -274,13 +276,12 @@ def _with_marked_controls(tokenizer: dict[str, Any], places: dict[str, int]) -> 
             # Matched before normalization, which could change or drop the marks.
             token["content"], token["normalized"] = renamed(token["content"]), False
     tokenizer["post_processor"] = None
-    return tokenizer
 
 
 def split_text(text: str) -> Iterator[str]:
     """Yield the text in pieces of at most PIECE_CHARACTERS, cut after a line end where there is one.
 
-    No piece ends within a marked text (`marked_text`), which holds no line end.
+    No piece ends within the marked text of a control token, which holds no line end.
     """
     start = 0
     while len(text) - start > PIECE_CHARACTERS:
@@ -305,13 +306,3 @@ def _batches(texts: Sequence[str]) -> Iterator[list[str]]:
         size += len(text)
     if batch:
         yield batch
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """Return the byte for each character of byte-level BPE (GPT-2's `bytes_to_unicode`, inverted)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = sorted(set(range(256)) - set(printable))
-    return {chr(byte): byte for byte in printable} | {chr(256 + place): byte for place, byte in enumerate(others)}
-
-
-_BYTE_OF = _byte_alphabet()

@@ -1,9 +1,4 @@
-"""Who works for a build: this process, processes beside it, or (ray_workers.py) a Ray cluster.
-
-with closing(workers):
-future = workers.submit(part)          # tokenize a slice
-future = workers.sort(directory, name, vocabulary_size)
-"""
+"""Who works for a build: this process, processes beside it, or (ray_workers.py) a Ray cluster."""
 
 from __future__ import annotations
 
@@ -15,54 +10,25 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import Protocol
 
 from build_index.corpus import Corpus
-from build_index.encoder import EncoderError
-from build_index.errors import first_line
 from build_index.memory import limit_arenas
-from build_index.shard_sorter import SortSeconds, sort_shard
+from build_index.shard_sorter import sort_shard
 from build_index.slices import Setup, Slice, SliceReport, tokenize
-from rest_store.errors import BuildError, RestStoreError, WorkerError
+from rest_store.errors import WorkerError
 
-# A pool of one thread encodes by half as fast again as the main thread, which is what `TOKENIZERS_PARALLELISM=false`
-# asks for: the allocator gives the pool's thread an arena that Python's objects are not in.
-ONE_THREAD = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "true"}
-"""Variables of a process that is one worker of several; packages read them when they first encode."""
-
-# Bytes of corpora for each worker process, of which two at least are started: it takes a second to start, in which the
-# build reads and tokenizes about as much, by `fastokens` or by `tokenizers`.
-_ACCELERATED_SHARE = 32 << 20
-_SHARE = 4 << 20
+_SHARE = 32 << 20  # bytes of corpora for each worker: it takes a second to start, in which the build reads as much
 
 
-class Workers(Protocol):
-    """What does the work of a build, several pieces at once.
-
-    Attributes:
-        count: slices that are tokenized at once.
-        sorts: shards that are sorted at once.
-    """
-
-    count: int
-    sorts: int
-
-    def submit(self, part: Slice) -> Future[SliceReport]:
-        """Tokenize a slice; the future raises what `tokenize` does, and WorkerError if a worker ends."""
-
-    def sort(self, directory: Path, name: str, vocabulary_size: int) -> Future[SortSeconds]:
-        """Sort a shard (`sort_shard`)."""
-
-    def close(self) -> None:
-        """End all work."""
-
-
-class OwnProcess:
-    """This process: it tokenizes at once, and sorts in threads.
+class Workers:
+    """This process, which tokenizes a slice as soon as it is submitted, and sorts in threads.
 
     Args:
         setup: of the build.
         sorts: shards sorted at once.
+
+    Attributes:
+        count: slices that are tokenized at once.
     """
 
     count = 1
@@ -73,7 +39,7 @@ class OwnProcess:
         self._is_open = True
 
     def submit(self, part: Slice) -> Future[SliceReport]:
-        """See `Workers.submit`; the slice is tokenized before this returns."""
+        """Tokenize a slice; the future raises what `tokenize` does, and WorkerError if a worker ends."""
         future: Future[SliceReport] = Future()
         try:
             future.set_result(tokenize(self._setup, part))
@@ -81,9 +47,9 @@ class OwnProcess:
             future.set_exception(error)
         return future
 
-    def sort(self, directory: Path, name: str, vocabulary_size: int) -> Future[SortSeconds]:
-        """See `Workers.sort`; sorting releases the GIL."""
-        future: Future[SortSeconds] = Future()
+    def sort(self, directory: Path, name: str, vocabulary_size: int) -> Future[float]:
+        """Sort a shard (`sort_shard`); sorting releases the GIL."""
+        future: Future[float] = Future()
 
         def run() -> None:
             try:
@@ -95,11 +61,11 @@ class OwnProcess:
         return future
 
     def close(self) -> None:
-        """See `Workers.close`; what is being sorted is not written."""
+        """End all work; what is being sorted is not written."""
         self._is_open = False
 
 
-class Processes(OwnProcess):
+class Processes(Workers):
     """Processes on this machine that tokenize; they end with this process, even when it is killed.
 
     Args:
@@ -128,16 +94,18 @@ class Processes(OwnProcess):
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def useful_processes(most: int, corpora: Sequence[Corpus], is_accelerated: bool) -> int:
-    """Return how many worker processes are worth their start; 0: none.
+def usable_cores() -> int:
+    """Return the number of cores that this process may use, or where that is unknown, as on macOS, of all."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
-    Args:
-        most: how many the user wants.
-        corpora: what there is to read; what is read in part does not count.
-        is_accelerated: whether `fastokens` encodes.
+
+def useful_processes(most: int, corpora: Sequence[Corpus]) -> int:
+    """Return how many worker processes, at most `most`, are worth their start; 0: none.
+
+    Without them, this process reads and tokenizes, by as many threads. What is read in part does not count.
     """
     known = sum(corpus.size_hint or 0 for corpus in corpora if corpus.spec.max_documents is None)
-    return min(most, known // (_ACCELERATED_SHARE if is_accelerated else _SHARE)) if most > 1 else 0
+    return min(most, known // _SHARE) if most > 1 else 0
 
 
 def worker_error(part: Slice) -> WorkerError:
@@ -146,6 +114,15 @@ def worker_error(part: Slice) -> WorkerError:
         f"{part.where}: a process that reads and tokenizes has ended, perhaps for want of memory (--memory, "
         "--workers); a program that builds needs `if __name__ == '__main__':`"
     )
+
+
+def limit_threads(number: int) -> None:
+    """Let this process tokenize by so many threads, if it has not tokenized yet: the packages read this only once.
+
+    One is a pool of one thread, too. It encodes by half as fast again as the main thread, which
+    `TOKENIZERS_PARALLELISM=false` asks for: the allocator gives it an arena that Python's objects are not in.
+    """
+    os.environ.update(RAYON_NUM_THREADS=str(number), TOKENIZERS_PARALLELISM="true")
 
 
 # --- In the processes -------------------------------------------------------------------------------------------------
@@ -164,7 +141,7 @@ def _begin(setup: Setup) -> None:
 
 def prepare(setup: Setup) -> None:
     """Prepare a process that is one worker of several."""
-    os.environ.update(ONE_THREAD)
+    limit_threads(1)
     limit_arenas()
     if setup.is_accelerated:
         setup.tokenizer.accelerate()
@@ -179,14 +156,4 @@ def _end_with_parent() -> None:
 
 def _tokenize(part: Slice) -> SliceReport:
     assert _setup is not None
-    return tokenize_elsewhere(_setup, part)
-
-
-def tokenize_elsewhere(setup: Setup, part: Slice) -> SliceReport:
-    """Tokenize a slice for another process, to which all errors can be sent."""
-    try:
-        return tokenize(setup, part)
-    except (RestStoreError, EncoderError):
-        raise
-    except Exception as error:
-        raise BuildError(f"{part.where}: {type(error).__name__}: {first_line(error)}") from None
+    return tokenize(_setup, part)

@@ -1,7 +1,7 @@
 """Retrieval-based speculative decoding: a datastore of tokens, and drafts from it.
 
 Importing this package loads neither torch nor grpc; each name is imported when it is first used. Where its extra is not
-installed, to use a name is an error that names the extra (`MissingExtraError`).
+installed, a name raises an error that names the extra (`MissingExtraError`).
 """
 
 from __future__ import annotations
@@ -82,12 +82,16 @@ _HOMES = {
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from rest_store.extras import missing_package, stand_in
+    try:
+        module = importlib.import_module(_HOMES[name])
+    except ModuleNotFoundError as error:
+        from rest_store.extras import missing_extra
 
-    missing = missing_package(_HOMES[name])
-    if missing is not None:
-        return stand_in(f"{__name__}.{name}", *missing)
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+        missing = missing_extra(f"{__name__}.{name}", error)
+        if missing is None:
+            raise
+        raise missing from error
+    value = getattr(module, name)
     globals()[name] = value
     return value
 

@@ -19,7 +19,6 @@ TopK = npt.NDArray[np.int32] | npt.NDArray[np.int64]  # [n, k], -1 ends a row
 PackedDraft = tuple[bytes, bytes, bytes]  # packed tree of `TokenTree`, scores float32[N], origins uint8[N]
 
 FEATURES: int  # columns of a calibration's features
-SHARED_FEATURES: list[int]  # those with the same value for all candidates of a place
 INSTRUCTIONS: list[int]  # instruction sets of this machine that trees can be evaluated with
 MAX_STORES: int  # datastores of one session
 EVIDENCE_MEMORY: int  # bytes of a session for each node and store
@@ -149,9 +148,6 @@ class NativeSession:
     ) -> PackedDraft:
         """Return the next draft; empty `costs`: it is not cut."""
 
-    def draft_nodes(self, max_nodes: int, costs: npt.NDArray[np.float64], is_chain: bool, min_score: float, /) -> bytes:
-        """Return the next draft in the layout of the nodes of the message DraftSessionResponse."""
-
     def accept(self, tokens: Tokens, top_k: TopK | None, node_top_k: TopK | None) -> int:
         """Append what the target model produced, as `DraftSession.accept`; return how many are in the latest tree.
 
@@ -177,11 +173,6 @@ def draft_all(
     sessions: Sequence[NativeSession], max_nodes: Sequence[int], is_chain: bool, min_score: float, /
 ) -> list[PackedDraft]:
     """Return what `NativeSession.draft` returns for each of different sessions, on all cores."""
-
-def draft_nodes_all(
-    sessions: Sequence[NativeSession], limits: Sequence[tuple[int, npt.NDArray[np.float64], bool, float]], /
-) -> list[bytes]:
-    """Return what `NativeSession.draft_nodes` returns for each of different sessions, on all cores."""
 
 def accept_all(
     sessions: Sequence[NativeSession],

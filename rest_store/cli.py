@@ -15,17 +15,22 @@ from typing import Any
 
 import click
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 import rest_store
 from rest_store.datastore.render import counted, one_line, table
 from rest_store.errors import RestStoreError
-from rest_store.extras import EXTRAS, missing_text
-from rest_store.options import PATH, PLACE, SETTINGS, json_option, max_nodes_option
+from rest_store.extras import missing_extra
+from rest_store.options import FILE, PATH, PLACE, SETTINGS, Group, json_option, max_nodes_option
 from rest_store.service.address import is_service
 from rest_store.service.options import Access, access_options, timeout_option
-from rest_store.terminal import loading
+from rest_store.terminal import draft_as_json, draw_draft, loading
 
 
-class _Group(click.Group):
+class _Group(Group):
     """A group that turns our errors into one line on standard error and exit status 1.
 
     Commands of other packages are named `module:attribute` and imported when they run or show their help.
@@ -59,11 +64,10 @@ class _Group(click.Group):
             except RestStoreError as error:
                 raise _Failure(one_line(str(error))) from error
             except ModuleNotFoundError as error:
-                package = (error.name or "").partition(".")[0]
-                if package not in EXTRAS:
+                missing = missing_extra(context.invoked_subcommand or "rest-store", error)
+                if missing is None:
                     raise
-                where = context.invoked_subcommand or "rest-store"
-                raise _Failure(missing_text(where, package, EXTRAS[package])) from error
+                raise _Failure(str(missing)) from error
 
 
 class _Failure(click.ClickException):
@@ -78,8 +82,46 @@ def _imported(place: str) -> click.Command:
     return command
 
 
+def _configure(context: click.Context, _: click.Parameter, path: Path | None) -> None:
+    """Take the defaults of commands from a TOML file."""
+    if path is None or context.resilient_parsing:
+        return
+    try:
+        with path.open("rb") as file:
+            tables = tomllib.load(file)
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise click.BadParameter(f"{path}: {error}") from error
+    context.default_map = _defaults(context.command, tables, str(path))
+
+
+def _defaults(command: click.Command, table: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return a table by the names that click has for options; for a group, one table for each command."""
+    context = click.Context(command)
+    defaults = {}
+    for key, value in table.items():
+        if isinstance(command, click.Group):
+            below = command.get_command(context, key)
+            if below is None or not isinstance(value, dict):
+                raise click.BadParameter(f"{where}: '{key}' is no command with a table of its options")
+            defaults[key] = _defaults(below, value, f"{where}, {key}")
+            continue
+        names = [one.name for one in command.params if f"--{key}" in one.opts or key in one.opts]
+        if not names:
+            raise click.BadParameter(f"{where}: there is no option '--{key}'")
+        defaults[names[0] or key] = value
+    return defaults
+
+
 @click.group(cls=_Group, context_settings=SETTINGS)
 @click.version_option(rest_store.__version__, prog_name="rest-store")
+@click.option(
+    "--config",
+    metavar="FILE",
+    type=FILE,
+    callback=_configure,
+    expose_value=False,
+    help="TOML file with a table for each command, such as [serve], of what its options are unless they are given.",
+)
 def main() -> None:
     """Retrieval-based speculative decoding: build, query and serve datastores, and generate with them."""
 
@@ -95,7 +137,7 @@ def build_main() -> None:
 @timeout_option(10.0)
 @json_option
 def info(place: str, access: Access, timeout: float, as_json: bool) -> None:
-    """Show size, tokenizer, sources and build options of the datastore at PLACE; of a live one, what `live info` shows.
+    """Show size, tokenizer, sources and build options of the datastore at PLACE, frozen or live.
 
     Of a service, HOST:PORT or unix:/path, it shows the datastores. The parts of a datastore are shown together:
     HOST:PORT,HOST:PORT;HOST:PORT, with commas between services of the same part.
@@ -154,6 +196,8 @@ def _named(fields: dict[str, Any]) -> str:
 def _short(value: object) -> str:
     if isinstance(value, dict):
         return "(" + _named(value) + ")"
+    if isinstance(value, list):
+        return " ".join(map(_short, value))
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
     return str(value)
@@ -169,21 +213,17 @@ def check(datastore: Path, full: bool, as_json: bool) -> None:
     from rest_store.live.directory import is_live
 
     on_terminal = sys.stderr.isatty() and not as_json
-    latest_line = ""
 
-    def progress(stage: str, done: int, total: int) -> None:
-        nonlocal latest_line
-        line = f"{stage}: {100 * done // max(1, total)} %"
-        if on_terminal and line != latest_line:
-            click.echo(f"\r{line:<50}", nl=False, err=True)
-            latest_line = line
+    def announce(stage: str) -> None:
+        if on_terminal:
+            click.echo(f"\r{stage:<50}", nl=False, err=True)
 
     if is_live(datastore):
         from rest_store.live.check import check_live
 
-        shards, tokens = check_live(datastore, full=full, progress=progress)
+        shards, tokens = check_live(datastore, full=full, announce=announce)
     else:
-        store = check_datastore(datastore, full=full, progress=progress)
+        store = check_datastore(datastore, full=full, announce=announce)
         shards, tokens = len(store.shards), store.manifest.token_count
     if on_terminal:
         click.echo("\r" + " " * 50 + "\r", nl=False, err=True)
@@ -237,8 +277,6 @@ def query(
     PLACE is a directory, frozen or live, or the address of a service, HOST:PORT or unix:/path. A service has no
     tokenizer: pass --tokenizer with --text.
     """
-    from rest_store.datastore.render import draft_as_json, draw_draft
-
     if (text is None) == (tokens is None):
         raise click.UsageError("pass the context as either --text or --tokens")
     if is_service(datastore):

@@ -81,6 +81,8 @@ said by a `DraftingWarning`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from traceback import format_exception_only
 
 
@@ -377,7 +379,7 @@ class ClusterError(BuildError, ConnectionError):
 
 
 class ResumeError(BuildError, ValueError):
-    """There is no unfinished build to resume, it has other inputs or options, or there is one that nobody resumes."""
+    """There is no unfinished build to resume, or it has other inputs or options, or is damaged."""
 
 
 def describe(where: object, what: str, found: object, expected: object) -> str:
@@ -388,3 +390,25 @@ def describe(where: object, what: str, found: object, expected: object) -> str:
 def error_text(error: BaseException) -> str:
     """Return the type and the words of `error`, also where its `str()` fails."""
     return "".join(format_exception_only(error)).strip()
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or the name of its class if it has none."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+@contextmanager
+def optional_packages(where: object, error: type[RestStoreError], extra: str) -> Iterator[None]:
+    """Import packages of an extra inside; a missing one raises `error`, which names it and the extra.
+
+    Args:
+        where: what needs the package, for the message.
+        error: class of the error.
+        extra: what installs the package.
+    """
+    try:
+        yield
+    except ImportError as cause:
+        package = (cause.name or str(cause)).partition(".")[0]
+        hint = f"install it with: pip install 'rest-store[{extra}]'"
+        raise error(f"{where}: the package '{package}' cannot be imported ({cause}); {hint}") from cause

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 from collections.abc import Callable
@@ -31,6 +32,28 @@ model_option = click.option(
 device_option = click.option(
     "--device", metavar="DEVICE", show_default="where it is loaded", help="Where the model runs, such as cuda."
 )
+
+
+class Group(click.Group):
+    """A group of commands that shows the first sentence of each in full, and knows which name is meant."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the list of commands."""
+        commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, one.get_short_help_str(500)) for name, one in commands.items() if one])
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the arguments begin with."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            similar = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
+            if not similar:
+                raise
+            raise click.UsageError(f"No such command '{args[0]}'. Did you mean '{similar[0]}'?", ctx) from error
 
 
 class FloatRange(click.FloatRange):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import os
-import shutil
 import signal
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -20,10 +17,6 @@ from tests.shared.models import CHATML, byte_level_bpe
 
 # A background job ignores interrupts, and so do its children; some tests interrupt their children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-
-# What tests convert is not kept in the user's cache.
-os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="rest-store-cache-")
-atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 
 # No deadlines, because machines may be slow. Under the sanitizers an example takes ten times as long.
 settings.register_profile("default", deadline=None)

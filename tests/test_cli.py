@@ -86,6 +86,7 @@ def test_info_fits_into_80_columns_the_most_important_first(datastore: Path, mon
     assert all(line.startswith(" " * 11) or line[10] == " " for line in lines)
     assert "2 shards" in lines[2]
     assert "corpus:    source, documents 3, skipped (a reason of some length 1,000,000," in lines
+    assert "'" not in "".join(lines), "no Python"
 
 
 def test_numbers_and_nouns_agree(tmp_path: Path) -> None:
@@ -217,3 +218,46 @@ def test_commands_need_no_classes_of_click_that_take_types() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+# --- Configuration ----------------------------------------------------------------------------------------------------
+
+
+def test_a_file_says_what_options_are_unless_they_are_given(datastore: Path, tmp_path: Path) -> None:
+    config = tmp_path / "rest-store.toml"
+    config.write_text(f'[query]\ndatastore = "{datastore}"\ntokens = "1 2 3"\nmax-nodes = 1\njson = true\n')
+    facts = json.loads(run("--config", config, "query")[1])
+    assert (facts["context"], len(facts["nodes"])) == ([1, 2, 3], 1)
+    assert len(json.loads(run("--config", config, "query", "--max-nodes", 2)[1])["nodes"]) == 2
+
+
+def test_a_file_may_name_what_is_served(tmp_path: Path) -> None:
+    config = tmp_path / "rest-store.toml"
+    config.write_text('[serve]\ndatastores = ["absent.ds"]\nlisten = ["127.0.0.1:0"]\n')
+    status, _, err = run("--config", config, "serve")
+    assert (status, "absent.ds: datastore is absent" in err) == (1, True), err
+
+
+@pytest.mark.parametrize(
+    ("text", "fragment"),
+    [
+        ("[query]\nmax-knots = 1", "query: there is no option '--max-knots'"),
+        ("[qwery]\nmax-nodes = 1", "'qwery' is no command"),
+        ("[bench]\nspeed = 1", "bench: 'speed' is no command with a table"),
+        ("query = 1", "'query' is no command with a table"),
+        ("[query", "rest-store.toml: "),
+    ],
+)
+def test_a_file_with_what_there_is_not_is_refused(text: str, fragment: str, tmp_path: Path) -> None:
+    (tmp_path / "rest-store.toml").write_text(text)
+    status, _, err = run("--config", tmp_path / "rest-store.toml", "query")
+    assert (status, fragment in err) == (2, True), err
+
+
+@pytest.mark.parametrize(
+    ("words", "similar"), [(["bild"], "build"), (["bench", "sped"], "speed"), (["live", "ad"], "add")]
+)
+def test_a_misspelt_command_gets_a_suggestion(words: list[str], similar: str) -> None:
+    status, _, err = run(*words)
+    assert (status, f"Error: No such command '{words[-1]}'. Did you mean '{similar}'?" in err) == (2, True), err
+    assert "Did you mean" not in run("xyzzy")[2]

@@ -95,6 +95,16 @@ def test_help_has_an_example_and_both_its_names(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
+def test_help_fits_80_columns_and_nothing_is_cut(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    context = ALL[name]
+    shown = context.command.get_help(click.Context(context.command, info_name=name, **context.command.context_settings))
+    assert max(map(len, shown.splitlines())) <= 80
+    group = context.parent.command if context.parent is not None else main
+    assert "...\n" not in group.get_help(click.Context(group, info_name="rest-store")).partition("Commands:")[2]
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_options_show_what_they_take_and_their_default(name: str) -> None:
     context = ALL[name]
     for one in options(context):
@@ -163,15 +173,5 @@ def test_an_option_of_one_name_is_one_option(shared: str) -> None:
     assert len({(one.metavar, type(one.type), one.name) for one in found.values()}) == 1
 
 
-def test_no_other_names_for_them() -> None:
-    other = {"--nodes", "--traces", "--new-tokens", "--most", "--output", "--token"}
-    assert not {name for context in ALL.values() for one in options(context) for name in one.opts} & other
-
-
 def test_the_most_nodes_are_those_of_the_kernel() -> None:
     assert MOST_NODES == MAX_NODES
-
-
-def test_scripts_parse_arguments_with_click_alone() -> None:
-    texts = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "benchmarks").glob("*.py")}
-    assert [name for name, text in texts.items() if re.search(r"argparse|optparse|getopt", text)] == []

@@ -34,7 +34,7 @@ LAYERS = {
 COMMANDS = {"bench", "cli", "__main__", "options", "extras", "terminal"}
 HEAVY = {  # package: where it may be imported
     "torch": ("rest_store.generation", "rest_store.engines", "rest_store.bench"),
-    "transformers": ("rest_store.generation", "build_index"),
+    "transformers": ("rest_store.generation", "rest_store.loading"),
     "grpc": ("rest_store.service", "rest_store.v1"),
     "vllm": ("rest_store.engines.vllm",),
     "ray": ("build_index.ray_workers",),

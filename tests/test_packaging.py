@@ -121,6 +121,7 @@ def test_a_wheel_carries_the_kernel_and_runs(source: Path, tmp_path: Path, datas
 def test_without_a_compiler_nothing_is_installed(source: Path, tmp_path: Path) -> None:
     done = build_wheel(source, tmp_path, CXX="/bin/false")
     assert done.returncode != 0
+    assert "takes a C++20 compiler" in done.stdout + done.stderr
     assert not list(tmp_path.glob("*.whl"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import builtins
 import re
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,9 @@ from click.testing import CliRunner
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import rest_store
+from rest_store import errors
 from rest_store.cli import main
-from rest_store.engines.metrics import COUNTERS, PREFIX
+from rest_store.engines.metrics import COUNTERS
 from rest_store.service.address import Address
 from rest_store.service.server.server import Options, Server
 from tests.shared.models import byte_level_bpe
@@ -26,7 +28,7 @@ from tests.shared.strategies import Corpus, write_datastore
 
 
 def test_the_readme_is_short() -> None:
-    assert len(README.splitlines()) <= 200
+    assert len(README.splitlines()) <= 150
 
 
 def test_make_targets_exist() -> None:
@@ -66,7 +68,7 @@ def test_commands_take_the_options_shown(words: list[str]) -> None:
 
 @pytest.mark.parametrize("words", [words for words in words_of("python") if "/" in words[1]])
 def test_scripts_take_the_options_shown(words: list[str]) -> None:
-    path = words[1].removeprefix("../rest-store/")  # as seen from a folder beside the checkout
+    path = words[1].removeprefix("../")  # as seen from a folder in the checkout
     if path == "examples/vllm_drafts.py":
         pytest.importorskip("vllm")
     options_of(script(path).main, words[2:])
@@ -88,7 +90,7 @@ def test_the_example_of_queries_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_the_example_of_generation_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    source, folder = tmp_path / "rest-store" / "rest_store", tmp_path / "first-hour"
+    source, folder = tmp_path / "rest_store", tmp_path / "first-hour"
     source.mkdir(parents=True)
     (source / "lines.py").write_text("def read_lines(path):\n    return path.read_text()\n" * 20)
     folder.mkdir()
@@ -139,6 +141,15 @@ def test_links_lead_somewhere(name: str) -> None:
         assert not anchor or anchor in {re.sub(r"[^\w -]", "", text).lower().replace(" ", "-") for text in headings}
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_errors_and_commands_named_exist(name: str) -> None:
+    names = set(re.findall(r"`(\w+(?:Error|Warning))`", PAGES[name]))
+    known = {error for error in names if hasattr(errors, error) or hasattr(builtins, error)}
+    assert names == known
+    commands = set(re.findall(r"`rest-store ([a-z]+)\b", PAGES[name]))
+    assert commands <= set(main.list_commands(click.Context(main)))
+
+
 @pytest.mark.parametrize("name", ["docs/explanation/architecture.md", "docs/explanation/methods.md", "CONTRIBUTING.md"])
 def test_paths_named_exist(name: str) -> None:
     """Of every path in back quotes with a folder; a folder ends with a slash."""
@@ -167,9 +178,13 @@ async def metrics_of_a_server(options: Options) -> set[str]:
 def test_the_reference_has_every_metric(tmp_path: Path) -> None:
     options = Options([("a", write_datastore(tmp_path, Corpus(300, [[[1, 2]]])))], metrics=Address.parse("127.0.0.1:0"))
     served = asyncio.run(metrics_of_a_server(options))
-    engines = {f"{PREFIX}{name}_total" for name in COUNTERS} | {f"{PREFIX}sessions"}
+    engines = {f"rest_store_engine_{name}_total" for name in COUNTERS} | {"rest_store_engine_sessions"}
     assert min(len(served), len(engines)) > 10
     page = PAGES["docs/reference/metrics.md"]
     assert sorted(re.findall(r"`(rest_store_\w+)`", page)) == sorted(served | engines)
     others = "".join(text for name, text in PAGES.items() if name.startswith("docs/"))
     assert set(re.findall(r"`(rest_store_\w+)`", others)) <= served | engines
+    for path in (ROOT / "deploy" / "monitoring").iterdir():
+        watched = set(re.findall(r"rest_store_\w+", path.read_text(encoding="utf-8")))
+        assert len(watched) > 4
+        assert {name.removesuffix("_bucket") for name in watched} <= served, path.name

@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from contextlib import suppress
 from typing import BinaryIO
 
+from build_index.errors import build_packages
 from build_index.readers.files import compression_of, content_of
-from build_index.readers.json_records import first_record
+from build_index.readers.json_records import TOO_LARGE, JsonValues
 from build_index.readers.parquet import PARQUET_MAGIC, column_names, document_column
-from build_index.readers.records import has_field
-from rest_store.errors import CorpusFormatError, describe
+from build_index.readers.records import fields_text, has_field
+from rest_store.errors import CorpusError, CorpusFormatError, describe
 
 HEAD_BYTES = 1 << 16
 _UTF8_MARK = b"\xef\xbb\xbf"
 
 
-@dataclass(frozen=True, slots=True)
-class Detection:
-    """What the content of a file is.
+class NoDocumentsError(Exception):
+    """A file holds no documents that are wanted.
 
-    Attributes:
-        reader: `"parquet"`, `"jsonl"`, `"json"`, `"text"` or `"binary"` (no reader).
-        has_documents: whether records have the field, or, without a field, a known layout; true for text.
-        in_list: whether the records of a JSON file stand in a list.
+    Args:
+        what: it is instead, in a few words.
+        fields: those of its records, as a text.
     """
 
-    reader: str
-    has_documents: bool = True
-    in_list: bool = False
+    def __init__(self, what: str, fields: str = "") -> None:
+        super().__init__(what)
+        self.fields = fields
 
 
-def detect(file: BinaryIO, where: str, field: str | None = None) -> Detection:
+def reader_of(file: BinaryIO, where: str, field: str | None, *, is_named: bool) -> str:
     """Look at the beginning of a file.
 
     Parquet, gzip and zstd are recognized by their magic bytes, JSON by its first record, binary files by a NUL byte.
@@ -41,46 +40,63 @@ def detect(file: BinaryIO, where: str, field: str | None = None) -> Detection:
         file: the file; left anywhere in it.
         where: its name, also in messages.
         field: the field that holds the document; None: any known layout.
+        is_named: whether the user named the file. In a directory, JSON that is neither JSONL nor a list is text: mostly
+            configuration and test data.
+
+    Returns:
+        `"parquet"`, `"jsonl"`, `"json"` or `"text"`.
 
     Raises:
+        NoDocumentsError: there is no reader for it, or records lack the field.
         CorpusFormatError: it is parquet, and damaged; or named `.jsonl`, and not JSONL.
         Exception: see `files.read_errors`.
     """
     file.seek(0)
     head = file.read(HEAD_BYTES)
     if head.startswith(PARQUET_MAGIC):
-        return Detection("parquet", document_column(column_names(file, where), field) is not None)
-    named_jsonl = is_named_jsonl(where)
-    if not (compression_of(head) or named_jsonl or _is_json_like(head)):
-        return Detection("binary" if b"\0" in head else "text")
+        names = column_names(file, where)
+        if document_column(names, field) is None:
+            raise NoDocumentsError("table without a known column", fields_text(names))
+        return "parquet"
+    compression = compression_of(head)
+    if compression and not (is_named or _is_compressed(head, where)):
+        raise NoDocumentsError("binary")
+    is_named_jsonl = where.lower().removesuffix(".gz").removesuffix(".zst").endswith((".jsonl", ".ndjson"))
     with content_of(file, where) as stream:
-        head = stream.peek(HEAD_BYTES)
+        if compression:
+            head = stream.peek(HEAD_BYTES)
         if b"\0" in head or head.startswith(PARQUET_MAGIC):
-            return Detection("binary")
-        first = first_record(stream) if _is_json_like(head) else None
-    if first is None or not isinstance(first.value, dict | None):
-        if named_jsonl and head.strip():
-            raise CorpusFormatError(describe(f"{where}:1", "line", "not a JSON object", "one JSON object a line"))
-        return Detection("text")
-    lines = not first.in_list and (named_jsonl or first.on_one_line)
-    return Detection("jsonl" if lines else "json", first.value is None or has_field(first.value, field), first.in_list)
+            raise NoDocumentsError("binary")
+        values, first, line = JsonValues(stream, where), None, 0
+        if head.removeprefix(_UTF8_MARK).lstrip()[:1] in (b"{", b"["):
+            with suppress(CorpusFormatError):
+                first, line = next(iter(values), (None, 0))
+    is_record = first is TOO_LARGE or isinstance(first, dict)
+    if is_named_jsonl and head.strip() and not is_record:
+        raise CorpusFormatError(describe(f"{where}:1", "line", "not a JSON object", "one JSON object a line"))
+    is_lines = is_record and not values.in_list and (is_named_jsonl or values.line == line)
+    has_document = first is TOO_LARGE or has_field(first, field)
+    if has_document and (is_lines or values.in_list or is_named):
+        return "jsonl" if is_lines else "json"
+    fields = fields_text(first) if isinstance(first, dict) else ""
+    if field is not None:
+        raise NoDocumentsError("no records" if not (is_named and fields) else "records without this field", fields)
+    if is_record and (is_named_jsonl or is_named):
+        raise NoDocumentsError("JSONL without a known field" if is_lines else "JSON without a known field", fields)
+    return "text"
 
 
-def is_compressed(head: bytes) -> bool:
+def _is_compressed(head: bytes, where: str) -> bool:
     """Whether a file that begins so is compressed, and does not only begin with the same bytes."""
-    if compression_of(head) != "gzip":
-        return compression_of(head) is not None
     try:
-        zlib.decompressobj(wbits=31).decompress(head)
+        if compression_of(head) == "gzip":
+            zlib.decompressobj(wbits=31).decompress(head, 1)
+        else:
+            with build_packages(where, CorpusError):
+                import pyarrow
+            pyarrow.CompressedInputStream(pyarrow.BufferReader(head), "zstd").read(1)
     except zlib.error:
         return False
+    except OSError as error:  # of pyarrow; what begins well is cut here
+        return str(error).startswith("Truncated")
     return True
-
-
-def _is_json_like(head: bytes) -> bool:
-    return head.removeprefix(_UTF8_MARK).lstrip()[:1] in (b"{", b"[")
-
-
-def is_named_jsonl(name: str) -> bool:
-    """Whether a file is named as JSONL, compressed or not."""
-    return name.lower().removesuffix(".gz").removesuffix(".zst").endswith((".jsonl", ".ndjson"))

@@ -1,4 +1,4 @@
-"""The files of a corpus, opened for reading: on this machine, in an object store or on a web server (`fsspec`).
+"""The files of a corpus, opened for reading: on this machine or in an object store (`fsspec`).
 
 The content of gzip (RFC 1952) and zstd (RFC 8878) files is decompressed. A truncated or damaged file is an error that
 names it. Credentials, endpoints, proxies and retries are those of each library.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,41 +19,25 @@ from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundErro
 
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-SCHEMES = {"s3": "s3fs", "gs": "gcsfs", "https": "aiohttp", "http": "aiohttp", "hf": "huggingface_hub"}
+SCHEMES = {"s3": "s3fs", "gs": "gcsfs", "hf": "huggingface_hub"}
 """Of addresses, and the packages that read them."""
 BUFFER_BYTES = 1 << 18
 _BLOCK_BYTES = 4 << 20  # of one request
 _BLOCKS = 4  # kept of a remote file: pyarrow reads up to three columns in turns
-_NOT_FOUND = 404  # RFC 9110; fsspec takes other answers for the same
-_TIMEOUT_SECONDS = 60  # of one request over HTTP; the other libraries have limits of their own
-_QUERY = re.compile(r"(?<=//)([^\s'\"?]+)\?[^\s'\")]*")  # of an address in a message; it may hold a signature
 
 
-def public_address(url: str) -> str:
-    """Return an address without the query of a web address, which may hold a signature."""
-    return url.partition("?")[0] if url.startswith(("http://", "https://")) else url
-
-
-def file_system(url: str) -> Any:
+def file_system(address: str) -> Any:
     """Return the `fsspec.AbstractFileSystem` of an address.
 
     Raises:
         CorpusError: a package of the extra `remote` is not installed.
     """
-    scheme = scheme_of(url) or ""
-    options: dict[str, Any] = {"use_listings_cache": False}
-    with build_packages(public_address(url), CorpusError, "remote"):
+    scheme = scheme_of(address) or ""
+    with build_packages(address, CorpusError, "remote"):
         import fsspec
 
         __import__(SCHEMES[scheme])
-        if scheme.startswith("http"):
-            import aiohttp
-
-            timeout = aiohttp.ClientTimeout(total=_TIMEOUT_SECONDS)
-            # Ranges of a compressed answer are not ranges of the file. Proxies and ~/.netrc are those of `trust_env`.
-            headers = {"Accept-Encoding": "identity"}
-            options["client_kwargs"] = {"timeout": timeout, "headers": headers, "trust_env": True}
-        return fsspec.filesystem(scheme, **options)
+        return fsspec.filesystem(scheme, use_listings_cache=False)
 
 
 def open_file(path: str) -> BinaryIO:
@@ -79,26 +62,23 @@ def read_errors(where: str) -> Iterator[None]:
         CorpusFormatError: a compressed file is truncated or damaged.
         CorpusError: it cannot be read.
     """
+    is_remote = scheme_of(where) is not None
     try:
         yield
     except RestStoreError:
         raise
     except FileNotFoundError as error:
-        cause = error.__cause__
-        if where.startswith("http") and cause is not None and getattr(cause, "status", None) != _NOT_FOUND:
-            raise CorpusError(f"{where}: the corpus cannot be read ({_public(cause)})") from error
-        reason = "absent" if scheme_of(where) is None else f"absent ({_public(error.__cause__ or error)})"
-        raise CorpusNotFoundError(describe(where, "corpus", reason, "a file, a directory or an address")) from error
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise _damaged(where, error) from error
-    except OSError as error:
-        if error.errno is None and scheme_of(where) is None:  # of pyarrow, which decompresses zstd
-            raise _damaged(where, error) from error
-        raise CorpusError(f"{where}: the corpus cannot be read ({error.strerror or _public(error)})") from error
+        found = f"absent ({first_line(error.__cause__ or error)})" if is_remote else "absent"
+        raise CorpusNotFoundError(describe(where, "corpus", found, "a file, a directory or an address")) from error
     except Exception as error:  # those of the libraries for object stores have no common base
-        if scheme_of(where) is None:
+        strerror = getattr(error, "strerror", None)
+        is_of_pyarrow = isinstance(error, OSError) and error.errno is None and not is_remote  # it decompresses zstd
+        if isinstance(error, EOFError | zlib.error | gzip.BadGzipFile) or is_of_pyarrow:
+            problem = f"damaged or truncated ({first_line(error)})"
+            raise CorpusFormatError(describe(where, "compressed file", problem, "an intact one")) from error
+        if not (is_remote or isinstance(error, OSError)):
             raise
-        raise CorpusError(f"{where}: the corpus cannot be read ({_public(error)})") from error
+        raise CorpusError(f"{where}: the corpus cannot be read ({strerror or first_line(error)})") from error
 
 
 def compression_of(head: bytes) -> str | None:
@@ -143,12 +123,3 @@ class _Unclosed:
 
     def close(self) -> None:
         self.closed = True
-
-
-def _damaged(where: str, error: Exception) -> CorpusFormatError:
-    problem = f"damaged or truncated ({first_line(error)})"
-    return CorpusFormatError(describe(where, "compressed file", problem, "an intact one"))
-
-
-def _public(error: BaseException) -> str:
-    return _QUERY.sub(r"\1", first_line(error))

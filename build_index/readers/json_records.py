@@ -1,4 +1,4 @@
-"""JSON files, read as streams: an object a line (JSONL), a list of objects, or objects one after another."""
+"""JSON files, read as streams: a list of objects, or objects one after another, such as one a line (JSONL)."""
 
 from __future__ import annotations
 
@@ -7,30 +7,24 @@ import io
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 from build_index.documents import LARGEST_DOCUMENT_BYTES, Document
 from build_index.readers.records import RecordReader
 from rest_store.errors import CorpusFormatError, describe
 
+TOO_LARGE = object()
+"""Stands for a record that is too large to be read."""
 _CHUNK = 1 << 18  # bytes or characters read at once
+_STRUCTURE = re.compile(r'["\\\[\]{}]')
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
-def _integer(digits: str) -> int | float:
-    """Convert an integer; Python refuses one of more than 4,300 digits, which no document is made of."""
-    try:
-        return int(digits)
-    except ValueError:
-        return float(digits)
+_DECODER = json.JSONDecoder(parse_int=float)  # no document is made of numbers, and `int` refuses 4,301 digits
 
 
-_DECODER = json.JSONDecoder(parse_int=_integer)
-
-
-def read_json_lines(stream: io.BufferedReader, where: str, records: RecordReader) -> Iterator[Document]:
-    """Yield the documents of a JSONL file, with `file:line` as `origin`; blank lines are skipped.
+def read_json(stream: io.BufferedReader, where: str, records: RecordReader) -> Iterator[Document]:
+    """Yield the documents of a JSON file, with `file:line` as `origin`, where its record begins.
 
     Args:
         stream: its content.
@@ -38,84 +32,29 @@ def read_json_lines(stream: io.BufferedReader, where: str, records: RecordReader
         records: extracts the document of each record.
 
     Raises:
-        CorpusFormatError: a line is not JSON, or its record has another layout; the message names file and line.
+        CorpusFormatError: a record is not JSON or has another layout; the message names the file and its first line.
         DocumentSizeError: see `RecordReader.too_large`.
     """
-    number = 0
-    while line := stream.readline(LARGEST_DOCUMENT_BYTES + 1):
-        number += 1
-        origin = f"{where}:{number}"
-        if len(line) > LARGEST_DOCUMENT_BYTES and not line.endswith(b"\n"):
-            records.too_large(origin)
-            while line and not line.endswith(b"\n"):
-                line = stream.readline(_CHUNK)
-            continue
-        if number == 1:
-            line = line.removeprefix(codecs.BOM_UTF8)
-        if line.isspace():
-            continue
-        try:
-            record = _DECODER.decode(line.rstrip(b"\r\n").decode("utf-8"))
-        except (ValueError, RecursionError) as error:
-            raise CorpusFormatError(describe(origin, "line", _reason(error), "one JSON object a line")) from error
-        yield from records.documents(record, origin)
-        del record  # before the next one is decoded: either may be large
-
-
-def read_json_records(stream: io.BufferedReader, where: str, records: RecordReader) -> Iterator[Document]:
-    """Yield the documents of a JSON file: a list of records, or records one after another.
-
-    The `origin` of a document is `file:line` where its record begins. A record that is too large ends a file of a
-    directory. Takes and raises what `read_json_lines` does.
-    """
-    values = _Values(stream, where)
-    for value, line in values.values():
-        if value is _TOO_LARGE:
+    for value, line in JsonValues(stream, where):
+        if value is TOO_LARGE:
             records.too_large(f"{where}:{line}")
-            return
-        yield from records.documents(value, f"{where}:{line}")
+        else:
+            yield from records.documents(value, f"{where}:{line}")
         del value  # before the next one is decoded: either may be large
 
 
-@dataclass(frozen=True, slots=True)
-class FirstRecord:
-    """The first record of a JSON file.
+class JsonValues:
+    """The values of a JSON file, each with the line on which it begins; read in chunks.
 
-    Attributes:
-        value: the record; None: it is too large to be read.
-        in_list: whether it stands in a list.
-        on_one_line: whether it ends on the line on which it begins.
-    """
-
-    value: Any
-    in_list: bool
-    on_one_line: bool
-
-
-def first_record(stream: io.BufferedReader) -> FirstRecord | None:
-    """Return the first record of a file that may be JSON, or None if it is not JSON of a kind that is read.
+    Iterating yields TOO_LARGE for a value of more than LARGEST_DOCUMENT_BYTES characters.
 
     Args:
-        stream: its content from the beginning; read as far as the record reaches.
-    """
-    values = _Values(stream, "")
-    try:
-        for value, line in values.values():
-            return FirstRecord(None if value is _TOO_LARGE else value, values.in_list, values.line == line)
-    except CorpusFormatError:
-        pass
-    return None
-
-
-_TOO_LARGE = object()  # stands for a record that is too large to be read
-
-
-class _Values:
-    """A stream of JSON values, or of one JSON list, read in chunks.
+        stream: the content of the file from its beginning.
+        where: the file, for messages.
 
     Attributes:
         in_list: whether the values stand in a list; known once the first is read.
-        line: line of the current place.
+        line: line of the current place, which is behind the value that was yielded last.
     """
 
     def __init__(self, stream: io.BufferedReader, where: str) -> None:
@@ -129,8 +68,7 @@ class _Values:
         self._ended = False
         self._is_damaged = False  # what follows is not UTF-8
 
-    def values(self) -> Iterator[tuple[Any, int]]:
-        """Yield each value, or _TOO_LARGE for one that ends the reading, and the line on which it begins."""
+    def __iter__(self) -> Iterator[tuple[Any, int]]:
         self.in_list = self._next_character() == "["
         if self.in_list:
             self._advance(1)
@@ -138,6 +76,9 @@ class _Values:
             line = self.line
             value = self._value()
             yield value, line
+            if value is TOO_LARGE:
+                self._pass_over()
+            del value
             if self.in_list and self._next_character() == ",":
                 self._advance(1)
             elif self.in_list and self._next_character() != "]":
@@ -148,7 +89,7 @@ class _Values:
                 raise self._error("more or less than a list", "the end of the file after ']'")
 
     def _value(self) -> Any:
-        """Decode the value at the current position, reading on until it is complete."""
+        """Decode the value at the current position, reading on until it is complete; TOO_LARGE: it stays there."""
         size = _CHUNK
         while True:
             try:
@@ -158,19 +99,41 @@ class _Values:
                 # The text may only end too early.
                 incomplete = error.msg.startswith("Unterminated") or len(self._text) - error.pos < 16
                 if self._ended or not incomplete:
-                    self._advance(max(error.pos, self._position) - self._position)
-                    raise self._error(_reason(error), "JSON") from error
+                    raise self._error(f"not JSON ({error.msg})", "JSON") from error
             except RecursionError as error:
                 raise self._error("JSON nested too deeply", "records") from error
             else:
                 if end - self._position > LARGEST_DOCUMENT_BYTES:
-                    return _TOO_LARGE  # wherever chunks end
+                    return TOO_LARGE  # wherever chunks end
                 self._advance(end - self._position)
                 return value
             if len(self._text) - self._position > LARGEST_DOCUMENT_BYTES:
-                return _TOO_LARGE
+                return TOO_LARGE
             self._read(size)
             size *= 2  # so that a long record is scanned a few times, not once for each chunk
+
+    def _pass_over(self) -> None:
+        """Move past a string, list or object without decoding it; to the end of the file if it is incomplete."""
+        depth, in_string, escaped = 0, False, -1  # escaped: where a character stands that has no meaning
+        while True:
+            for match in _STRUCTURE.finditer(self._text, self._position):
+                character, position = match[0], match.start()
+                if position == escaped:
+                    continue
+                if character == "\\":
+                    escaped = position + 1
+                elif character == '"':
+                    in_string = not in_string
+                elif not in_string:
+                    depth += 1 if character in "[{" else -1
+                if not in_string and depth <= 0:
+                    self._advance(position + 1 - self._position)
+                    return
+            escaped -= len(self._text)
+            self._advance(len(self._text) - self._position)
+            if self._ended:
+                return
+            self._read(_CHUNK)
 
     def _next_character(self) -> str:
         """Move to the next character that is not white space and return it; an empty string at the end."""
@@ -203,9 +166,3 @@ class _Values:
 
     def _error(self, problem: str, expected: str) -> CorpusFormatError:
         return CorpusFormatError(describe(f"{self._where}:{self.line}", "content", problem, expected))
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"not JSON ({error.msg}, column {error.colno})"
-    return "not UTF-8" if isinstance(error, UnicodeDecodeError) else f"not JSON ({type(error).__name__})"

@@ -7,7 +7,7 @@ Any other field can be named.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from build_index.documents import LARGEST_DOCUMENT_BYTES, CorpusCounts, Document, Message, well_formed
@@ -16,8 +16,6 @@ from rest_store.errors import CorpusFormatError, DocumentSizeError, describe
 
 CONVERSATION_FIELDS = ("messages", "conversations", "conversation", "data")
 TEXT_FIELDS = ("content", "text")
-LANGUAGE_FIELDS = ("lang", "language")
-PATH_FIELDS = ("max_stars_repo_path", "path")
 KNOWN_FIELDS = ", ".join(f"'{name}'" for name in (*CONVERSATION_FIELDS, *TEXT_FIELDS))
 
 _ROLES = {"human": "user", "gpt": "assistant", "bing": "assistant", "chatgpt": "assistant"}  # ShareGPT's
@@ -31,19 +29,15 @@ class RecordReader:
     Attributes:
         counts: counts skipped records.
         field: name of the field, or a dotted path; None: the first known field of the record.
-        langs: languages to read, in lower case; empty: all.
-        conversations_only: whether a text is an error.
         strict: whether a document that is too large is an error, as its file was named. Otherwise it is skipped.
     """
 
     counts: CorpusCounts
     field: str | None = None
-    langs: frozenset[str] = frozenset()
-    conversations_only: bool = False
     strict: bool = True
 
     def documents(self, record: object, origin: str) -> Iterator[Document]:
-        """Yield the document of a record, unless it is empty or in another language.
+        """Yield the document of a record, unless it is empty.
 
         Args:
             record: one row or JSON value.
@@ -55,19 +49,16 @@ class RecordReader:
         """
         if not isinstance(record, Mapping):
             raise CorpusFormatError(describe(origin, "record", f"a {_kind(record)}", "an object"))
-        if self.langs and not self._has_language(record, origin):
-            self.counts.skip("language")
-            return
         field = self.field or known_field(record)
         if field is None:
             expected = f"one of {KNOWN_FIELDS}, or --field NAME"
-            raise CorpusFormatError(describe(origin, "record", f"one with {_keys(record)}", expected))
+            raise CorpusFormatError(describe(origin, "record", f"one with {fields_text(record)}", expected))
         value = lookup(record, field)
         if value is _MISSING:
-            raise CorpusFormatError(describe(origin, f"field '{field}'", f"absent ({_keys(record)})", "in each record"))
+            raise CorpusFormatError(
+                describe(origin, f"field '{field}'", f"absent ({fields_text(record)})", "in each record")
+            )
         document = _document(value, origin, field)
-        if self.conversations_only and document.text:
-            raise CorpusFormatError(describe(origin, f"field '{field}'", "a text", "a conversation"))
         if document.is_empty:
             self.counts.skip("empty")
         elif document.size > LARGEST_DOCUMENT_BYTES:
@@ -85,17 +76,6 @@ class RecordReader:
             limit = size_text(LARGEST_DOCUMENT_BYTES)
             raise DocumentSizeError(describe(origin, "the size of the record", f"above {limit}", f"at most {limit}"))
         self.counts.skip("too large")
-
-    def _has_language(self, record: Mapping[str, object], origin: str) -> bool:
-        for name in LANGUAGE_FIELDS:
-            if name in record:
-                language = record[name]
-                if isinstance(language, str) and language.lower() in self.langs:
-                    return True
-                self.counts.leave_out(language if isinstance(language, str) else "no language")
-                return False
-        expected = "'lang' or 'language' in each record (for --lang)"
-        raise CorpusFormatError(describe(origin, "language", f"absent ({_keys(record)})", expected))
 
 
 def known_field(record: Mapping[str, object]) -> str | None:
@@ -158,7 +138,7 @@ def _messages(turns: Sequence[object], origin: str, field: str) -> tuple[Message
         if isinstance(turn, Mapping):
             speaker = turn.get("role", turn.get("from"))
             if not isinstance(speaker, str):
-                problem = f"one with {_keys(turn)}"
+                problem = f"one with {fields_text(turn)}"
                 raise CorpusFormatError(describe(origin, f"turn {number} of '{field}'", problem, "role and content"))
             role = _ROLES.get(speaker, speaker) if "role" not in turn else speaker
             content = _joined(turn.get("content", turn.get("value", "")))
@@ -184,6 +164,7 @@ def _kind(value: object) -> str:
     return names.get(type(value), "object" if isinstance(value, Mapping) else type(value).__name__)
 
 
-def _keys(record: Mapping[str, object]) -> str:
-    keys = [f"'{key}'" for key in record]
-    return ("fields " + ", ".join(keys[:8]) + (", ..." if len(keys) > 8 else "")) if keys else "no fields"
+def fields_text(names: Iterable[str]) -> str:
+    """Return the names of fields for a message."""
+    quoted = [f"'{name}'" for name in names]
+    return ("fields " + ", ".join(quoted[:8]) + (", ..." if len(quoted) > 8 else "")) if quoted else "no fields"

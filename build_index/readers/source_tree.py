@@ -8,30 +8,33 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path, PurePosixPath
+from dataclasses import dataclass
+from pathlib import Path
 
 from build_index.documents import CorpusCounts, CorpusFile
 from build_index.errors import build_packages, read_error
+from build_index.path import local_path
 from build_index.staging import is_datastore, is_live, is_staging
 from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.errors import CorpusError, describe
 
 # What tools keep in a source tree and nobody wrote.
-DEFAULT_EXCLUDES = (
+DEFAULT_EXCLUDES = {
     *(".git", ".hg", ".svn", ".bzr", ".DS_Store", "__pycache__", "node_modules", "bower_components"),
     *(".venv", "venv", ".tox", ".nox", ".eggs", ".ipynb_checkpoints"),
     *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis"),
-)
+}
 
 
 class Globs:
-    """Which files of a directory are read.
+    """Which files of a directory are read. Can be pickled.
 
     Args:
         include: globs; a file that matches none is left out, unless there are no globs.
-        exclude: globs of files and directories to leave out, besides `DEFAULT_EXCLUDES`.
+        exclude: globs of files and directories to leave out, besides the names in `DEFAULT_EXCLUDES`.
 
     Raises:
         CorpusError: a glob is malformed.
@@ -39,17 +42,19 @@ class Globs:
 
     def __init__(self, include: Sequence[str], exclude: Sequence[str]) -> None:
         self._included = compile_globs(include) if include else None
-        self._excluded = compile_globs((*DEFAULT_EXCLUDES, *exclude))
+        self._excluded = compile_globs(exclude) if exclude else None
 
     def excludes(self, relative: str) -> bool:
         """Whether a file or directory, by its path from the top, is left out."""
-        return self._excluded.fullmatch(relative) is not None
+        if relative.rpartition("/")[2] in DEFAULT_EXCLUDES:
+            return True
+        return self._excluded is not None and self._excluded.fullmatch(relative) is not None
 
     def includes(self, relative: str, counts: CorpusCounts) -> bool:
-        """Whether a file is to be read; count the ending of one that is not."""
+        """Whether a file is to be read; count one that is not."""
         if self._included is None or self._included.fullmatch(relative):
             return True
-        counts.leave_out(PurePosixPath(relative).suffix or "no ending")
+        counts.left_out += 1
         return False
 
     def choose(self, relative: str, counts: CorpusCounts) -> bool:
@@ -60,69 +65,105 @@ class Globs:
         return self.includes(relative, counts)
 
 
-def walk(
-    root: Path, include: Sequence[str], exclude: Sequence[str], where: str, counts: CorpusCounts
-) -> Iterator[CorpusFile]:
-    """Yield the regular files below a directory, sorted by name in each directory.
+@dataclass(frozen=True, slots=True)
+class LocalCorpus:
+    """A file or directory on this machine; made by `at`. Can be pickled.
 
-    Links to files are followed. Links to directories are not, so there are no loops. They, what is not a regular file
-    (sockets, pipes, broken links), datastores, and files that vanish meanwhile are skipped and counted. The directories
-    of unfinished builds are left out like `DEFAULT_EXCLUDES`: the output may be below the corpus.
-
-    Args:
-        root: the directory.
-        include: see `Globs`.
-        exclude: see `Globs`.
-        where: name of the directory in messages.
-        counts: counts what is skipped, and by its ending what `include` leaves out.
-
-    Raises:
-        CorpusError: a directory or the metadata of a file cannot be read.
+    Attributes:
+        top: its path.
+        is_directory: whether it is one.
+        etag: of a file at an address; empty here.
     """
-    globs = Globs(include, exclude)
 
-    def listing(directory: str, prefix: str) -> Iterator[tuple[os.DirEntry[str], str]]:
-        """Return the entries of a directory, each with its path from the top."""
+    top: str
+    is_directory: bool
+    etag: str = ""
+
+    @classmethod
+    def at(cls, where: str) -> LocalCorpus:
+        """Look at a path as the user writes it.
+
+        Raises:
+            CorpusNotFoundError: there is nothing.
+            CorpusError: it cannot be read, or is neither a file nor a directory, or is a datastore.
+        """
+        if "\0" in where:
+            raise CorpusError(describe(where, "path", "invalid (a NUL)", "one of a file or a directory"))
+        path = local_path(where)
+        try:
+            mode = path.stat().st_mode
+            if stat.S_ISREG(mode):
+                return cls(os.fspath(path), is_directory=False)
+            if not stat.S_ISDIR(mode):
+                expected = "a regular file or a directory"
+                raise CorpusError(describe(where, "corpus", "a pipe, socket or device", expected))
+        except OSError as error:
+            raise read_error(where, error) from error
+        return cls(where.rstrip("/") or "/", is_directory=True)
+
+    def files(self, globs: Globs, counts: CorpusCounts) -> Iterator[CorpusFile]:
+        """Yield the file, or the regular files below the directory, sorted by name in each directory.
+
+        Links to files are followed. Links to directories are not, so there are no loops. They, what is not a regular
+        file (sockets, pipes, broken links), datastores, and files that vanish meanwhile are skipped and counted. The
+        directories of unfinished builds are left out like `DEFAULT_EXCLUDES`: the output may be below the corpus.
+
+        Args:
+            globs: which files of a directory are read.
+            counts: counts what is skipped, and what `globs` leaves out.
+
+        Raises:
+            CorpusError: a directory or the metadata of a file cannot be read.
+        """
+        path = local_path(self.top)
+        if self.is_directory:
+            yield from self._walk(os.fspath(path), "", globs, counts)
+            return
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise read_error(self.top, error) from error
+        yield CorpusFile(os.fspath(path), path.name, status.st_size, str(status.st_mtime_ns))
+
+    def _walk(self, directory: str, prefix: str, globs: Globs, counts: CorpusCounts) -> Iterator[CorpusFile]:
+        """Yield the files below a directory, whose path from the top is `prefix`."""
         try:
             with os.scandir(directory) as scan:
                 entries = sorted(scan, key=lambda entry: entry.name)
         except FileNotFoundError as error:
             if not prefix:
-                raise read_error(where, error) from error
+                raise read_error(self.top, error) from error
             counts.skip("vanished")
-            return iter(())
+            return
         except OSError as error:
-            raise read_error(f"{where}/{prefix}".rstrip("/"), error) from error
+            raise read_error(f"{self.top}/{prefix}".rstrip("/"), error) from error
         kinds = {MANIFEST_NAME: is_datastore, DOCUMENTS_FILE_NAME: is_live}
         if any(kinds[entry.name](Path(directory)) for entry in entries if entry.name in kinds):
             counts.skip("datastore")
-            return iter(())
-        return ((entry, prefix + os.fsencode(entry.name).decode("utf-8", "replace")) for entry in entries)
-
-    levels = [listing(os.fspath(root), "")]  # a stack of our own: directories may be nested deeper than calls
-    while levels:
-        entry, relative = next(levels[-1], (None, ""))
-        if entry is None:
-            levels.pop()
-            continue
-        if globs.excludes(relative):
-            continue
-        try:
+            return
+        for entry in entries:
+            relative = prefix + os.fsencode(entry.name).decode("utf-8", "replace")
+            if globs.excludes(relative):
+                continue
             if entry.is_dir(follow_symlinks=False):
                 if not is_staging(Path(entry.path)):
-                    levels.append(listing(entry.path, f"{relative}/"))
-            elif not globs.includes(relative, counts):
-                continue
-            elif entry.is_file():
-                stat = entry.stat()
-                yield CorpusFile(entry.path, relative, stat.st_size, str(stat.st_mtime_ns))
+                    yield from self._walk(entry.path, f"{relative}/", globs, counts)
+            elif globs.includes(relative, counts):
+                yield from self._file(entry, relative, counts)
+
+    def _file(self, entry: os.DirEntry[str], relative: str, counts: CorpusCounts) -> Iterator[CorpusFile]:
+        """Yield the file of a directory's entry, or count why it is skipped."""
+        try:
+            if entry.is_file():
+                status = entry.stat()
+                yield CorpusFile(entry.path, relative, status.st_size, str(status.st_mtime_ns))
             else:
                 counts.skip("linked directory" if entry.is_dir() else "not a regular file")
         except FileNotFoundError:
             counts.skip("vanished")
         except OSError as error:
             if not entry.is_symlink():
-                raise read_error(f"{where}/{relative}", error) from error
+                raise read_error(f"{self.top}/{relative}", error) from error
             counts.skip("not a regular file")  # a link to itself, or into a directory that may not be entered
 
 
@@ -135,7 +176,7 @@ def compile_globs(globs: Iterable[str]) -> re.Pattern[str]:
         CorpusError: `**` stands beside other characters of a name.
     """
     with build_packages("corpus", CorpusError):
-        from fsspec.utils import glob_translate  # comes with `datasets`
+        from fsspec.utils import glob_translate
     patterns = []
     for glob in globs:
         parts = glob.removeprefix("./").rstrip("/")

@@ -11,7 +11,6 @@ from rest_store.errors import CorpusFormatError, describe
 
 PIECE_BYTES = 8 << 20
 """Longer files are read in pieces of at most this many bytes, cut after a line end."""
-_STEP_BYTES = 1 << 18
 
 
 def read_text(stream: io.BufferedReader, where: str, counts: CorpusCounts, *, strict: bool) -> Iterator[Document]:
@@ -33,7 +32,7 @@ def read_text(stream: io.BufferedReader, where: str, counts: CorpusCounts, *, st
     part = 1
     offset = 0
     while True:
-        data += _read_up_to(stream, PIECE_BYTES - len(data))
+        data += stream.read(PIECE_BYTES - len(data))
         has_more = len(data) == PIECE_BYTES and bool(stream.peek(1))
         cut = (data.rfind(b"\n") + 1 or _character_boundary(data)) if has_more else len(data)
         text = _decoded(data[:cut], where, offset, counts, strict=strict)
@@ -50,15 +49,6 @@ def read_text(stream: io.BufferedReader, where: str, counts: CorpusCounts, *, st
         if not has_more:
             return
         data, offset, part = data[cut:], offset + cut, part + 1
-
-
-def _read_up_to(stream: io.BufferedReader, size: int) -> bytes:
-    """Read in steps: a single `read` would allocate `size` bytes for every small file."""
-    parts = []
-    while size > 0 and (data := stream.read(min(size, _STEP_BYTES))):
-        parts.append(data)
-        size -= len(data)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def _decoded(data: bytes, where: str, offset: int, counts: CorpusCounts, *, strict: bool) -> str | None:

@@ -61,16 +61,16 @@ def calibrate(
         replay(fitting, sources, default, max_nodes=nodes, skip=skip, record=record)
     fitted = fit_calibration(record, trees=trees, provenance=provenance)
     fitted.save(out)
-    rows = [
-        {"calibration": name, "nodes": nodes, **replay(held_out, sources, calibration, max_nodes=nodes).as_json()}
+    outcomes = {
+        (name, nodes): replay(held_out, sources, calibration, max_nodes=nodes)
         for name, calibration in (("default", default), ("fitted", fitted))
         for nodes in (16, 64)
-    ]
+    }
     if as_json:
+        rows = [{"calibration": name, "nodes": nodes, **one.as_json()} for (name, nodes), one in outcomes.items()]
         summary = {"out": str(out), "fitted": len(fitting), "reported": len(held_out), "rows": rows}
         click.echo(json.dumps(summary))
         return
     click.echo(f"{out}: fitted to {counted(len(fitting), 'recording')}; on {len(held_out)} others:")
-    for row in rows:
-        error = f"calibration error {row['calibration_error']:.4f}"
-        click.echo(f"  {row['calibration']:<8} {row['nodes']:>3} nodes  M {row['M']:.3f}  {error}")
+    for (name, nodes), outcome in outcomes.items():
+        click.echo(f"  {name:<8} {nodes:>3} nodes  M {outcome}  calibration error {outcome.calibration_error:.3f}")

@@ -10,12 +10,12 @@ from rest_store.bench.quality import quality
 from rest_store.bench.record import record
 from rest_store.bench.report import report
 from rest_store.bench.speed import speed
-from rest_store.options import SETTINGS
+from rest_store.options import SETTINGS, Group
 
 __all__ = ["bench", "calibrate"]
 
 
-@click.group(context_settings=SETTINGS)
+@click.group(cls=Group, context_settings=SETTINGS)
 def bench() -> None:
     """Measure what rest-store is worth on your data and machine."""
 

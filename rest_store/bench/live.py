@@ -24,6 +24,7 @@ from rest_store.bench.recordings import Recording, amount, read_all, unfitted, w
 from rest_store.bench.remembering import Order, among_others, in_turn, logits_of, new_live_datastore, with_all
 from rest_store.bench.replay import Outcome, replay
 from rest_store.bench.results import write_result
+from rest_store.datastore.render import counted
 from rest_store.datastore.store import Store
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, require_sources
@@ -69,7 +70,9 @@ def live(
     chosen = read_all(recordings, stores, tokenizer)[::every]
     used = calibration_of(calibration)
     reported = unfitted(chosen, used, "bench live")
-    click.echo(f"{amount(reported)}{without(chosen, reported)}; M, and by family:")
+    click.echo(
+        f"{amount(reported)}{without(chosen, reported)}; M, where it lies for 95% of such samples, and by family:"
+    )
     rows = measure_live(chosen, reported, stores, used, budgets=max_nodes, progress=click.echo)
     results = {
         "datastores": {name: store.info().token_count for name, store in stores.items()},
@@ -127,9 +130,10 @@ def measure_live(
     def add(with_stores: bool, remembered: str, nodes: int, outcome: Outcome) -> None:
         row = {"datastores": with_stores, "remembered": remembered, "nodes": nodes, **outcome.as_json()}
         rows.append(row)
-        families = "  ".join(f"{name} {figure:.2f}" for name, figure in row["families"].items())
         besides = "datastores" if with_stores else "no datastores"
-        progress(f"{besides + ', remembered: ' + remembered:<72}{nodes:>4} nodes {row['M']:6.3f}   {families}")
+        progress(f"{besides}, remembered: {remembered}, {counted(nodes, 'node')}: {outcome}")
+        if len(outcome.families) > 1:
+            progress("    " + "  ".join(f"{name} {mean:.2f}" for name, mean in outcome.families.items()))
 
     for nodes in budgets:
         for with_stores in (True, False):

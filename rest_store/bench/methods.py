@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import rest_store
-from rest_store.bench.baselines import PromptLookupRule, RestRule
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import require_sources
 from rest_store.errors import RecordingError, describe
@@ -33,7 +32,6 @@ def decoding(sampling: str, family: str) -> dict[str, Any]:
 def make_methods(
     stores: Sequence[Any],
     *,
-    assistant: Any = None,
     service: Any = None,
     max_nodes: int,
     only: Sequence[str] = (),
@@ -42,8 +40,7 @@ def make_methods(
     """Return the methods by name, plain generation first.
 
     Args:
-        stores: datastores; without any, methods that need one are left out.
-        assistant: a smaller model; None: transformers' assisted generation is left out.
+        stores: datastores of the sessions.
         service: a client of a service of `stores`; None: sessions through a service are left out.
         max_nodes: most draft tokens of a step, for methods in the package's loop.
         only: names of methods beside plain generation; empty: all.
@@ -67,13 +64,8 @@ def make_methods(
         "plain": {},
         "transformers prompt lookup": {"prompt_lookup_num_tokens": 10},
         "no drafts": drafted(None),
-        "prompt lookup": drafted(PromptLookupRule),
+        "DraftSession": {**drafted(sources(*stores)), "calibration": calibration},
     }
-    if assistant is not None:
-        methods["transformers assisted generation"] = {"assistant_model": assistant}
-    if stores:
-        methods["REST's rule"] = drafted(lambda prompt: RestRule(stores, prompt))
-    methods["DraftSession"] = {**drafted(sources(*stores)), "calibration": calibration}
     if service is not None:
         methods["DraftSession through a service"] = {**drafted(sources(service)), "calibration": calibration}
     for name in only:

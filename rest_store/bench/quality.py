@@ -63,7 +63,8 @@ def quality(
 ) -> None:
     """Replay recordings and print M, tokens per forward pass: the session, its parts, REST's rule, prompt lookup.
 
-    The figures are those of all recordings that the calibration was not fitted to.
+    The figures are those of all recordings that the calibration was not fitted to. In a replay every step drafts as
+    many nodes as it may; generation cuts trees where another node costs more time than it saves, so its M is lower.
     """
     stores = open_datastores(datastores)
     require_sources("--datastore", list(stores.values()))
@@ -73,12 +74,14 @@ def quality(
     reported = unfitted(chosen, used, "bench quality")
 
     def show(drafting: str, nodes: int, outcome: Outcome) -> None:
-        families = "  ".join(
-            f"{name} {tokens / steps:.2f}" for name, (tokens, steps) in sorted(outcome.families.items())
-        )
-        click.echo(f"{drafting + ', ' + counted(nodes, 'node'):<52}{outcome.mean_accepted:6.3f}   {families}")
+        families = "  ".join(f"{name} {mean:.2f}" for name, mean in outcome.families.items())
+        click.echo(f"{drafting}, {counted(nodes, 'node')}: {outcome}")
+        if len(outcome.families) > 1:
+            click.echo(f"    {families}")
 
-    click.echo(f"{amount(reported)}{without(chosen, reported)}; M, and by family:")
+    click.echo(
+        f"{amount(reported)}{without(chosen, reported)}; M, where it lies for 95% of such samples, and by family:"
+    )
     rows = measure(reported, stores, used, members=merged, budgets=max_nodes, ablations=not no_ablations, progress=show)
     for row in rows:
         if row["drafting"] == "session":
@@ -125,14 +128,19 @@ def measure(
         if progress is not None:
             progress(drafting, nodes, outcome)
 
-    def add_rest(name: str, of: Sequence[Store]) -> None:
-        outcome = walk(recordings, lambda prompt: closing(RestRule(of, prompt)), max_nodes=_REST_NODES)
-        add(f"REST's rule, {name}", _REST_NODES, outcome)
+    def add_rest(name: str, of: Sequence[Store], max_suffix: int = 16) -> None:
+        def opening(prompt: Tokens) -> closing[RestRule]:
+            return closing(RestRule(of, prompt, max_suffix=max_suffix))
 
-    for name, store in stores.items():
-        add_rest(name, [store])
+        add(f"REST's rule, {name}", _REST_NODES, walk(recordings, opening, max_nodes=_REST_NODES))
+
+    combined = {name: [store] for name, store in stores.items()}
     if len(stores) > 1:
-        add_rest("longest match of all", list(stores.values()))
+        combined["longest match of all"] = list(stores.values())
+    for name, of in combined.items():
+        add_rest(name, of)
+    for name, of in [*combined.items()][-1:]:
+        add_rest(f"{name}, suffixes of at most 2", of, max_suffix=2)
     outcome = walk(recordings, lambda prompt: closing(PromptLookupRule(prompt)), max_nodes=_LOOKUP_NODES)
     add("prompt lookup, 3-gram, 10 tokens", _LOOKUP_NODES, outcome)
     local: dict[str, object] = {"prompt lookup": PromptLookup(), "recycled logits": RecycledLogits()}

@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -76,11 +76,8 @@ def read_recordings(path: str | Path, encode: Encode | None = None) -> list[Reco
     file = file_hash(Path(path))
     for number, line in lines_of(path):
         where = f"{path}, line {number}"
-        try:
-            fields = json.loads(line)
-            prompt, output = fields["prompt"], fields["output"] if "output" in fields else fields["answer"]
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise RecordingError(describe(where, "recording", "malformed", "JSON with prompt and output")) from error
+        fields = _fields(line, where)
+        prompt, output = fields["prompt"], fields["output"] if "output" in fields else fields["answer"]
         key = str(fields.get("id", prompt))
         if "id" in fields and "/" not in key:
             key = str(fields.get("set", "")) + key
@@ -102,6 +99,19 @@ def read_recordings(path: str | Path, encode: Encode | None = None) -> list[Reco
         family = str(fields.get("set", fields.get("model", "all")))
         recordings.append(Recording(family, part_of(key), *tokens, top_k, key if "id" in fields else "", file))
     return recordings
+
+
+def _fields(line: str, where: str) -> dict[str, Any]:
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise RecordingError(describe(where, "recording", "malformed", "JSON with prompt and output")) from error
+    if isinstance(fields, dict) and {"prompt", "turns"} & fields.keys() and not {"output", "answer"} & fields.keys():
+        expected = "one: `rest-store bench record` records what your model writes for prompts"
+        raise RecordingError(describe(where, "output of the prompt", "absent", expected))
+    if not isinstance(fields, dict) or "prompt" not in fields:
+        raise RecordingError(describe(where, "recording", "malformed", "an object with prompt and output"))
+    return fields
 
 
 def read_all(paths: Sequence[Path], stores: Mapping[str, Store], tokenizer: str | None) -> list[Recording]:
@@ -227,7 +237,7 @@ def encoder(store: Store | None, name: str | None) -> Encode | None:
         output = target.encode(answer).tolist()
         try:
             chat = Document(messages=(("user", prompt), ("assistant", answer)))
-            whole = target.encode_conversations([chat])[0].tolist()
+            whole = target.encode_documents([chat])[0].tolist()
         except CorpusError:  # no chat template
             return target.encode(prompt).tolist(), output
         for end in range(len(whole), len(output) - 1, -1):

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from rest_store.bench.intervals import interval
 from rest_store.bench.recordings import Recording
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
@@ -28,23 +29,35 @@ Tokens = npt.NDArray[np.int32]
 
 @dataclass
 class Outcome:
-    """The sums of replays.
+    """What replays came to.
 
     Attributes:
-        tokens: tokens of the outputs.
-        steps: target forward passes.
+        replays: family, tokens and target forward passes of each.
         drafted: draft tokens.
         expected: tokens that the scores promise, over all steps.
         reliability: float[3, 20]: nodes, sum of their scores and accepted nodes, in 20 bins of the score.
-        families: tokens and steps of each family.
     """
 
-    tokens: int = 0
-    steps: int = 0
+    replays: list[tuple[str, int, int]] = field(default_factory=list)
     drafted: int = 0
     expected: float = 0.0
     reliability: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((3, _BINS)))
-    families: dict[str, list[int]] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the outputs."""
+        return sum(tokens for _, tokens, _ in self.replays)
+
+    @property
+    def steps(self) -> int:
+        """Target forward passes."""
+        return sum(steps for _, _, steps in self.replays)
+
+    @property
+    def families(self) -> dict[str, float]:
+        """M of each family, in the order of their names."""
+        names = sorted({family for family, _, _ in self.replays})
+        return {name: Outcome([one for one in self.replays if one[0] == name]).mean_accepted for name in names}
 
     @property
     def mean_accepted(self) -> float:
@@ -52,18 +65,20 @@ class Outcome:
         return self.tokens / max(1, self.steps)
 
     @property
+    def interval(self) -> tuple[float, float]:
+        """Where M lies for 95% of samples of as many recordings."""
+        return interval([replay[1:] for replay in self.replays] or [(0, 1)], lambda sums: sums[0] / sums[1])
+
+    def __str__(self) -> str:
+        """M, and its interval."""
+        low, high = self.interval
+        return f"{self.mean_accepted:.2f} ({low:.2f} to {high:.2f})"
+
+    @property
     def calibration_error(self) -> float:
         """Expected calibration error of node scores: mean distance of promised and true acceptance over the bins."""
         nodes, promised, accepted = self.reliability
         return float(np.abs(promised - accepted).sum() / max(1.0, nodes.sum()))
-
-    def add(self, family: str, tokens: int, steps: int) -> None:
-        """Count one replay."""
-        self.tokens += tokens
-        self.steps += steps
-        of_family = self.families.setdefault(family, [0, 0])
-        of_family[0] += tokens
-        of_family[1] += steps
 
     def add_step(self, tree: TokenTree, accepted: npt.NDArray[np.int64]) -> None:
         """Count the nodes of a step, and how far its scores were right."""
@@ -80,8 +95,7 @@ class Outcome:
         """Return the sums of several."""
         total = cls()
         for outcome in outcomes:
-            for family, (tokens, steps) in outcome.families.items():
-                total.add(family, tokens, steps)
+            total.replays += outcome.replays
             total.drafted += outcome.drafted
             total.expected += outcome.expected
             total.reliability += outcome.reliability
@@ -91,11 +105,12 @@ class Outcome:
         """Return the figures for a result."""
         return {
             "M": round(self.mean_accepted, 4),
+            "interval": [round(end, 4) for end in self.interval],
             "tokens": self.tokens,
             "steps": self.steps,
             "promised": round(self.expected / max(1, self.steps), 4),
             "calibration_error": round(self.calibration_error, 5),
-            "families": {name: round(tokens / steps, 4) for name, (tokens, steps) in sorted(self.families.items())},
+            "families": {name: round(mean, 4) for name, mean in self.families.items()},
         }
 
 
@@ -152,7 +167,7 @@ def walk(
                 if times is not None:
                     times.append(drafted - began + time.perf_counter() - accepting)
                 known, position, steps = end - 1, end, steps + 1
-        outcome.add(recording.family, text.size - begin, steps)
+        outcome.replays.append((recording.family, text.size - begin, steps))
     return outcome
 
 

@@ -19,41 +19,33 @@ TIMEOUT = 60.0  # seconds for an answer: a busy machine must not end a measureme
 
 
 @contextlib.contextmanager
-def started(*command: str) -> Iterator[list[str]]:
-    """Run `python COMMAND` until it prints that it is ready, and terminate it afterwards.
+def serving(directories: Sequence[Path], *others: str) -> Iterator[list[str]]:
+    """Serve `directories` by their numbers; yield the addresses, and end the service afterwards.
 
-    Yields:
-        The addresses that it prints: those that it listens on, then that of its metrics, if it has any.
-
-    Raises:
-        ServeError: the process did not start; it has printed the reason.
-    """
-    process = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    with process, contextlib.ExitStack() as stack:
-        stack.callback(process.terminate)
-        addresses = []
-        for line in process.stdout:
-            if line.startswith("ready"):
-                break
-            if line.startswith(("listening on ", "metrics on ")):
-                addresses.append(line.split()[-1])
-        else:
-            raise ServeError(describe("bench", f"service {' '.join(command[:2])}", "not started", "ready"))
-        yield addresses
-
-
-@contextlib.contextmanager
-def serving(directories: Sequence[Path]) -> Iterator[str]:
-    """Serve `directories` on a Unix socket and yield its address; end the service afterwards.
+    Args:
+        directories: of datastores.
+        others: addresses to listen on besides a Unix socket, which is the last.
 
     Raises:
         ServeError: the service did not start; it has printed the reason.
     """
-    with tempfile.TemporaryDirectory(prefix="rest-store-") as folder:
-        named = [f"{place}={directory}" for place, directory in enumerate(directories)]
-        with started("-m", "rest_store", "serve", *named, "--listen", f"unix:{folder}/socket") as (target,):
-            yield target
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rest-store-"))
+        named = [f"{number}={directory}" for number, directory in enumerate(directories)]
+        listen = [word for address in (*others, f"unix:{folder}/socket") for word in ("--listen", address)]
+        command = [sys.executable, "-m", "rest_store", "serve", *named, *listen]
+        process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        stack.callback(process.terminate)
+        assert process.stdout is not None
+        addresses = []
+        for line in process.stdout:
+            if line.startswith("ready"):
+                break
+            if line.startswith("listening on "):
+                addresses.append(line.split()[-1])
+        else:
+            raise ServeError(describe("bench", "service", "not started", "ready"))
+        yield addresses
 
 
 @contextlib.contextmanager
@@ -65,6 +57,6 @@ def asking(directories: Sequence[Path]) -> Iterator[DatastoreClient]:
     """
     from rest_store.service.client.client import DatastoreClient
 
-    with serving(directories) as target, DatastoreClient(target, timeout=TIMEOUT) as client:
+    with serving(directories) as (target,), DatastoreClient(target, timeout=TIMEOUT) as client:
         client.connect()
         yield client

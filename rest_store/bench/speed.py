@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import rest_store
+from rest_store.bench.intervals import interval
 from rest_store.bench.options import (
     Destination,
     calibration_option,
@@ -70,7 +71,6 @@ _WARM_UP_TOKENS = 16
 @recordings_option(required=False)
 @datastores_option
 @through_service_option
-@click.option("--assistant", metavar="MODEL", help="A smaller model, to draft as in assisted generation.")
 @click.option(
     "--method", "methods", metavar="NAME", multiple=True, help="Only this one and plain generation. Repeatable."
 )
@@ -95,7 +95,6 @@ def speed(
     recordings: tuple[Path, ...],
     datastores: tuple[Path, ...],
     through_service: bool,
-    assistant: str | None,
     methods: tuple[str, ...],
     sampling: str,
     seed: int,
@@ -120,8 +119,8 @@ def speed(
     rounding of a wider pass decided between two tokens.
 
     --sampling nucleus uses the temperatures and top-p of REST's Table 1, with one seed for each prompt. The package's
-    loop still writes the tokens of plain `generate`; the drafting methods of transformers draw other texts from the
-    same distribution. --through-service adds draft sessions that ask a service of the same datastores.
+    loop still writes the tokens of plain `generate`; prompt lookup of transformers draws other texts from the same
+    distribution. --through-service adds draft sessions that ask a service of the same datastores.
     """
     import torch  # noqa: F401  a missing package is reported before anything is read
 
@@ -139,7 +138,6 @@ def speed(
     reported = unfitted(recorded, own or Calibration.default(), "bench speed") if recorded else []
     target, tokenizer = load_model(model, dtype=dtype, device=device, announce=loading)
     stores = [open_store(path, tokenizer=tokenizer) for path in datastores]
-    smaller = load_model(assistant, dtype=dtype, device=device)[0] if assistant else None
     prompts = [] if prompts_file is None else read_prompts(prompts_file, encoding(tokenizer, chat=chat))
     prompts = interleaved([*prompts, *recorded_prompts(reported)], per_family)
     if not prompts:
@@ -147,12 +145,9 @@ def speed(
     require_known_tokens(prompts, vocabulary_size(target))
     with ExitStack() as stack:
         service = stack.enter_context(asking(datastores)) if through_service else None
-        chosen = make_methods(
-            stores, assistant=smaller, service=service, max_nodes=max_nodes, only=methods, calibration=own
-        )
-        for network in (target, smaller) if prepacked_weights else ():
-            if network is not None:
-                stack.enter_context(rest_store.prepacked_weights(network))
+        chosen = make_methods(stores, service=service, max_nodes=max_nodes, only=methods, calibration=own)
+        if prepacked_weights:
+            stack.enter_context(rest_store.prepacked_weights(target))
         click.echo(f"{counted(len(prompts), 'prompt')}{without(recorded, reported)}")
         results = measure_speed(
             target, chosen, prompts, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, progress=click.echo
@@ -220,22 +215,30 @@ def write_all(
     from rest_store.bench.methods import decoding
 
     for method in methods.values():
-        # Sessions keep what they learn, so the warm-up reads tokens in an order that no measured prompt has.
-        write(model, method, prompts[0].tokens[::-1], _WARM_UP_TOKENS, {"do_sample": False}, 0)
-    runs: Runs = defaultdict(lambda: defaultdict(list))
+        warm_up(model, method, prompts)
+    written: dict[str, list[Run]] = {name: [] for name in methods}
     names = list(methods)
     for number, prompt in enumerate(prompts):
-        results = {}
         settings = decoding(sampling, prompt.family)
         for place in range(len(names)):
             name = names[(number + place) % len(names)]
-            results[name] = write(model, methods[name], prompt.tokens, max_new_tokens, settings, seed + number)
-        expected, seconds = results["plain"]["written"], results["plain"]["seconds"]
-        for name, run in results.items():
-            run["identical"] = run.pop("written") == expected
-            run["of_plain"] = seconds / run["seconds"]
-            runs[prompt.family][name].append(run)
+            written[name].append(write(model, methods[name], prompt.tokens, max_new_tokens, settings, seed + number))
         progress(f"{number + 1}/{len(prompts)} {prompt.family}")
+    return by_family(prompts, written)
+
+
+def warm_up(model: Any, method: Method, prompts: Sequence[Prompt]) -> None:
+    """Continue a prompt that is not timed: tokens in an order that none has, since sessions keep what they learn."""
+    write(model, method, prompts[0].tokens[::-1], _WARM_UP_TOKENS, {"do_sample": False}, 0)
+
+
+def by_family(prompts: Sequence[Prompt], written: Mapping[str, Sequence[Run]]) -> Runs:
+    """Return the runs of each method, one for each prompt, by family and beside plain generation."""
+    runs: Runs = defaultdict(lambda: defaultdict(list))
+    for name, all_runs in written.items():
+        for prompt, run, plain in zip(prompts, all_runs, written["plain"], strict=True):
+            beside = {"identical": run["written"] == plain["written"], "of_plain": plain["seconds"] / run["seconds"]}
+            runs[prompt.family][name].append({**run, **beside})
     return runs
 
 
@@ -290,14 +293,24 @@ def summarize(runs: Runs, names: Sequence[str]) -> Figures:
 
 
 def figures(runs: Sequence[Run], plain: Sequence[Run]) -> dict[str, float]:
-    """Return the figures of a method, relative to plain generation of the same prompts."""
+    """Return the figures of a method, relative to plain generation of the same prompts.
+
+    "low" and "high" are where the speedup lies for 95% of samples of as many prompts.
+    """
     tokens, passes = (sum(run[name] for run in runs) for name in ("tokens", "passes"))
     rate = tokens / sum(run["seconds"] for run in runs)
     plain_rate = sum(run["tokens"] for run in plain) / sum(run["seconds"] for run in plain)
+    beside = [
+        (one["tokens"], one["seconds"], other["tokens"], other["seconds"])
+        for one, other in zip(runs, plain, strict=True)
+    ]
+    low, high = interval(beside, lambda sums: sums[0] / sums[1] / (sums[2] / sums[3]))
     return {
         "prompts": len(runs),
         "tokens_per_second": round(rate, 2),
         "speedup": round(rate / plain_rate, 3),
+        "low": round(low, 3),
+        "high": round(high, 3),
         "median_speedup": round(statistics.median(run["of_plain"] for run in runs), 3),
         "mean_tokens": round(tokens / passes, 3),
         "identical": round(sum(run["identical"] for run in runs) / len(runs), 4),
@@ -307,12 +320,14 @@ def figures(runs: Sequence[Run], plain: Sequence[Run]) -> dict[str, float]:
 
 def show(table: Figures, names: Sequence[str]) -> None:
     """Print the figures."""
-    click.echo("family: method, speedup over plain generate (median over prompts), M, identical")
+    click.echo(
+        "family: method, speedup over plain generate (for 95% of such samples; of the median prompt), M, identical"
+    )
     for family, rows in table.items():
         click.echo(f"{family} ({counted(int(rows['plain']['prompts']), 'prompt')})")
         for name in names:
             row = rows[name]
             click.echo(
-                f"  {name:<34}{row['speedup']:.2f} ({row['median_speedup']:.2f})  M {row['mean_tokens']:.2f}"
-                f"  identical {100 * row['identical']:.1f} %"
+                f"  {name:<30}{row['speedup']:.2f} ({row['low']:.2f} to {row['high']:.2f}; "
+                f"{row['median_speedup']:.2f})  M {row['mean_tokens']:.2f}  identical {100 * row['identical']:.1f} %"
             )

@@ -1,4 +1,4 @@
-"""Figures of any shape as tables, for pages and for Markdown."""
+"""Figures of any shape as tables."""
 
 from __future__ import annotations
 
@@ -94,10 +94,3 @@ def shown(cell: Cell) -> str:
     if abs(cell) >= 10:
         return f"{cell:.1f}"
     return f"{cell:.2f}" if abs(cell) >= 0.1 or cell == 0 else f"{cell:.3g}"
-
-
-def as_markdown(table: Table) -> str:
-    """Return a table as Markdown, its title before it."""
-    rows = [table.header, ["---"] * len(table.header), *([shown(cell) for cell in row] for row in table.rows)]
-    lines = "".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |\n" for row in rows)
-    return f"**{table.title}**\n\n{lines}" if table.title else lines

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import json
 import re
+import statistics
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,18 @@ import click
 
 import rest_store
 from rest_store.bench.options import Destination, chat_option, prepacked_option, prompts_option
-from rest_store.bench.prompts import encoding, interleaved, read_prompts, require_known_tokens
+from rest_store.bench.prompts import Prompt, encoding, interleaved, read_prompts, require_known_tokens
 from rest_store.bench.quality import measure
 from rest_store.bench.record import write_recordings
 from rest_store.bench.recordings import read_recordings
 from rest_store.bench.replay import Outcome
 from rest_store.bench.report import in_order, page
 from rest_store.bench.results import read_results, write_result, write_text
-from rest_store.bench.speed import PACKAGES, measure_speed, show
+from rest_store.bench.speed import PACKAGES, Run, by_family, show, summarize, warm_up, write
 from rest_store.datastore.manifest import FILE_NAME, Manifest
 from rest_store.datastore.render import counted
 from rest_store.drafting.calibration import Calibration
+from rest_store.generation.comparison import Speedup, in_turns
 from rest_store.options import (
     PATH,
     device_option,
@@ -39,9 +41,11 @@ from rest_store.options import (
 from rest_store.terminal import loading
 
 THEIRS, OURS = "transformers prompt lookup", "DraftSession"
+METHODS = ("plain", THEIRS, OURS)
+_MOST_SECONDS = 120.0  # after which no round of all methods begins
 _STORE = "datastore"  # its folder, and its name in the results
 _WILDCARD = re.compile(r"[*?[]")  # in brackets it stands for itself
-_SAME = 0.05  # speeds that differ by less are the same
+_SAME = 0.05  # of M
 
 say = functools.partial(click.echo, err=True)
 
@@ -60,51 +64,32 @@ class Trial:
     """
 
     prompts: int
-    speedup: float
-    prompt_lookup_speedup: float
+    speedup: Speedup
+    prompt_lookup_speedup: Speedup
     mean_tokens: float
     without_datastore: float
     other_texts: int
 
-    @classmethod
-    def of(cls, speed: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Trial:
-        """Return the figures of a result of `bench speed` and of the rows of `bench quality`."""
-        methods = speed["families"]["all"]
-        of_rows = {row["drafting"]: row["M"] for row in rows}
-        prompts, identical = methods[OURS]["prompts"], methods[OURS]["identical"]
-        return cls(
-            prompts=prompts,
-            speedup=methods[OURS]["speedup"],
-            prompt_lookup_speedup=methods[THEIRS]["speedup"],
-            mean_tokens=of_rows["session"],
-            without_datastore=of_rows[f"session without {_STORE}"],
-            other_texts=round(prompts * (1 - identical)),
-        )
-
     def verdict(self) -> str:
         """Return the verdict, one sentence."""
-        prompts = counted(self.prompts, "prompt")
-        if self.speedup >= 1 + _SAME:
-            speed = f"{self.speedup:.1f} times as fast as plain generation on {prompts}"
-        elif self.speedup > 1 - _SAME:
-            speed = f"no faster than plain generation on {prompts} ({self.speedup:.2f} times as fast)"
-        else:
-            speed = f"slower than plain generation on {prompts} ({self.speedup:.2f} times as fast)"
-        brought = round(self.mean_tokens, 1) - round(self.without_datastore, 1)
-        if brought >= _SAME:
-            datastore = f"the datastore brought {brought:.1f} of M {self.mean_tokens:.1f}"
-        elif brought > -_SAME:
-            datastore = f"the datastore brought nothing, M is {self.mean_tokens:.1f} without it, too"
-        else:
-            means = f"{self.mean_tokens:.1f} with it and {self.without_datastore:.1f} without"
-            datastore = f"the datastore did harm, M is {means}"
-        lookup = f"prompt lookup alone would give {self.prompt_lookup_speedup:.1f}"
-        if self.prompt_lookup_speedup >= self.speedup + _SAME:
-            lookup = f"prompt lookup alone, which transformers has, gives more: {self.prompt_lookup_speedup:.1f}"
-        parts = [speed, datastore, lookup]
+        beside = f"{counted(self.prompts, 'prompt')}, drafts of all sources beside plain generation"
+        parts = [f"{beside}: {self.speedup}", self._datastore(), self._prompt_lookup()]
         if self.other_texts:
             parts.append(f"{self.other_texts} of the texts differ from plain generation's")
         return "; ".join(parts) + "."
+
+    def _datastore(self) -> str:
+        with_it, without = f"{self.mean_tokens:.2f}", f"{self.without_datastore:.2f}"
+        if self.mean_tokens >= self.without_datastore + _SAME:
+            return f"the datastore raised M from {without} to {with_it}"
+        if self.mean_tokens > self.without_datastore - _SAME:
+            return f"the datastore brought nothing, M is {with_it} with it and {without} without"
+        return f"the datastore did harm, M is {with_it} with it and {without} without"
+
+    def _prompt_lookup(self) -> str:
+        other = self.prompt_lookup_speedup
+        more = other.low > self.speedup.high
+        return f"prompt lookup alone, which transformers has, gives {'more: ' if more else ''}{other.median:.2f}"
 
 
 @click.command(
@@ -147,11 +132,11 @@ def try_(
     """Try drafting on your model, your texts and your prompts: five prompts are enough for a first look.
 
     Builds a datastore of the corpus, records what the model writes, replays that with and without each source, times
-    plain generation, prompt lookup of transformers and drafts of all sources in turns, and writes a page. The last line
-    is the verdict. Speeds are those of whole greedy generations. A datastore of the same corpora that is in the
-    folder already is used again: remove it after changes to them.
+    plain generation, prompt lookup of transformers and drafts of all sources in turns, until the result is certain or
+    two minutes have passed, and writes a page. The last line is the verdict. Speeds are those of whole greedy
+    generations, in the median. A datastore of the same corpora that is in the folder already is used again: remove it
+    after changes to them.
     """
-    from rest_store.bench.methods import make_methods
     from rest_store.generation.model import load_model
     from rest_store.generation.support import vocabulary_size
 
@@ -171,7 +156,7 @@ def try_(
     write_recordings(loaded, prompts, recorded, max_new_tokens=max_new_tokens)
 
     def show_row(drafting: str, nodes: int, outcome: Outcome) -> None:
-        say(f"{drafting:<52}M {outcome.mean_accepted:.2f}")
+        say(f"{drafting}: M {outcome}")
 
     say("replaying them: M, tokens of a forward pass")
     recordings = [recording for recording in read_recordings(recorded) if recording.output.size]
@@ -179,12 +164,24 @@ def try_(
     stored = {_STORE: store.info().token_count}
     quality = {"datastores": stored, "reported": len(recordings), "rows": rows}
     say("timing plain generation, prompt lookup of transformers, and all sources")
-    methods = make_methods([store], max_nodes=max_nodes, only=[THEIRS, OURS])
-    speed = measure_speed(loaded, methods, prompts, max_new_tokens=max_new_tokens, progress=say)
+    written, speedups = in_rounds(loaded, store, prompts, max_nodes=max_nodes, max_new_tokens=max_new_tokens)
+    families = summarize(by_family(prompts, written), METHODS)
+    for name, speedup in speedups.items():  # as in the verdict: of whole rounds, not of the median runs of each prompt
+        families["all"][name]["speedup"] = speedup.median
+    ranges = {name: asdict(speedup) for name, speedup in speedups.items()}
+    speed = {"families": families, "speedup over rounds": ranges}
     arguments = {**click.get_current_context().params, "recordings": recorded, "datastore": place}
     write_result(Destination(results / "quality.json"), "quality", arguments, ("numpy", "rest-store"), quality)
     write_result(Destination(results / "speed.json"), "speed", arguments, PACKAGES, speed)
-    trial = Trial.of(speed, rows)
+    of_rows = {row["drafting"]: row["M"] for row in rows}
+    trial = Trial(
+        prompts=len(prompts),
+        speedup=speedups[OURS],
+        prompt_lookup_speedup=speedups[THEIRS],
+        mean_tokens=of_rows["session"],
+        without_datastore=of_rows[f"session without {_STORE}"],
+        other_texts=round(len(prompts) * (1 - families["all"][OURS]["identical"])),
+    )
     report = out / "report.html"
     title = f"rest-store on {Path(model).name}"
     write_text(report, page(in_order(read_results(results)), title=title, verdict=trial.verdict()))
@@ -193,9 +190,45 @@ def try_(
         facts = {"datastore": str(place), "page": str(report), "seconds": round(seconds, 1)}
         click.echo(json.dumps({"verdict": trial.verdict(), **asdict(trial), **facts}))
         return
-    show(speed["families"], list(methods))
+    show(families, METHODS)
     click.echo(f"{report}: all figures, after {seconds:.0f} seconds")
     click.echo(trial.verdict())
+
+
+def in_rounds(
+    model: Any, store: Any, prompts: Sequence[Prompt], *, max_nodes: int, max_new_tokens: int
+) -> tuple[dict[str, list[Run]], dict[str, Speedup]]:
+    """Continue all prompts with each method, in turns, until it is certain how fast they are or time is up.
+
+    Returns:
+        By method: a run for each prompt, of the median seconds; and how many times as fast it is as plain generation.
+    """
+    from rest_store.bench.methods import make_methods
+
+    rounds: dict[str, list[list[Run]]] = {name: [] for name in METHODS}
+
+    def way(name: str) -> Callable[[], float]:
+        def run() -> float:
+            method = make_methods([store], max_nodes=max_nodes, only=[name])[name]  # with logits of no earlier round
+            made = [write(model, method, one.tokens, max_new_tokens, {"do_sample": False}, 0) for one in prompts]
+            rounds[name].append(made)
+            seconds = sum(run["seconds"] for run in made)
+            say(f"{name:<30}{sum(run['tokens'] for run in made) / seconds:6.1f} tokens a second")
+            return float(seconds)
+
+        return run
+
+    for method in make_methods([store], max_nodes=max_nodes, only=[THEIRS, OURS]).values():
+        warm_up(model, method, prompts)
+    seconds = in_turns({name: way(name) for name in METHODS}, most_seconds=_MOST_SECONDS)
+    written = {
+        name: [
+            {**runs[0], "seconds": statistics.median(run["seconds"] for run in runs)}
+            for runs in zip(*made, strict=True)
+        ]
+        for name, made in rounds.items()
+    }
+    return written, {name: Speedup.of(seconds["plain"], seconds[name]) for name in METHODS}
 
 
 def datastore_of(corpora: Sequence[str], model: str, out: Path, *, without: Sequence[Path] = ()) -> Path:
@@ -210,7 +243,7 @@ def datastore_of(corpora: Sequence[str], model: str, out: Path, *, without: Sequ
     Raises:
         BuildError, TokenizerLoadError: as `rest_store.build`.
     """
-    from build_index.progress import TerminalBars
+    from build_index.progress import ProgressLine
 
     place = out / _STORE
     if (place / FILE_NAME).exists() and [one["corpus"] for one in Manifest.read(place).corpora] == list(corpora):
@@ -218,8 +251,8 @@ def datastore_of(corpora: Sequence[str], model: str, out: Path, *, without: Sequ
         return place
     say(f"datastore: building {place} of {', '.join(corpora)}")
     exclude = [glob for corpus in corpora for path in (out, *without) for glob in _inside(path, corpus)]
-    bars = TerminalBars(sys.stderr) if TerminalBars.fits(sys.stderr) else None
-    with rest_store.build(corpora, model, place, exclude=exclude, progress=bars) as store:
+    line = ProgressLine(sys.stderr) if ProgressLine.fits(sys.stderr) else None
+    with rest_store.build(corpora, model, place, exclude=exclude, progress=line) as store:
         info = store.info()
     say(f"datastore: {counted(info.token_count, 'token')} in {counted(info.document_count, 'document')}")
     return place

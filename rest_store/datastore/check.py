@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import numpy.typing as npt
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.header import KEY_STRIDE, MAX_POSITIONS, separator_id
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
-from rest_store.datastore.regular_file import open_regular
+from rest_store.datastore.mapped_file import open_regular
 from rest_store.datastore.shard import Shard
 from rest_store.errors import (
     ChecksumError,
@@ -27,11 +26,9 @@ SAMPLES = 1 << 17  # pairs of neighbouring suffixes compared in each shard unles
 _BLOCK = 1 << 18  # ranks, symbols or bytes read at once
 _EQUAL_AT_MOST = 1 << 16  # a sampled pair of neighbours with so many equal symbols counts as in order
 
-Progress = Callable[[str, int, int], None]
-
 
 def check_datastore(
-    path: str | Path, *, full: bool = False, progress: Progress = lambda stage, done, total: None
+    path: str | Path, *, full: bool = False, announce: Callable[[str], object] = lambda stage: None
 ) -> Datastore:
     """Verify checksums, tokenizer, symbols, keys and the order of the suffix arrays of a datastore.
 
@@ -39,9 +36,9 @@ def check_datastore(
 
     Args:
         path: directory of the datastore.
-        full: compare all neighbouring suffixes instead of a sample, and check that each token is listed once. Takes
-            far more time and one byte of memory for each position of a shard.
-        progress: called with (shard and stage, units done, units in total).
+        full: compare all neighbouring suffixes instead of a sample, which also shows that each token is listed once.
+            Takes far more time.
+        announce: called with the shard and the stage that begins.
 
     Returns:
         The datastore.
@@ -51,71 +48,61 @@ def check_datastore(
         DatastoreUnavailableError: a file was truncated meanwhile, or its disk fails.
     """
     store = Datastore.open(path)
-    _check_tokenizer(store, lambda done, total: progress(TOKENIZER_FILE_NAME, done, total))
+    _check_tokenizer(store)
     for record, shard in zip(store.manifest.shards, store.shards, strict=True):
-        check_shard(shard, record.name, store.require_readable, full=full, progress=progress)
+        check_shard(shard, record.name, store.require_readable, full=full, announce=announce)
     return store
 
 
-Report = Callable[[int, int], None]
-
-
 def check_shard(
-    shard: Shard, name: str, require_readable: Callable[[], None], *, full: bool, progress: Progress
+    shard: Shard, name: str, require_readable: Callable[[], None], *, full: bool, announce: Callable[[str], object]
 ) -> None:
     """Verify one shard; raises what `check_datastore` does.
 
     Args:
         shard: mapped, and structurally valid.
-        name: of the shard, for `progress`.
+        name: of the shard, for `announce`.
         require_readable: raises DatastoreUnavailableError if a page of its files has been lost.
         full: as in `check_datastore`.
-        progress: as in `check_datastore`.
+        announce: as in `check_datastore`.
     """
-    stages: list[tuple[str, Callable[[Report], None]]] = [
-        ("checksums", lambda report: _check_checksums(shard, report)),
-        ("symbols", lambda report: _check_symbols(shard, report)),
-        ("keys", lambda report: _check_keys(shard, report)),
-        ("suffix order", lambda report: _check_order(shard, full, report)),
-    ]
-    if full:
-        stages.append(("suffix set", lambda report: _check_set(shard, report)))
-    for stage, run in stages:
+    stages: dict[str, Callable[[], None]] = {
+        "checksums": lambda: _check_checksums(shard),
+        "symbols": lambda: _check_symbols(shard),
+        "keys": lambda: _check_keys(shard),
+        "suffix order": lambda: _check_order(shard, full),
+    }
+    for stage, verify in stages.items():
+        announce(f"{name} {stage}")
         try:
-            run(lambda done, total, stage=f"{name} {stage}": progress(stage, done, total))  # type: ignore[misc]
+            verify()
         finally:  # zeros in place of lost pages are no fault of the content
             require_readable()
 
 
-def _check_tokenizer(store: Datastore, report: Report) -> None:
+def _check_tokenizer(store: Datastore) -> None:
     """Compare `tokenizer.json` with its checksum in the manifest, if that has one."""
     path, expected = store.path / TOKENIZER_FILE_NAME, store.manifest.tokenizer_sha256
     if expected is None:
         return
-    sha256 = hashlib.sha256()
     try:
         with open_regular(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            for start in range(0, size, _BLOCK):
-                sha256.update(file.read(_BLOCK))
-                report(start, size)
+            sha256 = hashlib.sha256()
+            for block in iter(lambda: file.read(_BLOCK), b""):
+                sha256.update(block)
     except OSError as error:
         found = f"unreadable ({error.strerror})"
         raise MissingShardError(describe(path, "file", found, "a file that the manifest names")) from None
     if sha256.hexdigest() != expected:
         raise ChecksumError(describe(path, "SHA-256 of the content", sha256.hexdigest(), expected))
-    report(size, size)
 
 
-def _check_checksums(shard: Shard, report: Report) -> None:
-    first = shard.tokens.payload.size
-    total = first + shard.suffixes.payload.size
-    shard.tokens.require_checksum(lambda start: report(start, total))
-    shard.suffixes.require_checksum(lambda start: report(first + start, total))
-    report(total, total)
+def _check_checksums(shard: Shard) -> None:
+    shard.tokens.require_checksum()
+    shard.suffixes.require_checksum()
 
 
-def _check_symbols(shard: Shard, report: Report) -> None:
+def _check_symbols(shard: Shard) -> None:
     header, path = shard.tokens.header, shard.tokens.path
     separator = separator_id(header.vocabulary_size)
     separators, last_was_separator = 0, True
@@ -131,13 +118,11 @@ def _check_symbols(shard: Shard, report: Report) -> None:
             raise ShardHeaderError(describe(path, f"a document near position {start}", "empty", "at least one token"))
         last_was_separator = bool(ends[-1])
         separators += int(np.count_nonzero(ends))
-        report(start, header.position_count)
     if separators != header.document_count:
         raise ShardHeaderError(describe(path, "number of separators", separators, header.document_count))
-    report(header.position_count, header.position_count)
 
 
-def _check_keys(shard: Shard, report: Report) -> None:
+def _check_keys(shard: Shard) -> None:
     suffixes = shard.suffixes
     count, limit = suffixes.header.key_count, shard.tokens.header.position_count
     for start in range(0, count, _BLOCK):
@@ -149,19 +134,21 @@ def _check_keys(shard: Shard, report: Report) -> None:
             key = start + int(differing[0])
             found = f"{int(suffixes.keys[key]):#018x}"
             raise SuffixOrderError(describe(suffixes.path, f"key {key}", found, "the first bytes of its suffix"))
-        report(stop, count)
 
 
-def _check_order(shard: Shard, full: bool, report: Report) -> None:
+def _check_order(shard: Shard, full: bool) -> None:
     count = shard.suffixes.header.entry_count
     if full or count <= SAMPLES:
         blocks = [np.arange(start, min(start + _BLOCK, count - 1)) for start in range(0, count - 1, _BLOCK)]
     else:
         blocks = [np.unique(np.random.default_rng(0).integers(0, count - 1, SAMPLES))]
-    for place, ranks in enumerate(blocks):
-        report(place, len(blocks))
+    for ranks in blocks:
         _compare_neighbours(shard, ranks.astype(np.int64), MAX_POSITIONS if full else _EQUAL_AT_MOST)
-    report(len(blocks), len(blocks))
+    # In this order all suffixes differ, and those that begin with a separator, the greatest symbol, come last.
+    last = shard.suffixes.gather(np.array([count - 1]))
+    _require_positions(shard, last, shard.tokens.header.position_count)
+    if shard.tokens.symbols(int(last[0]), int(last[0]) + 1)[0] == separator_id(shard.tokens.header.vocabulary_size):
+        raise SuffixOrderError(describe(shard.suffixes.path, "the last entry", "a separator's", "a token's position"))
 
 
 def _compare_neighbours(shard: Shard, ranks: npt.NDArray[np.int64], symbols: int) -> None:
@@ -191,23 +178,6 @@ def _compare_neighbours(shard: Shard, ranks: npt.NDArray[np.int64], symbols: int
         equal = ~ended_left & (x == y)
         ranks, left, right = ranks[equal], left[equal], right[equal]
         compared += step
-
-
-def _check_set(shard: Shard, report: Report) -> None:
-    count = shard.suffixes.header.entry_count
-    seen = np.zeros(shard.tokens.header.position_count, dtype=np.bool_)
-    for start in range(0, count, _BLOCK):
-        stop = min(start + _BLOCK, count)
-        seen[shard.suffixes.entries(start, stop)] = True
-        report(stop, count)
-    listed = int(np.count_nonzero(seen))
-    if listed != count:
-        raise SuffixOrderError(describe(shard.suffixes.path, "number of distinct positions", listed, count))
-    separator = separator_id(shard.tokens.header.vocabulary_size)
-    for start in range(0, seen.size, _BLOCK):
-        symbols = shard.tokens.symbols(start, min(start + _BLOCK, seen.size))
-        if bool(np.any(seen[start : start + _BLOCK] & (symbols == separator))):
-            raise SuffixOrderError(describe(shard.suffixes.path, "an entry", "a separator's", "a token's position"))
 
 
 def _require_positions(shard: Shard, positions: npt.NDArray[np.int64], limit: int) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from rest_store.datastore.manifest import FILE_NAME, Manifest, ShardRecord
@@ -16,7 +16,7 @@ from rest_store.datastore.render import counted
 from rest_store.datastore.shard import Shard
 from rest_store.datastore.store import Snapshot, Store
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
-from rest_store.errors import ManifestError, MixedBuildError, describe
+from rest_store.errors import MixedBuildError, describe
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ class Datastore(Store):
         manifest: of the whole datastore.
         part: whose shards these are; None: all.
 
-    A context manager; `close` ends it. Pickling keeps the path: the receiver opens the directory again, and fails if it
-    then holds another datastore. A copy is the datastore itself. After a fork, both processes may go on using it.
+    Pickling keeps the path: the receiver opens the directory again, and fails if it then holds another datastore. After
+    a fork, both processes may go on using it.
 
     If its files are truncated while it is open, or their disk fails, queries raise DatastoreUnavailableError from then
     on. For that, opening installs a handler of SIGBUS, also over one that another package has installed meanwhile.
@@ -62,16 +62,19 @@ class Datastore(Store):
     Thread-safe; queries release the GIL.
     """
 
-    def __init__(self, path: Path, manifest: Manifest, shards: list[Shard], part: Part | None = None) -> None:
+    def __init__(
+        self, path: Path, manifest: Manifest, records: Sequence[ShardRecord], shards: list[Shard], part: Part | None
+    ) -> None:
         self.path = path
         self.manifest = manifest
         self.part = part
         self.tokenizer = manifest.tokenizer
         self._location = path.absolute()
+        self._records = records
         self._shards = shards
         self._size = sum(file.raw.size for file in self.files)
         self._snapshot = Snapshot.of([shard.view for shard in shards], self.vocabulary_size)
-        self._built = _time_of(path / FILE_NAME)
+        self._built = datetime.fromtimestamp((path / FILE_NAME).stat().st_mtime, timezone.utc)
 
     @classmethod
     def open(cls, path: str | Path, *, tokenizer: object = None, part: Part | str | None = None) -> Datastore:
@@ -82,13 +85,15 @@ class Datastore(Store):
 
         Args:
             path: a directory that `rest-build` wrote.
-            tokenizer: if given, the tokenizer in use (a `transformers` or `tokenizers` tokenizer, or a
-                `TokenizerIdentity`); the datastore must have been built with the same.
+            tokenizer: if given, the tokenizer in use: a tokenizer of `transformers` or `tokenizers`, a
+                `tokenizer.json`, a `.gguf` file, a directory, a name on the Hugging Face hub, or a
+                `TokenizerIdentity`. The datastore must have been built with the same.
             part: such as "2/4", for the second quarter of its shards alone: only their files need to be there.
 
         Raises:
             DatastoreError: the subclass that names what is wrong with the files (FORMAT.md, section 6).
             PartError: there is no such part, or there are more parts than shards.
+            TokenizerLoadError: there is no such `tokenizer`.
             TokenizerMismatchError: `tokenizer` differs from the datastore's.
             NativeKernelError: the kernel was not compiled.
         """
@@ -98,13 +103,13 @@ class Datastore(Store):
         manifest = Manifest.read(directory)
         if tokenizer is not None:
             manifest.tokenizer.require_same(identity_of(tokenizer), directory)
-        shards = []
-        for record in manifest.shards if part is None else part.of(manifest.shards, directory):
+        records, shards = manifest.shards if part is None else part.of(manifest.shards, directory), []
+        for record in records:
             shard = Shard.open(directory, record.name)
             record.require_same(ShardRecord.of(record.name, shard), directory)
             shard.require_vocabulary(manifest.tokenizer.vocabulary_size)
             shards.append(shard)
-        store = cls(directory, manifest, shards, part)
+        store = cls(directory, manifest, records, shards, part)
         available = available_bytes()
         if available is not None and store._size > available:
             for shard in shards:
@@ -118,14 +123,6 @@ class Datastore(Store):
         """
         self._snapshot, self._shards = Snapshot.closed(self.path), []
 
-    def __enter__(self) -> Datastore:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
     @property
     def snapshot(self) -> Snapshot:
         """The shards that queries read."""
@@ -137,7 +134,7 @@ class Datastore(Store):
         return self._shards
 
     @property
-    def files(self) -> list[MappedFile[Any]]:
+    def files(self) -> list[MappedFile]:
         """The mapped files that queries read; empty after `close`."""
         return [file for shard in self.shards for file in (shard.tokens, shard.suffixes)]
 
@@ -155,33 +152,15 @@ class Datastore(Store):
             part=self.part,
         )
 
-    @property
-    def _records(self) -> tuple[ShardRecord, ...]:
-        return self.manifest.shards if self.part is None else self.part.of(self.manifest.shards, self.path)
-
     def __reduce__(self) -> tuple[Any, ...]:
         self.require_readable()
         return _open_same, (self._location, self.manifest, self.part)
-
-    def __copy__(self) -> Datastore:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Datastore:
-        return self
 
     def __repr__(self) -> str:
         info = self.info()
         tokens, shards = counted(info.token_count, "token"), counted(info.shard_count, "shard")
         part = "" if self.part is None else f", part {self.part}"
         return f"Datastore({str(self.path)!r}, {tokens}, {shards}{part})"
-
-
-def _time_of(manifest: Path) -> datetime:
-    """Return when `manifest` was written; raise ManifestError if that is no date, or the file has vanished."""
-    try:
-        return datetime.fromtimestamp(manifest.stat().st_mtime, timezone.utc)
-    except (OSError, ValueError, OverflowError) as error:
-        raise ManifestError(describe(manifest, "modification time", f"unreadable ({error})", "a date")) from None
 
 
 def _open_same(path: Path, manifest: Manifest, part: Part | None) -> Datastore:

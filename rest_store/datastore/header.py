@@ -27,6 +27,7 @@ MAX_VOCABULARY = (1 << 24) - 1
 _BYTE_ORDER = 0x0A0B0C0D
 _TOKENS_MAGIC = b"\x89RSTTOK\n"
 _SUFFIXES_MAGIC = b"\x89RSTSUF\n"
+_KINDS = {_TOKENS_MAGIC: "a tokens file", _SUFFIXES_MAGIC: "a suffixes file"}
 _PREFIX = struct.Struct("<8sIHH")
 _TOKENS_FIELDS = struct.Struct("<IIQQQ32s")
 _SUFFIXES_FIELDS = struct.Struct("<IIQQQ32s32s")
@@ -153,7 +154,8 @@ def _require_consistent(raw: bytes, packed: bytes, where: Path) -> None:
 def _require_intact(raw: bytes, magic: bytes, where: Path) -> None:
     """Check the fields that all headers share, the most informative first."""
     if raw[: len(magic)] != magic:
-        raise NotAShardError(describe(where, "magic", raw[: len(magic)], magic))
+        found = _KINDS.get(raw[: len(magic)], "of another kind")
+        raise NotAShardError(describe(where, "file", found, _KINDS[magic]))
     if len(raw) < HEADER_SIZE:
         raise ShardSizeError(describe(where, "size", counted(len(raw), "byte"), f"at least {HEADER_SIZE}"))
     _, order, version, _ = _PREFIX.unpack_from(raw)

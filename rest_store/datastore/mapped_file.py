@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
-from collections.abc import Callable
+import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.datastore.header import HEADER_SIZE, TAIL_SIZE
+from rest_store.datastore.header import HEADER_SIZE, TAIL_SIZE, SuffixesHeader, TokensHeader
 from rest_store.datastore.kernel import native_kernel
-from rest_store.datastore.regular_file import open_regular
 from rest_store.errors import (
     ChecksumError,
     DatastoreUnavailableError,
@@ -26,21 +26,11 @@ from rest_store.errors import (
 if TYPE_CHECKING:
     from rest_store._kernel import FileMapping
 
-_BLOCK = 1 << 18  # bytes of a payload that are hashed at once
+
+File = TypeVar("File", bound="MappedFile")
 
 
-class _Header(Protocol):
-    @property
-    def sha256(self) -> bytes: ...
-    @property
-    def file_size(self) -> int: ...
-
-
-Header = TypeVar("Header", bound=_Header)
-File = TypeVar("File", bound="MappedFile[Any]")
-
-
-class MappedFile(Generic[Header]):
+class MappedFile:
     """A memory-mapped binary file of a datastore. Keeps no descriptor open. Thread-safe: nothing changes after opening.
 
     Attributes:
@@ -55,9 +45,10 @@ class MappedFile(Generic[Header]):
     signals and faults go on to that.
     """
 
-    header_type: ClassVar[Any]
+    header_type: ClassVar[type[TokensHeader | SuffixesHeader]]
+    header: Any
 
-    def __init__(self, path: Path, header: Header, mapping: FileMapping) -> None:
+    def __init__(self, path: Path, header: TokensHeader | SuffixesHeader, mapping: FileMapping) -> None:
         self.path = path
         self.header = header
         self.mapping = mapping
@@ -89,14 +80,11 @@ class MappedFile(Generic[Header]):
     def require_end(self) -> None:
         """Raise an error if the end of the payload is not valid for this kind of file."""
 
-    def require_checksum(self, report: Callable[[int], None] = lambda start: None) -> None:
-        """Raise ChecksumError unless the payload is the one of the header; `report` gets the start of each block."""
-        sha256, payload, expected = hashlib.sha256(), self.payload, self.header.sha256
-        for start in range(0, payload.size, _BLOCK):
-            sha256.update(payload[start : start + _BLOCK].data)
-            report(start)
-        if sha256.digest() != expected:
-            raise ChecksumError(describe(self.path, "SHA-256 of the payload", sha256.hexdigest(), expected.hex()))
+    def require_checksum(self) -> None:
+        """Raise ChecksumError unless the payload is the one of the header."""
+        found, expected = hashlib.sha256(self.payload.data), self.header.sha256
+        if found.digest() != expected:
+            raise ChecksumError(describe(self.path, "SHA-256 of the payload", found.hexdigest(), expected.hex()))
 
     def require_readable(self) -> None:
         """Raise DatastoreUnavailableError if a page could not be read: zeros may have been read in its place."""
@@ -127,3 +115,27 @@ def _map(path: Path) -> FileMapping:
     except OSError as error:
         found = "absent" if isinstance(error, FileNotFoundError) else f"unreadable ({error.strerror})"
         raise MissingShardError(describe(path, "file", found, "a file that the manifest names")) from None
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open the regular file at `path` for reading, or the one that a symbolic link there leads to.
+
+    A pipe or a device might block for ever.
+
+    Raises:
+        OSError: there is none, it cannot be read, or it is a directory, pipe, socket or device.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except ValueError as error:  # a NUL in the path
+        raise OSError(errno.EINVAL, str(error)) from None
+    try:
+        kind = os.fstat(descriptor).st_mode
+        if stat.S_ISDIR(kind):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if not stat.S_ISREG(kind):
+            raise OSError(errno.EINVAL, "not a regular file")
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise

@@ -24,30 +24,19 @@ def available_bytes(root: Path = Path("/")) -> int | None:
 
 
 def _control_group_headrooms(root: Path) -> list[int]:
-    """Return the bytes left by each control group of this process and by each group above it (versions 1 and 2)."""
+    """Return the bytes left by the control group of this process and by each group above it (version 2)."""
     try:  # names may be any bytes
         text = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
         return []
+    name = next((line.removeprefix("0::") for line in text.splitlines() if line.startswith("0::")), "")
+    parts = [part for part in name.split("/") if part not in ("", "..")]
     headrooms = []
-    for line in text.splitlines():
-        _, controllers, name = line.split(":", 2)
-        if controllers == "":
-            top, limit_file, usage_file = root / "sys/fs/cgroup", "memory.max", "memory.current"
-        elif "memory" in controllers.split(","):
-            top, limit_file, usage_file = (
-                root / "sys/fs/cgroup/memory",
-                "memory.limit_in_bytes",
-                "memory.usage_in_bytes",
-            )
-        else:
-            continue
-        parts = [part for part in name.split("/") if part not in ("", "..")]
-        for depth in range(len(parts) + 1):
-            group = top.joinpath(*parts[:depth])
-            limit, usage = _number(group / limit_file), _number(group / usage_file)
-            if limit is not None and usage is not None:
-                headrooms.append(limit - usage + _reclaimable(group / "memory.stat"))
+    for depth in range(len(parts) + 1):
+        group = (root / "sys/fs/cgroup").joinpath(*parts[:depth])
+        limit, usage = _number(group / "memory.max"), _number(group / "memory.current")
+        if limit is not None and usage is not None:
+            headrooms.append(limit - usage + _reclaimable(group / "memory.stat"))
     return headrooms
 
 
@@ -64,5 +53,4 @@ def _reclaimable(path: Path) -> int:
         lines = path.read_text(encoding="ascii").splitlines()
     except OSError:
         return 0
-    counts = {name: int(value) for name, _, value in (line.partition(" ") for line in lines) if value.isdecimal()}
-    return counts.get("total_inactive_file", counts.get("inactive_file", 0))
+    return next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)

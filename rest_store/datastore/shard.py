@@ -162,10 +162,11 @@ def gather_entries(raw: npt.NDArray[np.uint8], bits: int, ranks: npt.NDArray[np.
     return (shifted & np.uint64((1 << bits) - 1)).astype(np.int64)
 
 
-class TokensFile(MappedFile[TokensHeader]):
+class TokensFile(MappedFile):
     """A memory-mapped tokens file."""
 
     header_type = TokensHeader
+    header: TokensHeader
 
     def require_end(self) -> None:
         """Raise ShardHeaderError if the last symbol is not a separator."""
@@ -188,10 +189,11 @@ class TokensFile(MappedFile[TokensHeader]):
         return self.raw[offsets[:, None] + np.arange(8)].view(">u8")[:, 0].astype(np.uint64)
 
 
-class SuffixesFile(MappedFile[SuffixesHeader]):
+class SuffixesFile(MappedFile):
     """A memory-mapped suffixes file."""
 
     header_type = SuffixesHeader
+    header: SuffixesHeader
 
     @property
     def keys(self) -> npt.NDArray[np.uint64]:

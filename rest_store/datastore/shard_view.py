@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +34,7 @@ class ShardView:
     key_count: int
     width: int
     bits: int
-    files: tuple[MappedFile[Any], ...] = ()
+    files: tuple[MappedFile, ...] = ()
 
     def require_readable(self) -> None:
         """Raise DatastoreUnavailableError if a page of the files could not be read."""

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NoReturn, cast
+from typing import TYPE_CHECKING, ClassVar, NoReturn, TypeVar, cast
 
 from rest_store.datastore.kernel import MAX_SEQUENCE, MAX_SUFFIX, native_kernel
 from rest_store.datastore.shard_view import ShardView
@@ -42,6 +42,9 @@ class Snapshot:
         return cls((), cast("NativeKernel", _ClosedKernel(path)))
 
 
+Opened = TypeVar("Opened", bound="Store")
+
+
 class Store(ABC):
     """A datastore in this process: `Datastore`, or `LiveDatastore`.
 
@@ -50,7 +53,7 @@ class Store(ABC):
         tokenizer: identity of the tokenizer that its tokens are from.
         is_live: whether it grows while it is queried, with what a model writes.
 
-    Thread-safe; queries release the GIL.
+    A context manager, which `close` ends. A copy is the datastore itself. Thread-safe; queries release the GIL.
     """
 
     is_live: ClassVar[bool] = False
@@ -61,6 +64,22 @@ class Store(ABC):
     @abstractmethod
     def snapshot(self) -> Snapshot:
         """The shards that queries read from now on; another object once they change, and after `close`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the datastore; every later query raises DatastoreClosedError. May be called again."""
+
+    def __enter__(self: Opened) -> Opened:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __copy__(self: Opened) -> Opened:
+        return self
+
+    def __deepcopy__(self: Opened, memo: object) -> Opened:
+        return self
 
     @property
     def kernel(self) -> NativeKernel:

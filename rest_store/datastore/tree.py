@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -178,9 +177,6 @@ class TokenTree:
     def __hash__(self) -> int:
         return hash(self._content())
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return TokenTree.from_packed, self._content()
-
     def _content(self) -> tuple[bytes, tuple[int, ...], bytes | None, bytes | None]:
         return self.packed, tuple(self.match), self._scores, self._origins
 
@@ -191,13 +187,10 @@ class TokenTree:
 
 def _match_of(values: Iterable[int]) -> SuffixMatch:
     """Return `values` as a match; raise TreeError unless they are a length and a count."""
-    try:
-        match = SuffixMatch(*map(operator.index, values))
-    except TypeError:
-        match = SuffixMatch(-1, -1)
-    if not all(0 <= number < 1 << 64 for number in match):
+    numbers = _numbers("match", values, "iu", "a length and a count")
+    if numbers.size != 2 or numbers.min() < 0:
         raise TreeError(describe("draft tree", "match", repr(values), "a length and a count of at least 0"))
-    return match
+    return SuffixMatch(*numbers.tolist())
 
 
 def _numbers(what: str, values: object, kinds: str = "iuf", expected: str = "1-D numbers") -> npt.NDArray[Any]:

@@ -6,7 +6,6 @@ import math
 import operator
 import reprlib
 from collections.abc import Sequence
-from contextlib import suppress
 from numbers import Real
 from typing import Any, TypeAlias
 
@@ -57,12 +56,6 @@ def tail(context: IntSequence, size: int, vocabulary_size: int, what: str = "con
 
 def tails(contexts: Contexts, size: int, vocabulary_size: int) -> list[list[int]]:
     """Return what `tail` returns for each of `contexts`; messages name the index of a faulty one."""
-    if getattr(contexts, "ndim", 0) == 2:
-        with suppress(TypeError, ValueError):  # a tensor on another device
-            contexts = np.asarray(contexts)
-            last = contexts[:, -size:]
-            if last.size and last.dtype.kind in "iu" and last.min() >= 0 and last.max() < vocabulary_size:
-                return last.tolist()  # type: ignore[no-any-return]
     return [tail(context, size, vocabulary_size, f"context {index}") for index, context in enumerate(batch(contexts))]
 
 
@@ -161,24 +154,15 @@ def too_many_tokens(size: int) -> LimitError:
 
 def _fault(context: object, size: int, vocabulary_size: int, what: str) -> QueryError:
     """Return the error that says why the last `size` tokens of `context` were refused."""
-    if isinstance(context, list | tuple):
-        items = list(context[-size:])
-    else:
-        try:
-            array = np.asarray(context)
-        except (TypeError, ValueError):  # ragged
-            array = np.empty((), dtype=object)
-        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-            shape = f"{array.ndim}-D {array.dtype}" if array.dtype != object else type(context).__name__
-            return ContextTypeError(describe("query", what, shape, "1-D integers"))
-        items = array[-size:].tolist()
-    if not items:
+    try:
+        array: npt.NDArray[Any] = np.asarray(context)
+    except (TypeError, ValueError):  # ragged
+        array = np.empty((), dtype=object)
+    tokens = array[-size:].tolist() if array.ndim == 1 else []
+    if array.ndim == 1 and not tokens:
         return EmptyContextError(describe("query", what, "empty", "at least one token"))
-    for item in items:
-        try:
-            token = operator.index(item)
-        except TypeError:
-            return ContextTypeError(describe("query", f"an item of {what}", reprlib.repr(item), "an integer"))
-        if not 0 <= token < vocabulary_size:
+    for token in tokens:
+        if isinstance(token, int) and not 0 <= token < vocabulary_size:
             return TokenRangeError(describe("query", f"token id in {what}", token, f"0..{vocabulary_size - 1}"))
-    return QueryError(describe("query", what, "unreadable", "1-D integers"))
+    found = f"{array.ndim}-D {array.dtype}" if array.dtype != object else f"a {type(context).__name__}"
+    return ContextTypeError(describe("query", what, found, "1-D integers"))

@@ -40,7 +40,7 @@ class OpenStore:
 
 
 def kernel_session(
-    calibration: Calibration, sources: Sequence[object], *, learn: bool, max_suffix: int = 16
+    calibration: Calibration, sources: Sequence[object], *, learn: bool
 ) -> tuple[NativeSession, dict[int, OpenStore]]:
     """Open the kernel's side of a session.
 
@@ -48,7 +48,6 @@ def kernel_session(
         calibration: what evidence is weighed with.
         sources: of the session; those that are not in this process are passed over.
         learn: whether the calibration learns.
-        max_suffix: longest suffix of the context that datastores are asked for, in tokens.
 
     Returns:
         The native session, and the datastores by their places among `sources`.
@@ -59,7 +58,6 @@ def kernel_session(
     """
     native: NativeSession = native_kernel().NativeSession(calibration.native)
     native.learn_online(learn)
-    native.limit_suffix(max_suffix)
     datastores: dict[int, OpenStore] = {}
     for place, source in enumerate(sources):
         if isinstance(source, PromptLookup):
@@ -105,14 +103,6 @@ def reader_of(store: Store) -> NativeEvidenceReader:
         made = native.NativeEvidenceReader(snapshot.views, store.vocabulary_size, store.is_live, cache)
         reader = _readers.setdefault(snapshot.kernel, made)
     return reader
-
-
-def take_prompt(native: NativeSession, tokens: npt.NDArray[np.int32], top_k: TopK | None) -> None:
-    """Begin the text with `tokens`; raise ContextTypeError if `top_k` has more rows."""
-    try:
-        native.prompt(tokens, top_k)
-    except ValueError as error:
-        raise ContextTypeError(f"draft session: {error}") from None
 
 
 def append(native: NativeSession, tokens: npt.NDArray[np.int32], top_k: TopK | None, node_top_k: TopK | None) -> int:

@@ -35,19 +35,14 @@ class MemberSettings:
 
     Attributes:
         learn: whether the calibration learns from what is accepted.
-        max_suffix: longest suffix of the context that datastores are asked for, in tokens.
         tokenizer: of the session; None: that of the datastores.
-        prompt_top_k: [n, k], the model's most likely tokens after each of the last n tokens of the prompt; -1: unknown.
-            None: nothing is known.
         prompt_lookup: whether the text is a source.
         recycled_logits: key under which sessions share recycled logits; None: these are no source.
         origins: what the session calls the sources.
     """
 
     learn: bool
-    max_suffix: int
     tokenizer: TokenizerIdentity | None
-    prompt_top_k: TopK | None
     prompt_lookup: bool = False
     recycled_logits: bytes | None = None
     origins: Origins = _ORIGINS
@@ -101,7 +96,10 @@ class Member(Protocol):
 
 @runtime_checkable
 class MemberSource(Protocol):
-    """A source in other processes that run whole draft sessions over it: a `DatastoreClient`, or your own."""
+    """A source in other processes that run whole draft sessions over it: a `DatastoreClient`, or your own.
+
+    In figures and messages it has the name that `str` gives it.
+    """
 
     def members(self, settings: MemberSettings, text: Callable[[], npt.NDArray[np.int32]]) -> Sequence[Member]:
         """Return the members of a new session: one, or one for each part of the datastores.

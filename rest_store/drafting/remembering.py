@@ -33,7 +33,10 @@ class RememberTarget(Protocol):
     """
 
     def add(self, documents: Sequence[Any], ids: Sequence[str] | None = None) -> object:
-        """Add documents, int32[n] each, one id for each; the same id stands for the same document."""
+        """Add documents, int32[n] each, one id for each; the same id stands for the same document.
+
+        What this returns may have an attribute `duplicates`: the ids that were there already.
+        """
 
 
 @dataclass
@@ -43,14 +46,21 @@ class RememberCounts:
     Attributes:
         ids: of the documents handed over, one for each row that is long enough; `delete` of the target takes them.
         added: documents added so far.
+        duplicates: ids of documents that were there already, from an output that was the same.
         dropped: documents left out, because the queue was full or the target failed.
         error: why documents were left out, as text; empty if none were.
     """
 
     ids: list[str] = field(default_factory=list)
     added: int = 0
+    duplicates: list[str] = field(default_factory=list)
     dropped: int = 0
     error: str = ""
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether all of them are added, known to be duplicates, or left out."""
+        return self.added + len(self.duplicates) + self.dropped >= len(self.ids)
 
     def drop(self, reason: str) -> None:
         """Count all documents as left out; warn. Raises nothing, on whatever thread this is."""
@@ -86,8 +96,9 @@ class _Queue(threading.Thread):
                     return
                 documents, counts = self.batches[0]  # it counts until it is written
             try:
-                self.target.add([document.tokens for document in documents], ids=counts.ids)
-                counts.added = len(documents)
+                added = self.target.add([document.tokens for document in documents], ids=counts.ids)
+                counts.duplicates = list(getattr(added, "duplicates", ()))
+                counts.added = len(documents) - len(counts.duplicates)
             except BaseException as error:  # a target is anybody's code
                 counts.drop(error_text(error))
             with _lock:

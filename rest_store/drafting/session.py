@@ -39,9 +39,9 @@ class SessionStatistics:
         drafted: draft tokens of all trees.
         accepted: draft tokens that the target model also produced.
         tokens: tokens given to `accept`.
-        dropped: steps that went on without a source, or without one of its parts, by its place among the sources and
-            the reason: "error", "late" or "tokenizer".
-        absent: the sources that the latest step went on without, by place.
+        dropped: steps that went on without a source, or without one of its parts, by its name and the reason: "error",
+            "late" or "tokenizer".
+        absent: the sources that the latest step went on without, by name.
         waited: seconds that the latest step spent on services.
     """
 
@@ -49,8 +49,8 @@ class SessionStatistics:
     drafted: int = 0
     accepted: int = 0
     tokens: int = 0
-    dropped: dict[tuple[int, str], int] = field(default_factory=dict)
-    absent: dict[int, Absence] = field(default_factory=dict)
+    dropped: dict[tuple[str, str], int] = field(default_factory=dict)
+    absent: dict[str, Absence] = field(default_factory=dict)
     waited: float = field(default=0.0, compare=False)
 
     def add_step(self, drafted: int, drops: Iterable[Drop], waited: float) -> None:
@@ -65,10 +65,10 @@ class SessionStatistics:
         self.waited = waited
         self.drafted += drafted
         before, self.absent = self.absent, {}
-        for place, why, error in {drop.place: drop for drop in drops}.values():  # parts of a source count once
-            self.dropped[place, why] = self.dropped.get((place, why), 0) + 1
-            steps = before[place].steps + 1 if place in before else 1
-            self.absent[place] = Absence(steps, f"source {place}: {error[:_MAX_ERROR_LENGTH]}")
+        for source, why, error in {drop.source: drop for drop in drops}.values():  # parts of a source count once
+            self.dropped[source, why] = self.dropped.get((source, why), 0) + 1
+            steps = before[source].steps + 1 if source in before else 1
+            self.absent[source] = Absence(steps, f"{source}: {error[:_MAX_ERROR_LENGTH]}")
 
 
 class DraftSession:

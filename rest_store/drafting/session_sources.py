@@ -19,7 +19,7 @@ from rest_store.drafting.kernel_session import follow_changes, kernel_session
 from rest_store.drafting.limits import DraftLimits, TopK
 from rest_store.drafting.members import Member, MemberSettings, MemberSource, Origins
 from rest_store.drafting.merge import merge_trees
-from rest_store.drafting.sources import PromptLookup, RecycledLogits
+from rest_store.drafting.sources import PromptLookup, RecycledLogits, source_names
 from rest_store.errors import (
     ContextTypeError,
     DeadlineError,
@@ -40,24 +40,24 @@ class Drop(NamedTuple):
     """A source that a step goes on without.
 
     Attributes:
-        place: among the session's sources.
+        source: its name.
         why: "error", "late" or "tokenizer".
         text: of the error.
     """
 
-    place: int
+    source: str
     why: str
     text: str
 
     @classmethod
-    def of(cls, place: int, error: Exception) -> Drop:
-        """Return the source at `place`, because of `error`."""
+    def of(cls, source: str, error: Exception) -> Drop:
+        """Return a source because of `error`."""
         why = "error"
         if isinstance(error, TokenizerMismatchError):
             why = "tokenizer"
         elif isinstance(error, DeadlineError):
             why = "late"
-        return cls(place, why, error_text(error))
+        return cls(source, why, error_text(error))
 
 
 @dataclass
@@ -65,12 +65,12 @@ class OpenMember:
     """A member of a session.
 
     Attributes:
-        place: of its source.
+        source: name of its source.
         member: the member.
         nodes: of its tree since the latest `accept`; None: whether it has one is unknown.
     """
 
-    place: int
+    source: str
     member: Member
     nodes: Nodes | None = None
 
@@ -106,6 +106,7 @@ class SessionSources:
         timeout: float | None,
     ) -> None:
         self.native, self.datastores = kernel_session(calibration, sources, learn=learn)
+        self._names = source_names(sources)
         self.members: list[OpenMember] = []
         self.waited = 0.0
         self._left_out: list[Drop] = []  # for good
@@ -123,22 +124,22 @@ class SessionSources:
             try:
                 tokenizer.require_same(opened.store.tokenizer, "draft session")
             except TokenizerMismatchError as error:
-                self._leave_out_datastore(Drop.of(opened.place, error))
+                self._leave_out_datastore(opened.place, Drop.of(self._names[opened.place], error))
         if tokenizer is not None:
             self.native.limit_tokens(tokenizer.vocabulary_size)
         self.native.prompt(prompt, None)
         places = {type(source): 1 << place for place, source in enumerate(sources)}
         recycled = next((source.key for source in sources if isinstance(source, RecycledLogits)), None)
-        for place, source in enumerate(sources):
+        for place, (name, source) in enumerate(zip(self._names, sources, strict=True)):
             if isinstance(source, Store | PromptLookup | RecycledLogits):
                 continue
             assert isinstance(source, MemberSource)  # as `require_sources` has checked
             origins = Origins(1 << place, places.get(PromptLookup, 0), places.get(RecycledLogits, 0))
-            settings = MemberSettings(learn, 16, tokenizer, None, PromptLookup in places, recycled, origins)
+            settings = MemberSettings(learn, tokenizer, PromptLookup in places, recycled, origins)
             try:
-                self.members += [OpenMember(place, member) for member in source.members(settings, self._text)]
+                self.members += [OpenMember(name, member) for member in source.members(settings, self._text)]
             except Exception as error:
-                self._left_out.append(Drop.of(place, error))
+                self._left_out.append(Drop.of(name, error))
 
     def _text(self) -> npt.NDArray[np.int32]:
         return np.frombuffer(self.native.tail(self.native.length()), np.int32)
@@ -267,18 +268,18 @@ class SessionSources:
         """Leave out datastores that have lost a page or were closed; return whether any were."""
         faults = {place: fault for place, opened in self.datastores.items() if (fault := opened.fault())}
         for place, fault in faults.items():
-            self._leave_out_datastore(Drop(place, "error", fault))
+            self._leave_out_datastore(place, Drop(self._names[place], "error", fault))
         return bool(faults)
 
-    def _leave_out_datastore(self, drop: Drop) -> None:
+    def _leave_out_datastore(self, place: int, drop: Drop) -> None:
         """Draft without a datastore from now on; every step counts that."""
-        del self.datastores[drop.place]
-        self.native.remove_store(drop.place)
+        del self.datastores[place]
+        self.native.remove_store(place)
         self._left_out.append(drop)
 
     def _drop(self, opened: OpenMember, error: Exception) -> None:
         """Go on without a member: in this step, or for good if it has another tokenizer."""
-        drop = Drop.of(opened.place, error)
+        drop = Drop.of(opened.source, error)
         if drop.why == "tokenizer":
             self._left_out.append(drop)
             self.members.remove(opened)

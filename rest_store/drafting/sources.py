@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from threading import TIMEOUT_MAX
 from typing import TYPE_CHECKING, TypeAlias
@@ -118,6 +118,15 @@ class RecycledLogits:
 
 # What a session takes: the client of a service is a `MemberSource`. It comes last, since protocols are slow to check.
 Source: TypeAlias = Store | PromptLookup | RecycledLogits | MemberSource
+
+
+def source_names(sources: Iterable[object]) -> list[str]:
+    """Return a name for each source: the path of a datastore in this process, of others what `str` says."""
+    names: list[str] = []
+    for source in sources:
+        name = str(source.path if isinstance(source, Store) else source)
+        names.append(f"{name} ({len(names) + 1})" if name in names else name)
+    return names
 
 
 def require_sources(where: str, sources: object) -> None:

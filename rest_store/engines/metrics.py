@@ -96,10 +96,10 @@ class EngineMetrics:
 
     def totals(self) -> Totals:
         """Return all counters."""
-        for counts in self.documents:
+        for counts in filter(lambda counts: counts.is_decided, self.documents):
             self._counts["remembered_documents", ""] += counts.added
             self._counts["dropped_documents", ""] += counts.dropped
-        self.documents = [counts for counts in self.documents if not counts.added and not counts.dropped]
+        self.documents = [counts for counts in self.documents if not counts.is_decided]
         totals = self._counts.copy()
         for (sources, is_accepted), count in self._verified.items():
             for kind in ("draft", "accepted") if is_accepted else ("draft",):

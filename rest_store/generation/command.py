@@ -35,8 +35,8 @@ from rest_store.terminal import loading
 @click.command(
     epilog="""\b
 Examples:
-  rest-store generate --model SmolLM2.gguf --datastore python.ds --prompt "def add("
-  rest-store generate --model SmolLM2.gguf --datastore python.ds --remember memory"""
+  rest-store generate --model M.gguf --datastore py.ds --prompt "def add("
+  rest-store generate --model M.gguf --datastore py.ds --remember memory"""
 )
 @model_option
 @click.option(

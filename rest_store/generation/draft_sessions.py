@@ -84,7 +84,7 @@ class DraftCounts:
     accepted: int = 0
     failed: int = 0
     errors: list[str] = field(default_factory=list)
-    dropped: dict[tuple[int, str], int] = field(default_factory=dict)
+    dropped: dict[tuple[str, str], int] = field(default_factory=dict)
 
 
 class DraftSessions:

@@ -9,12 +9,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from rest_store.errors import ModelLoadError, describe
 from rest_store.loading.hub import hub_failure
-from rest_store.loading.tokenizer_cache import gguf_tokenizer
+from rest_store.loading.tokenizer import load_tokenizer
 
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # anything else can only be a path
 _EXPECTED = "a causal language model of transformers with its tokenizer: a name, a directory or a .gguf"
@@ -30,8 +31,7 @@ def load_model(
     """Load a model and its tokenizer.
 
     Args:
-        name: a name on the Hugging Face hub, a directory, or a GGUF file (whose weights are dequantized, and whose
-            converted tokenizer is kept in a cache).
+        name: a name on the Hugging Face hub, a directory, or a GGUF file (whose weights are dequantized).
         dtype: "auto", or a type of torch such as "float32".
         device: where to put the model; None: where it is loaded.
         announce: called with "tokenizer NAME" and "model NAME"; loads that inside what it returns.
@@ -51,12 +51,23 @@ def load_model(
     place = str(path.parent) if is_gguf else name
     options: dict[str, Any] = {"gguf_file": path.name} if is_gguf else {"local_files_only": failure is not None}
     with _errors("tokenizer", name, failure), announce(f"tokenizer {name}"):
-        load = AutoTokenizer.from_pretrained
-        tokenizer = gguf_tokenizer(path, load) if is_gguf else load(place, **options)
+        tokenizer = _gguf_tokenizer(path) if is_gguf else AutoTokenizer.from_pretrained(place, **options)
     with _errors("model", name, failure), announce(f"model {name}"):
         loaded_dtype = "float32" if is_gguf and dtype == "auto" else dtype
         model = AutoModelForCausalLM.from_pretrained(place, dtype=loaded_dtype, **options).eval()
         return (model.to(device) if device is not None else model), tokenizer
+
+
+def _gguf_tokenizer(path: Path) -> Any:
+    """Return the tokenizer of a GGUF file, the same that datastores are built with."""
+    loaded = load_tokenizer(path)
+    backend = Tokenizer.from_str(loaded.json)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        name_or_path=str(path.parent),
+        chat_template=loaded.chat_template,
+        **loaded.special_tokens,
+    )
 
 
 @contextmanager

@@ -161,7 +161,7 @@ class Writer:
         """Return what went wrong beside the text, and why nothing was gained."""
         dropped = statistics.drafts.dropped.items()
         remarks = [statistics.no_gain] if statistics.no_gain else []
-        remarks += [f"{counted(steps, 'step')} without {self.labels[i]} ({why})" for (i, why), steps in dropped]
+        remarks += [f"{counted(steps, 'step')} without {source} ({why})" for (source, why), steps in dropped]
         if statistics.remembered.dropped:
             remarks.append(f"not remembered ({statistics.remembered.error})")
         if statistics.drafts.errors:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from rest_store.datastore.check import Progress, check_shard
+from rest_store.datastore.check import check_shard
 from rest_store.datastore.header import separator_id, token_width
 from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME
 from rest_store.datastore.shard import Shard
@@ -17,7 +18,7 @@ from rest_store.live.segment import open_segment
 
 
 def check_live(
-    path: Path, *, full: bool = False, progress: Progress = lambda stage, done, total: None
+    path: Path, *, full: bool = False, announce: Callable[[str], object] = lambda stage: None
 ) -> tuple[int, int]:
     """Verify the documents of a live datastore, and that its segments in files hold them, sorted.
 
@@ -27,7 +28,7 @@ def check_live(
     Args:
         path: its directory.
         full: as in `check_datastore`.
-        progress: as in `check_datastore`.
+        announce: as in `check_datastore`.
 
     Returns:
         How many segments in files, and tokens of documents, were verified.
@@ -39,27 +40,21 @@ def check_live(
     """
     with closing(Documents(path, read_only=True)) as documents:
         size = documents.tokenizer().vocabulary_size
-        records = documents.records()
         segments = 0
-        for number, record in enumerate(records):
-            progress(DOCUMENTS_FILE_NAME, number, 1 + len(records))
+        for record in documents.records():
             try:
-                _check_segment(path, record, size, full=full, progress=progress)
+                segment = open_segment(path, record, size)
+                kernel = Snapshot.of([segment.view], size).kernel
+                shard = Shard.open(path, record.name)
+                check_shard(shard, record.name, kernel.require_readable, full=full, announce=announce)
                 _check_content(path, record, documents, size)
                 segments += 1
             except (DatastoreError, OSError) as error:
                 if isinstance(error, StorageError) or record in documents.records():
                     raise
+        announce(DOCUMENTS_FILE_NAME)
         tokens = sum(len(document.symbols) // token_width(size) for document in documents.read())
-        progress(DOCUMENTS_FILE_NAME, 1, 1)
     return segments, tokens
-
-
-def _check_segment(path: Path, record: SegmentRecord, vocabulary_size: int, *, full: bool, progress: Progress) -> None:
-    open_segment(path, record, vocabulary_size)
-    shard = Shard.open(path, record.name)
-    kernel = Snapshot.of([shard.view], vocabulary_size).kernel
-    check_shard(shard, record.name, kernel.require_readable, full=full, progress=progress)
 
 
 def _check_content(path: Path, record: SegmentRecord, documents: Documents, vocabulary_size: int) -> None:

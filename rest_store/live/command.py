@@ -1,4 +1,4 @@
-"""`rest-store live`: look at a live datastore, add to it, delete from it, and freeze it."""
+"""`rest-store live`: add to a live datastore, delete from it, and freeze it; and what `rest-store info` shows of it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from build_index.reading_options import Reading, reading_options
+from build_index.corpus_spec import CorpusSpec, corpus_options
 from build_index.size import size_text
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.render import counted, table
 from rest_store.live.directory import is_live
-from rest_store.options import PATH, SETTINGS, json_option
+from rest_store.options import PATH, SETTINGS, Group, json_option
 from rest_store.terminal import loading
 
 if TYPE_CHECKING:
@@ -32,25 +32,17 @@ def duration(text: str) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-@click.group(context_settings=SETTINGS)
+@click.group(cls=Group, context_settings=SETTINGS)
 def live() -> None:
-    """Inspect live datastores, add to them, delete from them, and freeze them.
+    """Add to live datastores, delete from them, and freeze them.
 
-    A live datastore grows while it is queried. One process writes it: while a service or a script does, `add`, `delete`
-    and `compact` are refused, and `info` and `export` work.
+    A live datastore grows while it is queried. One process writes it: while a service or a script does, `add` and
+    `delete` are refused, and `export` and `rest-store info` work.
     """
 
 
-@live.command(epilog="Example: rest-store live info memory")
-@click.argument("directory", metavar="DIR", type=PATH)
-@json_option
-def info(directory: Path, as_json: bool) -> None:
-    """Show the size, the limits and the tokenizer of the live datastore DIR."""
-    show(directory, as_json=as_json)
-
-
 def show(directory: Path, *, as_json: bool) -> None:
-    """Print what `rest-store live info` shows."""
+    """Print what `rest-store info` shows of the live datastore in `directory`."""
     with _open(directory, read_only=True) as store:
         info = store.info()
     tokenizer, size = info.tokenizer, sum(path.stat().st_size for path in directory.glob("documents.sqlite*"))
@@ -77,7 +69,8 @@ def show(directory: Path, *, as_json: bool) -> None:
 @live.command(
     epilog="""\b
 Examples:
-  rest-store live add memory answers.jsonl --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct --max-tokens 20000000
+  rest-store live add memory answers.jsonl --max-tokens 20000000 \\
+      --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct
   rest-store live add memory answers.jsonl --print-ids > ids.txt""",
 )
 @click.argument("directory", metavar="DIR", type=PATH)
@@ -97,7 +90,7 @@ Examples:
     is_flag=True,
     help="Print the id of each document, one per line, and all else to standard error; with --json, a list of them.",
 )
-@reading_options
+@corpus_options
 @json_option
 def add(
     directory: Path,
@@ -106,30 +99,32 @@ def add(
     max_tokens: int | None,
     max_age: float | None,
     print_ids: bool,
-    reading: Reading,
+    chat_template: str | None,
     as_json: bool,
+    **reading: Any,
 ) -> None:
     """Add documents to the live datastore DIR, or create it with them.
 
     Each PATH is read as `rest-build` reads a corpus: a file of text (one document), JSON, JSONL or parquet, a
-    directory, an address, or hf://owner/name. Documents that it already has are not added again, so an interrupted
-    command can be repeated. --print-ids prints what `rest-store live delete` takes.
+    directory or an address. Documents that it already has are not added again, so an interrupted command can be
+    repeated. --print-ids prints what `rest-store live delete` takes.
     """
     from build_index.corpus import empty_corpora, open_corpus
     from build_index.tokenization import load_tokenizer
     from rest_store.live.corpora import add_corpora
 
-    corpora = [open_corpus(spec) for spec in reading.specs(paths)]
+    corpora = [open_corpus(CorpusSpec(path, **reading)) for path in paths]
     if tokenizer is None and not is_live(directory):
         _open(directory)  # says what is there instead
     source = tokenizer or directory / TOKENIZER_FILE_NAME
     with loading(f"tokenizer {source}"):
-        target = load_tokenizer(source, chat_template=reading.chat_template)
+        target = load_tokenizer(source, chat_template=chat_template)
     ids: list[str] = []
-    tokens = without_tokens = 0
+    duplicates = tokens = without_tokens = 0
     with _open(directory, tokenizer=target, max_tokens=max_tokens, max_age=max_age) as store:
         for added in add_corpora(store, corpora, target):
             ids += added.ids
+            duplicates += len(added.ids.duplicates)
             tokens += added.tokens
             without_tokens += added.without_tokens
             if print_ids and not as_json:
@@ -138,12 +133,13 @@ def add(
             raise empty_corpora(corpora, without_tokens)
         described = store.info()
     if as_json:
-        facts = {"documents": len(ids), "tokens": tokens, "without_tokens": without_tokens}
+        facts = {"documents": len(ids), "duplicates": duplicates, "tokens": tokens, "without_tokens": without_tokens}
         facts |= {"token_count": described.token_count, "document_count": described.document_count}
         click.echo(json.dumps({"path": str(directory), **facts, **({"ids": ids} if print_ids else {})}))
         return
     left_out = f" ({without_tokens:,} more without tokens)" if without_tokens else ""
-    click.echo(f"{directory}: {_amount(len(ids), tokens)} read{left_out},", err=print_ids)
+    known = f", {duplicates:,} of them there already" if duplicates else ""
+    click.echo(f"{directory}: {_amount(len(ids), tokens)} read{left_out}{known},", err=print_ids)
     click.echo(f"now {_amount(described.document_count, described.token_count)} there", err=print_ids)
 
 
@@ -165,23 +161,6 @@ def delete(directory: Path, ids: tuple[str, ...], as_json: bool) -> None:
         return
     absent = f", {named - count:,} absent" * (count < named)
     click.echo(f"{directory}: {count:,} of {counted(named, 'document')} deleted{absent}")
-
-
-@live.command(epilog="Example: rest-store live compact memory")
-@click.argument("directory", metavar="DIR", type=PATH)
-@json_option
-def compact(directory: Path, as_json: bool) -> None:
-    """Write all documents of the live datastore DIR to as few segments as possible: it opens and answers faster."""
-    with _open(directory) as store:
-        before = store.info().shard_count
-        store.compact()
-        after = store.info()
-    if as_json:
-        facts = {"segments_before": before, "segments": after.shard_count, "size": after.size}
-        click.echo(json.dumps({"path": str(directory), **facts}))
-        return
-    segments = counted(before, "segment")
-    click.echo(f"{directory}: {segments} before, {after.shard_count} now, {size_text(after.size)} in files")
 
 
 @live.command(epilog="Example: rest-store live export memory --out memory.ds")

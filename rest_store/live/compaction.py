@@ -1,4 +1,4 @@
-"""Compaction: which segments are merged next, and how long additions wait for it."""
+"""Compaction: which segments are merged next, and when additions wait for it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from rest_store.live.retention import Retention
 from rest_store.live.segment import Segment
 
 _RATIO = 4  # with 2 each token would be sorted as often, and there would be twice the segments
-_FEW = 2  # segments that one merge joins while merging keeps up
-_STALL = 0.008  # seconds that additions wait for each further one
-_LONGEST_STALL = 0.03
+BACKLOG = 4  # segments to be merged from which on merging does not keep up with additions
+STALL = 0.02  # seconds that each addition waits then, which leaves cores to compaction
 
 
 def segments_to_merge(segments: Sequence[Segment], retention: Retention, *, whole: bool = False) -> list[Segment]:
@@ -40,12 +39,3 @@ def segments_to_merge(segments: Sequence[Segment], retention: Retention, *, whol
         if end - start > 1:
             return list(segments[start:end])
     return []
-
-
-def stall(segments: Sequence[Segment], retention: Retention) -> float:
-    """Return the seconds that an addition is to wait: 0 while compaction keeps up.
-
-    Queries take longer the more segments there are. The stall grows with the number of those that are to be merged, and
-    leaves cores to compaction. It is short: no addition waits for the end of a merge.
-    """
-    return min(_LONGEST_STALL, _STALL * max(0, len(segments_to_merge(segments, retention)) - _FEW))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from build_index.documents import Document, batches
 from build_index.duplicates import content_digest
 from build_index.target_tokenizer import TargetTokenizer
+from rest_store.live.added import AddedDocuments
 from rest_store.live.live_datastore import LiveDatastore
 
 
@@ -16,12 +17,12 @@ class Added:
     """A batch that was read and added.
 
     Attributes:
-        ids: of the documents that are in the datastore now, those that were there already included.
+        ids: of the documents that are in the datastore now, with those that were there already.
         tokens: their tokens.
         without_tokens: documents that were left out, since they have none.
     """
 
-    ids: list[str]
+    ids: AddedDocuments
     tokens: int
     without_tokens: int
 

@@ -1,15 +1,18 @@
-"""What lies in a directory: a live datastore, a frozen one, or something else."""
+"""The directory of a live datastore: what lies in it, and the lock of the process that writes it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+from rest_store.datastore.file_lock import take_lock
 from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME, TOKENIZER_FILE_NAME
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
-from rest_store.errors import DatastoreNotFoundError, LiveFormatError, StorageError, describe
+from rest_store.errors import DatastoreNotFoundError, LiveFormatError, StorageError, WriterError, describe
 
-LOCK_NAME = "writer.lock"
-_BEGUN = {LOCK_NAME, TOKENIZER_FILE_NAME}  # in a directory that was being begun when the process was killed
+_LOCK_NAME = "writer.lock"
+PART_NAME = f".{TOKENIZER_FILE_NAME}.part"  # of the tokenizer's file until it is on disk
+_BEGUN = {_LOCK_NAME, TOKENIZER_FILE_NAME, PART_NAME}  # in a directory that was being begun when the process was killed
 
 
 def is_live(path: Path) -> bool:
@@ -48,3 +51,20 @@ def require_live(directory: Path, *, new: bool) -> None:
         raise LiveFormatError(describe(directory, what, "a directory of something else", "one, or a new directory"))
     if not new:
         raise DatastoreNotFoundError(describe(directory, what, "empty", expected))
+
+
+def take_writer_lock(directory: Path) -> Callable[[], None]:
+    """Take the lock of a directory, and return what releases it; so does the end of the process and its children.
+
+    Raises:
+        WriterError: it is taken, by another process or by this one.
+        StorageError: the directory cannot be written, or its file system has no locks.
+    """
+    try:
+        release = take_lock(directory / _LOCK_NAME)
+    except OSError as error:
+        raise StorageError(f"{directory}: the live datastore cannot be written ({error.strerror})") from error
+    if release is None:
+        expected = "free; open it with read_only=True, or use the service that writes it"
+        raise WriterError(describe(directory, "the writer's lock", "taken", expected))
+    return release

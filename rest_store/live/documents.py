@@ -18,13 +18,12 @@ from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import LiveFormatError, ManifestError, StorageError, describe
 
 _FORMAT = (1, 0x52535430)  # version and program ("RST0"), as the file says them
-_PATIENCE = 10_000  # milliseconds to wait for a lock of SQLite
-_LOG_PATIENCE = 2_000  # milliseconds that a deletion waits for readers of older states
-_IDS_AT_ONCE = 500  # variables of one statement
+_PAGE_SIZE = 4096  # bytes; SQLite may be built with another default
+_PATIENCE = 5_000  # milliseconds to wait for a lock of SQLite, and for readers of older states
 _SEGMENT_NAME = re.compile("segment-[0-9a-f]{32}")
 # `digest` is of the caller's id. While `unclean`, unused bytes of the file or its log may hold what was deleted.
 _SCHEMA = f"""
-CREATE TABLE properties (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
+CREATE TABLE properties (tokenizer TEXT NOT NULL, max_tokens INTEGER, max_age REAL, unclean INTEGER NOT NULL);
 CREATE TABLE documents (
     number INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, added REAL NOT NULL, symbols BLOB NOT NULL,
     crc INTEGER NOT NULL);
@@ -90,6 +89,7 @@ class Documents:
                 self._database.execute(f"PRAGMA busy_timeout={_PATIENCE}")
                 self.is_new = self._has_no_tables()
                 if not read_only:
+                    self._database.execute(f"PRAGMA page_size={_PAGE_SIZE}")  # of a new file
                     self._database.execute("PRAGMA journal_mode=WAL")
                     self._database.execute("PRAGMA synchronous=FULL")
                     self._database.execute("PRAGMA secure_delete=ON")
@@ -114,12 +114,11 @@ class Documents:
 
     def create(self, tokenizer: TokenizerIdentity) -> None:
         """Make the tables of a new file, for the tokens of `tokenizer`."""
-        properties = {"tokenizer": json.dumps(tokenizer.to_manifest()), "unclean": 0}
         with self._transaction("created"):
             for statement in _SCHEMA.split(";"):
                 self._database.execute(statement)
-            rows = {**properties, "max_tokens": None, "max_age": None}.items()
-            self._database.executemany("INSERT INTO properties VALUES (?, ?)", list(rows))
+            properties = (json.dumps(tokenizer.to_manifest()), None, None, 0)
+            self._database.execute("INSERT INTO properties VALUES (?, ?, ?, ?)", properties)
         self.is_new = False
 
     # --- Reading ------------------------------------------------------------------------------------------------------
@@ -142,18 +141,18 @@ class Documents:
 
     def tokenizer(self) -> TokenizerIdentity:
         """Return the identity of the tokenizer that the tokens are from."""
+        (text,) = self._properties("tokenizer")
         try:
-            fields = json.loads(str(self._property("tokenizer")))
-            return TokenizerIdentity.from_manifest(fields, self.path)
+            return TokenizerIdentity.from_manifest(json.loads(str(text)), self.path)
         except (ValueError, ManifestError) as error:
             raise StorageError(describe(self.path, "tokenizer", f"unreadable ({error})", "its identity")) from None
 
     def limits(self) -> tuple[int | None, float | None]:
         """Return the most tokens, and the most seconds, that documents are kept; None: no limit."""
-        tokens, age = self._property("max_tokens"), self._property("max_age")
+        tokens, age = self._properties("max_tokens, max_age")
         self._require("max_tokens", tokens is None or (isinstance(tokens, int) and tokens > 0))
-        self._require("max_age", age is None or (isinstance(age, int | float) and 0 < age < math.inf))
-        return tokens, None if age is None else float(age)
+        self._require("max_age", age is None or (isinstance(age, float) and 0 < age < math.inf))
+        return tokens, age
 
     def records(self) -> list[SegmentRecord]:
         """Return the records of the segments in files, oldest first."""
@@ -163,13 +162,10 @@ class Documents:
             self._require("a segment", _is_record(row))
         return [SegmentRecord(*row) for row in rows]
 
-    def last(self) -> tuple[int, float]:
-        """Return the number of the newest document, 0 if there is none, and when it was added."""
+    def last(self) -> int:
+        """Return the number of the newest document; 0 if there is none."""
         with self._named_errors("read"):
-            query = "SELECT number, added FROM documents ORDER BY number DESC LIMIT 1"
-            number, added = self._database.execute(query).fetchone() or (0, 0.0)
-        self._require("the newest document", _is_time(added))
-        return number, added
+            return self._number("SELECT coalesce(max(number), 0) FROM documents")
 
     def read(self, first: int = 1, last: int = 2**62) -> Iterator[Document]:
         """Yield the documents `first .. last` in the order of their numbers."""
@@ -182,29 +178,25 @@ class Documents:
 
     def numbers(self, ids: Sequence[str]) -> dict[str, int]:
         """Return the numbers of those of `ids` that are stored."""
-        numbers: dict[str, int] = {}
+        query = "SELECT number FROM documents WHERE digest = ?"
         with self._named_errors("read"):
-            for start in range(0, len(ids), _IDS_AT_ONCE):
-                some = {_digest(id): id for id in ids[start : start + _IDS_AT_ONCE]}
-                query = f"SELECT digest, number FROM documents WHERE digest IN ({','.join('?' * len(some))})"
-                numbers |= {some[digest]: number for digest, number in self._database.execute(query, list(some))}
-        return numbers
+            rows = {id: self._database.execute(query, (_digest(id),)).fetchone() for id in ids}
+        return {id: row[0] for id, row in rows.items() if row is not None}
 
     # --- Writing ------------------------------------------------------------------------------------------------------
 
     def set_limits(self, max_tokens: int | None, max_age: float | None) -> None:
         """Store these limits from now on; None: as before."""
         with self._transaction("written"):
-            for name, value in (("max_tokens", max_tokens), ("max_age", max_age)):
-                if value is not None:
-                    self._set_property(name, value)
+            query = "UPDATE properties SET max_tokens = coalesce(?, max_tokens), max_age = coalesce(?, max_age)"
+            self._database.execute(query, (max_tokens, max_age))
 
     def commit(
         self,
         added: Sequence[Document],
         ids: Sequence[str],
         deleted: Sequence[int],
-        evicted_before: int,
+        evicted: Sequence[tuple[int, int]],
         obsolete: Iterable[SegmentRecord],
         records: Iterable[SegmentRecord],
     ) -> None:
@@ -214,7 +206,7 @@ class Documents:
             added: documents with numbers greater than any before.
             ids: of these.
             deleted: numbers of documents.
-            evicted_before: documents with smaller numbers are evicted.
+            evicted: numbers of the first and the last of documents that are evicted.
             obsolete: records of segments that are gone.
             records: of those in their place.
         """
@@ -224,10 +216,10 @@ class Documents:
         ]
         with self._transaction("written"):
             self._database.executemany("INSERT INTO documents VALUES (?, ?, ?, ?, ?)", rows)
-            self._database.execute("DELETE FROM documents WHERE number < ?", (evicted_before,))
+            self._database.executemany("DELETE FROM documents WHERE number BETWEEN ? AND ?", evicted)
             if deleted:
                 self._database.executemany("DELETE FROM documents WHERE number = ?", [(n,) for n in deleted])
-                self._set_property("unclean", 1)
+                self._database.execute("UPDATE properties SET unclean = 1")
             self._database.executemany("DELETE FROM segments WHERE name = ?", [(record.name,) for record in obsolete])
             self._database.executemany("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?)", records)
 
@@ -239,30 +231,23 @@ class Documents:
         Raises:
             StorageError: there is no room for that; or readers of an older state have kept the log for seconds.
         """
-        if not self._property("unclean"):
+        if self._properties("unclean") == (0,):
             return
         with self._named_errors("rewritten; what was deleted may still be in unused bytes"):
             self._database.execute("VACUUM")
-            self._database.execute(f"PRAGMA busy_timeout={_LOG_PATIENCE}")
-            try:
-                is_kept = self._number("PRAGMA wal_checkpoint(TRUNCATE)")
-            finally:
-                self._database.execute(f"PRAGMA busy_timeout={_PATIENCE}")
+            is_kept = self._number("PRAGMA wal_checkpoint(TRUNCATE)")
         if is_kept:
             where = "in the log, while another process reads an older state"
             raise StorageError(f"{self.path}: what was deleted is still {where}")
         with self._transaction("written"):
-            self._set_property("unclean", 0)
+            self._database.execute("UPDATE properties SET unclean = 0")
 
-    def _property(self, name: str) -> Any:
+    def _properties(self, columns: str) -> tuple[Any, ...]:
         with self._named_errors("read"):
-            row = self._database.execute("SELECT value FROM properties WHERE name = ?", (name,)).fetchone()
+            row: tuple[Any, ...] | None = self._database.execute(f"SELECT {columns} FROM properties").fetchone()
         if row is None:
-            raise StorageError(describe(self.path, f"the property {name!r}", "absent", "one of a live datastore"))
-        return row[0]
-
-    def _set_property(self, name: str, value: object) -> None:
-        self._database.execute("UPDATE properties SET value = ? WHERE name = ?", (value, name))
+            raise StorageError(describe(self.path, "the row of properties", "absent", "that of a live datastore"))
+        return row
 
     def _require(self, what: str, holds: bool) -> None:
         if not holds:
@@ -286,10 +271,10 @@ class Documents:
 
     @contextmanager
     def _named_errors(self, done: str) -> Iterator[None]:
-        """Raise StorageError for an error of SQLite within the block: documents cannot be `done`."""
+        """Raise StorageError for an error of SQLite or a damaged text within the block: documents cannot be `done`."""
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             raise StorageError(f"{self.path}: documents cannot be {done} ({error})") from error
 
 

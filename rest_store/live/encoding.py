@@ -10,11 +10,13 @@ from uuid import uuid4
 
 import numpy as np
 
+from build_index.staging import put
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.shard import encode_symbols
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.validation import IntSequence, document_ids, document_tokens
 from rest_store.errors import DocumentError, StorageError, TokenizerLoadError, describe
+from rest_store.live.directory import PART_NAME
 from rest_store.live.retention import Retention
 
 if TYPE_CHECKING:
@@ -86,18 +88,17 @@ class Encoder:
         return encode_symbols(tokens, self._identity.vocabulary_size)
 
 
-def store_tokenizer(tokenizer: object, directory: Path) -> None:
-    """Write the serialization of `tokenizer` into `directory`, for encoding text; an identity alone has none.
+def store_tokenizer(tokenizer_json: str | None, directory: Path) -> None:
+    """Store the serialization of a tokenizer in `directory`, for encoding text; None: there is none.
 
     Raises:
         StorageError: it cannot be written.
     """
-    source = getattr(tokenizer, "backend_tokenizer", tokenizer)
-    serialize = getattr(source, "to_str", None) or getattr(source, "to_json", None)
+    path, part = directory / TOKENIZER_FILE_NAME, directory / PART_NAME
     try:
-        (directory / TOKENIZER_FILE_NAME).unlink(missing_ok=True)  # of a datastore that was being begun
-        if serialize is None or isinstance(tokenizer, TokenizerIdentity):
-            return
-        (directory / TOKENIZER_FILE_NAME).write_text(str(serialize()), encoding="utf-8")
+        path.unlink(missing_ok=True)  # of a datastore that was being begun
+        if tokenizer_json is not None:
+            part.write_text(tokenizer_json, encoding="utf-8")
+            put(part, path)
     except OSError as error:
         raise StorageError(f"{directory}: the tokenizer cannot be written ({error.strerror})") from error

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from pathlib import Path
 
 import rest_store
-from build_index.shard_tokens import shard_name
-from build_index.staging import Staging
+from build_index.staging import Staging, shard_name
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest, ShardRecord
 from rest_store.datastore.shard import Shard
-from rest_store.datastore.shard_view import ShardView
 from rest_store.errors import EmptyCorpusError, describe
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.live.segment import write_shard
@@ -32,51 +29,32 @@ def export(live: LiveDatastore, out: Path) -> Datastore:
     Raises:
         EmptyCorpusError: there are no documents.
         OutputError: something else is at `out`, or another process builds there.
-        ResumeError: an unfinished build is there, whose shards would be lost.
         StorageError: a shard cannot be written.
         ChecksumError, ShardHeaderError: the files of a segment have been damaged since they were opened.
     """
     views = [view for view in live.snapshot.views if view.entry_count]
     if not views:
-        raise EmptyCorpusError(describe(live.path, "the number of documents", 0, "at least 1"))
+        raise EmptyCorpusError(describe(live.path, "live datastore", "empty", "one with documents"))
     with Staging(out) as staging:
-        staging.require_nothing_unfinished()
-        try:
-            staging.start()
-            records = []
-            for number, view in enumerate(views):
-                _require_intact(view)
-                write_shard(view, staging.datastore, shard_name(number), live.vocabulary_size)
-                shard = Shard.open(staging.datastore, shard_name(number))
-                for file in (shard.tokens, shard.suffixes):
-                    _flush(file.path)
-                records.append(ShardRecord.of(shard_name(number), shard))
-            stored = live.path / TOKENIZER_FILE_NAME
-            tokenizer = stored.read_text(encoding="utf-8") if stored.is_file() else None
-            digest = None
-            if tokenizer is not None:
-                staging.write(TOKENIZER_FILE_NAME, tokenizer)
-                digest = hashlib.sha256(tokenizer.encode("utf-8")).hexdigest()
-            count = sum(record.document_count for record in records)
-            corpus = {"corpus": str(live.path), "reader": "live", "documents": count}
-            program = f"rest-store {rest_store.__version__}"
-            manifest = Manifest(program, live.tokenizer, tuple(records), (corpus,), {}, digest)
-            staging.write(MANIFEST_NAME, manifest.to_json())
-            staging.put_in_place()
-        except BaseException:
-            staging.abandon()
-            raise
+        staging.start()
+        records = []
+        for number, view in enumerate(views):
+            for file in view.files:  # new checksums would fit what is wrong
+                file.require_tail()
+                file.require_checksum()
+            name = shard_name(number)
+            write_shard(view, staging.datastore, name, live.vocabulary_size, durable=True)
+            records.append(ShardRecord.of(name, Shard.open(staging.datastore, name)))
+        stored = live.path / TOKENIZER_FILE_NAME
+        tokenizer = stored.read_text(encoding="utf-8") if stored.is_file() else None
+        digest = None
+        if tokenizer is not None:
+            staging.write(TOKENIZER_FILE_NAME, tokenizer)
+            digest = hashlib.sha256(tokenizer.encode("utf-8")).hexdigest()
+        count = sum(record.document_count for record in records)
+        corpus = {"corpus": str(live.path), "reader": "live", "documents": count}
+        program = f"rest-store {rest_store.__version__}"
+        manifest = Manifest(program, live.tokenizer, tuple(records), (corpus,), {}, digest)
+        staging.write(MANIFEST_NAME, manifest.to_json())
+        staging.put_in_place()
     return Datastore.open(out)
-
-
-def _require_intact(view: ShardView) -> None:
-    """Raise an error if a file of a segment has been damaged: the new checksums would fit what is wrong."""
-    for file in view.files:
-        file.require_tail()
-        file.require_checksum()
-
-
-def _flush(path: Path) -> None:
-    """Flush a file to disk."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())

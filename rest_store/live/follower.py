@@ -6,7 +6,7 @@ import threading
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from rest_store.datastore.tokenizer import identity_of
+from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import DatastoreNotFoundError, describe
 from rest_store.live.documents import Documents
 from rest_store.live.retention import Retention
@@ -20,7 +20,7 @@ class Follower:
 
     Args:
         directory: of the datastore.
-        tokenizer: which it must have, or its identity; None: any.
+        tokenizer: identity of that which it must have; None: any.
 
     Raises:
         DatastoreNotFoundError: it is empty.
@@ -35,7 +35,7 @@ class Follower:
 
     interval = 0.02  # seconds between looks
 
-    def __init__(self, directory: Path, tokenizer: object) -> None:
+    def __init__(self, directory: Path, tokenizer: TokenizerIdentity | None) -> None:
         self._directory = directory
         self._lock = threading.Lock()
         self._version = -1
@@ -45,7 +45,7 @@ class Follower:
                 raise DatastoreNotFoundError(describe(directory, "live datastore", "empty", "one with documents"))
             self.tokenizer = self._documents.tokenizer()
             if tokenizer is not None:
-                self.tokenizer.require_same(identity_of(tokenizer), directory)
+                self.tokenizer.require_same(tokenizer, directory)
             self.retention = Retention(*self._documents.limits())
             self.segments = Segments(self.tokenizer.vocabulary_size)
             self.work()

@@ -9,13 +9,11 @@ import weakref
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from types import TracebackType
 from typing import Any, ClassVar
 
-from build_index.errors import build_packages
 from rest_store.datastore.render import counted
 from rest_store.datastore.store import Snapshot, Store
-from rest_store.datastore.tokenizer import TokenizerIdentity
+from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.datastore.validation import IntSequence, document_ids
 from rest_store.errors import (
     DatastoreClosedError,
@@ -23,7 +21,9 @@ from rest_store.errors import (
     StorageError,
     WriterError,
     describe,
+    optional_packages,
 )
+from rest_store.live.added import AddedDocuments
 from rest_store.live.background import Background
 from rest_store.live.directory import require_live
 from rest_store.live.encoding import Encoder
@@ -32,8 +32,9 @@ from rest_store.live.live_info import LiveInfo
 from rest_store.live.retention import Retention
 from rest_store.live.segments import Segments
 from rest_store.live.writer import Writer
+from rest_store.loading.tokenizer import load_tokenizer
 
-with build_packages("live datastores", LiveDatastoreError, "live"):
+with optional_packages("live datastores", LiveDatastoreError, "live"):
     import pydivsufsort  # noqa: F401 - what sorts segments
 
 
@@ -45,9 +46,9 @@ class LiveDatastore(Store):
     few thousand tokens are in memory, the others in files, which are shards in the format of FORMAT.md and are made
     again from the documents if they are damaged.
 
-    A context manager; `close` ends it, and so do the end of the interpreter and, up to a second later, that of the
-    last reference. Pickling keeps the path: the receiver opens the directory for reading. After a fork, only the parent
-    may go on using it.
+    `close` ends it, and so do the end of the interpreter and, up to a second later, that of the last reference.
+    Pickling keeps the path: the receiver opens the directory for reading. After a fork, only the parent may go on using
+    it.
 
     Thread-safe; the native kernel releases the GIL.
     """
@@ -83,8 +84,8 @@ class LiveDatastore(Store):
 
         Args:
             path: its directory; a new one is made if it is absent or empty, unless `read_only`.
-            tokenizer: the tokenizer in use (a `transformers` or `tokenizers` tokenizer, or a `TokenizerIdentity`); the
-                datastore must have the same. A new one needs it; with an identity alone it takes no texts.
+            tokenizer: the tokenizer in use, as in `Datastore.open`; the datastore must have the same. A new one needs
+                it; with a `TokenizerIdentity` alone it takes no texts.
             read_only: another process writes it, or may; what it adds is visible here some hundredths of a second
                 later, where a core is free.
             max_tokens: most tokens kept; the oldest documents beyond it are evicted, up to an eighth of it at once.
@@ -95,6 +96,7 @@ class LiveDatastore(Store):
         Raises:
             DatastoreNotFoundError: there is none, and no `tokenizer` to begin one with.
             LiveFormatError: the directory holds a frozen datastore, or something else.
+            TokenizerLoadError: there is no such `tokenizer`.
             TokenizerMismatchError: `tokenizer` differs from the datastore's.
             WriterError: another process writes it.
             StorageError: the directory or the documents cannot be read or written.
@@ -104,13 +106,16 @@ class LiveDatastore(Store):
         location = directory.absolute()  # also when the program changes its working directory
         limits = Retention.checked(max_tokens, max_age)
         require_live(directory, new=tokenizer is not None and not read_only)
+        loaded = None if isinstance(tokenizer, TokenizerIdentity | None) else load_tokenizer(tokenizer)
+        named = loaded if isinstance(tokenizer, str | os.PathLike) else tokenizer  # a path is not loaded again
+        identity = None if named is None else identity_of(named)
         if read_only:
-            return cls(directory, Follower(location, tokenizer))
+            return cls(directory, Follower(location, identity))
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"{directory}: the directory cannot be written ({error.strerror})") from error
-        return cls(directory, Writer(location, tokenizer, limits))
+        return cls(directory, Writer(location, identity, limits, None if loaded is None else loaded.json))
 
     def close(self) -> None:
         """Close the datastore; every later call raises DatastoreClosedError. May be called again.
@@ -131,14 +136,6 @@ class LiveDatastore(Store):
     def before_close(self, call: Callable[[LiveDatastore], object]) -> None:
         """Have `close` call `call` with this datastore first, for what is queued to be added; once for each `call`."""
         self._before_close[call] = None
-
-    def __enter__(self) -> LiveDatastore:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def snapshot(self) -> Snapshot:
@@ -169,10 +166,10 @@ class LiveDatastore(Store):
             failure=self._background.failure,
         )
 
-    def add(self, documents: Sequence[IntSequence | str], ids: Sequence[str] | None = None) -> list[str]:
+    def add(self, documents: Sequence[IntSequence | str], ids: Sequence[str] | None = None) -> AddedDocuments:
         """Add documents; return when they are durable, and visible to the queries of this process.
 
-        Where additions come faster than their segments can be merged, each is held back by up to 30 ms.
+        Where additions come faster than their segments can be merged, each is held back by 20 ms.
 
         Args:
             documents: token sequences (1-D integers, at least one), or texts, which are tokenized without special
@@ -181,7 +178,7 @@ class LiveDatastore(Store):
                 the same document, which is not added again. None: new ones.
 
         Returns:
-            The ids, in the order of `documents`.
+            The ids, in the order of `documents`; its `added` and `duplicates` say which were there already.
 
         Raises:
             DocumentError: a document is empty, larger than 2^24 tokens or than `max_tokens`, or neither tokens nor
@@ -194,17 +191,17 @@ class LiveDatastore(Store):
             DatastoreClosedError: after `close`.
         """
         writer = self._writer()
-        new = self._encoder.encode(documents, ids)
-        writer.add(new)
+        encoded = self._encoder.encode(documents, ids)
+        new = writer.add(encoded)
         self._background.wake()
-        return [document.id for document in new]
+        return AddedDocuments([document.id for document in encoded], new)
 
     def delete(self, ids: Sequence[str]) -> int:
         """Delete documents: when this returns, no answer of this process holds them, and no file. Evicted ones, too.
 
-        Sorts the segments that held them anew, which takes up to some seconds; additions and queries go on meanwhile.
-        Additions then wait until the file of documents is rewritten, about a second for 100 million tokens: SQLite may
-        have left copies in unused bytes. So delete many at once.
+        Sorts the segments that held them anew, and rewrites the file of documents, in whose unused bytes SQLite may
+        have left copies: some seconds for 100 million tokens, in which additions wait and queries go on. So delete many
+        at once.
 
         Args:
             ids: of the documents, as in `add`; those that are not there are passed over.
@@ -259,12 +256,6 @@ class LiveDatastore(Store):
     def __reduce__(self) -> tuple[Any, ...]:
         self._open_segments()
         return _open_for_reading, (self._location, self.tokenizer)
-
-    def __copy__(self) -> LiveDatastore:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> LiveDatastore:
-        return self
 
     def __repr__(self) -> str:
         present = self._segments

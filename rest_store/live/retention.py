@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rest_store.datastore.validation import limit, real
 from rest_store.errors import LimitError, describe
+
+if TYPE_CHECKING:
+    from rest_store.live.documents import Document
+    from rest_store.live.encoding import NewDocument
 
 _MEMTABLE = 1 << 12  # positions that are sorted anew with each addition
 _LARGEST = 1 << 24  # positions of a segment: sorting them takes some seconds
@@ -15,12 +19,7 @@ _COMMIT = 1 << 20  # positions of one commit
 _LEAST_SEGMENTS = 8  # that a datastore with limits has at least
 
 
-class _HasSymbols(Protocol):
-    @property
-    def symbols(self) -> bytes: ...
-
-
-Item = TypeVar("Item", bound=_HasSymbols)
+Item = TypeVar("Item", "Document", "NewDocument")
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class Retention:
 
     def may_span(self, oldest: float, newest: float) -> bool:
         """Return whether documents added at these times may be in one segment."""
-        return self.max_age is None or newest - oldest <= self.max_age / _LEAST_SEGMENTS
+        return self.max_age is None or abs(newest - oldest) <= self.max_age / _LEAST_SEGMENTS
 
     def batches(
         self, documents: Iterable[Item], width: int, added: Callable[[Item], float] = lambda document: 0.0

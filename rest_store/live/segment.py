@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -134,15 +135,21 @@ def write_segment(segment: Segment, directory: Path, vocabulary_size: int) -> Se
     return open_segment(directory, record, vocabulary_size)
 
 
-def write_shard(view: ShardView, directory: Path, name: str, vocabulary_size: int) -> tuple[bytes, bytes]:
-    """Write an ordinary shard, and return the SHA-256 of the tokens and of the suffixes; raises as `write_segment`."""
+def write_shard(
+    view: ShardView, directory: Path, name: str, vocabulary_size: int, *, durable: bool = False
+) -> tuple[bytes, bytes]:
+    """Write an ordinary shard, flushed to disk if it is to be `durable`; raises as `write_segment`.
+
+    Returns:
+        The SHA-256 of the tokens and of the suffixes.
+    """
     symbols, entries = view.symbols[:-TAIL_SIZE], view.entries[:-TAIL_SIZE]
     documents = view.position_count - view.entry_count
     try:
         tokens = TokensHeader(vocabulary_size, view.position_count, documents, _sha256(symbols))
-        _write(directory / f"{name}.tokens", tokens.pack(), view.symbols)
+        _write(directory / f"{name}.tokens", tokens.pack(), view.symbols, durable=durable)
         suffixes = SuffixesHeader(view.bits, view.entry_count, _sha256(view.keys, entries), tokens.sha256)
-        _write(directory / f"{name}.suffixes", suffixes.pack(), view.keys, view.entries)
+        _write(directory / f"{name}.suffixes", suffixes.pack(), view.keys, view.entries, durable=durable)
     except OSError as error:
         remove_files(directory, name)
         raise StorageError(f"{directory / name}: a segment cannot be written ({error.strerror or error})") from error
@@ -176,11 +183,14 @@ def remove_files(directory: Path, name: str) -> None:
         (directory / f"{name}.{kind}").unlink(missing_ok=True)
 
 
-def _write(path: Path, header: bytes, *parts: Bytes) -> None:
+def _write(path: Path, header: bytes, *parts: Bytes, durable: bool) -> None:
     with path.open("wb") as file:
         file.write(header)
         for part in parts:
             file.write(part.data)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def _sha256(*parts: npt.NDArray[Any]) -> bytes:

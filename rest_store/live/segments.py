@@ -60,13 +60,13 @@ class Segments:
         last = 0
         for record in documents.records():
             last = record.last
+            fits = retention.may_span(record.oldest, record.newest)
             try:
                 segment = opened.get(record) or open_segment(directory, record, self.vocabulary_size, verify=verify)
+                fits = (fits and segment.position_count <= retention.largest) or segment.document_count == 1
             except DatastoreError:
-                yield from self._sorted(documents.read(record.first, last), retention)
-                continue
-            is_small = segment.position_count <= retention.largest and retention.may_span(record.oldest, record.newest)
-            if is_small or segment.document_count == 1:
+                fits = False
+            if fits:
                 yield segment
             else:
                 yield from self._sorted(documents.read(record.first, last), retention)

@@ -10,15 +10,22 @@ from pathlib import Path
 from threading import Lock
 
 from rest_store.datastore.header import token_width
-from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
+from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import DatastoreClosedError, DatastoreNotFoundError, StorageError, describe
-from rest_store.live.compaction import segments_to_merge, stall
+from rest_store.live.compaction import BACKLOG, STALL, segments_to_merge
+from rest_store.live.directory import take_writer_lock
 from rest_store.live.documents import Document, Documents, SegmentRecord
 from rest_store.live.encoding import NewDocument, store_tokenizer
 from rest_store.live.retention import Retention
 from rest_store.live.segment import Segment, remove_files, sorted_segment, write_segment
 from rest_store.live.segments import Segments
-from rest_store.live.writer_lock import take_writer_lock
+
+
+def steady_clock() -> Callable[[], float]:
+    """Return a clock of seconds since 1970 that goes on evenly when the system's is set."""
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the first goes on while a laptop sleeps
+    offset = time.time() - time.clock_gettime(clock)
+    return lambda: offset + time.clock_gettime(clock)
 
 
 class Writer:
@@ -31,9 +38,10 @@ class Writer:
 
     Args:
         directory: of the datastore; it exists.
-        tokenizer: which it must have, and which a new one is for, or its identity; None: any.
+        tokenizer: identity of that which it must have, and which a new one is for; None: any.
         limits: how much to keep from now on; None in it: as before.
-        clock: seconds since 1970.
+        tokenizer_json: serialization of the tokenizer, which a new one stores to encode texts.
+        clock: seconds since 1970; None: the system's, as it was at the beginning.
 
     Raises:
         DatastoreNotFoundError: it is empty, and there is no `tokenizer`.
@@ -50,20 +58,29 @@ class Writer:
     interval = 0.5  # seconds between looks for what is too old
 
     def __init__(
-        self, directory: Path, tokenizer: object, limits: Retention, clock: Callable[[], float] = time.time
+        self,
+        directory: Path,
+        tokenizer: TokenizerIdentity | None,
+        limits: Retention,
+        tokenizer_json: str | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self._directory = directory
-        self._clock = clock
+        self._clock = clock or steady_clock()
         self._sorting = Lock()  # held while segments in files are sorted anew; taken before `_lock`
         self._lock = Lock()  # held for a change, which is short
         self._closed = False
         self._may_differ_from_disk = False
-        self._last, self._newest = 0, 0.0  # number and time of the newest document
+        self._last = 0  # number of the newest document
         self._records: list[SegmentRecord] = []  # that are stored
         with ExitStack() as resources:
             resources.callback(take_writer_lock(directory))
             self._documents = resources.enter_context(closing(Documents(directory)))  # for the holder of `_lock`
-            self.tokenizer = self._begin(tokenizer)
+            if self._documents.is_new:
+                self._begin(tokenizer, tokenizer_json)
+            self.tokenizer = self._documents.tokenizer()
+            if tokenizer is not None:
+                self.tokenizer.require_same(tokenizer, directory)
             self._documents.set_limits(limits.max_tokens, limits.max_age)
             self.retention = Retention(*self._documents.limits())
             # For the holder of `_sorting`:
@@ -77,18 +94,12 @@ class Writer:
             self._remove_files(path.stem for path in directory.glob("segment-*.*"))
             self._resources = resources.pop_all()
 
-    def _begin(self, tokenizer: object) -> TokenizerIdentity:
-        """Return the identity of the stored tokenizer, after making the tables of a new datastore."""
-        identity = None if tokenizer is None else identity_of(tokenizer)
-        if self._documents.is_new:
-            if identity is None:
-                raise DatastoreNotFoundError(describe(self._directory, "live datastore", "empty", "one to open"))
-            store_tokenizer(tokenizer, self._directory)
-            self._documents.create(identity)
-        stored = self._documents.tokenizer()
-        if identity is not None:
-            stored.require_same(identity, self._directory)
-        return stored
+    def _begin(self, tokenizer: TokenizerIdentity | None, tokenizer_json: str | None) -> None:
+        """Make the tables of a new datastore, after the file of its tokenizer."""
+        if tokenizer is None:
+            raise DatastoreNotFoundError(describe(self._directory, "live datastore", "empty", "one to open"))
+        store_tokenizer(tokenizer_json, self._directory)
+        self._documents.create(tokenizer)
 
     def close(self) -> None:
         """Close the files and let others write, after a change in progress; later calls raise DatastoreClosedError."""
@@ -97,30 +108,24 @@ class Writer:
             self.segments = Segments(self._vocabulary_size)  # which keeps no files mapped
             self._resources.close()
 
-    def add(self, documents: Sequence[NewDocument]) -> None:
-        """Add documents, without those whose id is there already; return when they are durable and visible."""
+    def add(self, documents: Sequence[NewDocument]) -> set[str]:
+        """Add documents, without those whose id is there already; return the others' ids when they are durable."""
+        new: set[str] = set()
         for batch in self.retention.batches(documents, self._width):
-            if seconds := stall(self.segments.in_files, self.retention):
-                time.sleep(seconds)
+            if len(segments_to_merge(self.segments.in_files, self.retention)) >= BACKLOG:
+                time.sleep(STALL)
             with self._change():
-                self._add(batch)
+                new.update(self._add(batch))
+        return new
 
     def delete(self, ids: Sequence[str]) -> int:
         """Delete documents and return how many there were; then no answer holds them, and no file."""
-        ids = list(dict.fromkeys(ids))
-        left: dict[Segment, Segment | None] = {}  # what is left of segments that held some
-        with self._sorting:
-            self._require_open()
-            try:
-                self._sort_without(self.segments.in_files, ids, self._beside, left)  # most of it, beside additions
-                with self._change():
-                    numbers = self._sort_without(self.segments.all, ids, self._documents, left)
-                    if numbers:
-                        present = [left.get(segment, segment) for segment in self.segments.all]
-                        self._store([segment for segment in present if segment is not None], deleted=numbers)
-                    self._documents.clean()
-            finally:
-                self._remove_unused(segment for segment in left.values() if segment is not None)
+        with self._sorting, self._change():
+            numbers = sorted(self._documents.numbers(list(dict.fromkeys(ids))).values())
+            if numbers:
+                left = [self._without(segment, numbers) for segment in self.segments.all]
+                self._store([segment for segment in left if segment is not None], deleted=numbers)
+            self._documents.clean()
         return len(numbers)
 
     def work(self) -> bool:
@@ -129,7 +134,7 @@ class Writer:
 
     def evict(self) -> bool:
         """Evict what is too old by now; return whether anything was."""
-        if self._first_kept(self.segments.all, self._now()) == 0:
+        if len(self._kept(self.segments.all)) == len(self.segments.all):
             return False
         with self._change():
             self._store(self.segments.all)
@@ -164,7 +169,7 @@ class Writer:
                     if present is not None:
                         self._store(present)
             finally:
-                self._remove_unused([new])
+                self._remove_files([new.record.name] if new.record else ())
             return True
 
     # --- For the holder of `_lock` ------------------------------------------------------------------------------------
@@ -182,8 +187,7 @@ class Writer:
 
     def _load(self, *, verify: bool = False) -> None:
         """Publish what is stored; sort anew what is damaged or missing of the segments in files."""
-        self._last, newest = self._documents.last()
-        self._newest = max(self._newest, newest)
+        self._last = self._documents.last()
         self._records = self._documents.records()
         segments: list[Segment] = []
         for segment in self.segments.stored(self._directory, self._documents, self.retention, verify=verify):
@@ -194,16 +198,20 @@ class Writer:
             segments[-1] = self._flushed(segments[-1])
         self._store(segments)
 
-    def _add(self, added: Sequence[NewDocument]) -> None:
-        """Sort new documents into the memtable, flush it if it is large enough, store and publish them."""
+    def _add(self, added: Sequence[NewDocument]) -> list[str]:
+        """Sort new documents into the memtable, flush it if it is large enough, store and publish them.
+
+        Returns:
+            The ids that are new.
+        """
         stored = self._documents.numbers([document.id for document in added])
         new: dict[str, bytes] = {}
         for document in added:
             if document.id not in stored:
                 new.setdefault(document.id, document.symbols)
         if not new:
-            return
-        now = self._now()
+            return []
+        now = self._clock()
         documents = [Document(number, now, symbols) for number, symbols in enumerate(new.values(), self._last + 1)]
         segments = list(self.segments.all)
         memtable = None
@@ -217,21 +225,18 @@ class Writer:
         is_full = segment.position_count >= self.retention.memtable
         segments.append(self._flushed(segment) if is_full else segment)
         self._store(segments, added=documents, ids=list(new))
+        return list(new)
 
-    def _sort_without(
-        self, segments: Sequence[Segment], ids: Sequence[str], documents: Documents, left: dict[Segment, Segment | None]
-    ) -> list[int]:
-        """Add to `left` what is left of those segments that hold some of `ids`; return the numbers of these."""
-        numbers = sorted(documents.numbers(ids).values())
-        deleted = set(numbers)
-        for segment in segments:
-            first, last = segment.first, segment.last
-            if segment in left or bisect_left(numbers, first) == bisect_right(numbers, last):
-                continue
-            rest = [document for document in documents.read(first, last) if document.number not in deleted]
-            new = sorted_segment(rest, self._vocabulary_size) if rest else None
-            left[segment] = self._flushed(new) if new is not None and segment.record is not None else new
-        return numbers
+    def _without(self, segment: Segment, deleted: Sequence[int]) -> Segment | None:
+        """Return what is left of a segment without the documents of these numbers, ascending; None: nothing."""
+        if bisect_left(deleted, segment.first) == bisect_right(deleted, segment.last):
+            return segment
+        gone = set(deleted)
+        rest = [some for some in self._documents.read(segment.first, segment.last) if some.number not in gone]
+        if not rest:
+            return None
+        new = sorted_segment(rest, self._vocabulary_size)
+        return new if segment.record is None else self._flushed(new)
 
     def _store(
         self,
@@ -249,18 +254,16 @@ class Writer:
             ids: of these.
             deleted: numbers of documents.
         """
-        last, newest = (added[-1].number, added[-1].added) if added else (self._last, self._newest)
-        first_kept = self._first_kept(segments, max(newest, self._now()))
-        present = segments[first_kept:]
-        first = 0 if not first_kept else present[0].first if present else last + 1
+        present = self._kept(segments)
+        evicted = [(segment.first, segment.last) for segment in segments if segment not in present]
         records = [segment.record for segment in present if segment.record is not None]
         new, obsolete = set(records) - set(self._records), set(self._records) - set(records)
         try:
-            self._documents.commit(added, ids, deleted, first, obsolete, new)
+            self._documents.commit(added, ids, deleted, evicted, obsolete, new)
         except BaseException:
             self._remove_files(record.name for record in new)
             raise
-        self._last, self._newest, self._records = last, newest, records
+        self._last, self._records = added[-1].number if added else self._last, records
         self.segments.set(present)
         self._remove_files(record.name for record in obsolete)  # whoever still reads them has them mapped
 
@@ -274,26 +277,21 @@ class Writer:
         """Return a segment in files."""
         return segment if segment.record else write_segment(segment, self._directory, self._vocabulary_size)
 
-    def _now(self) -> float:
-        """Return the time; a clock that was set back evicts nothing early."""
-        return max(self._newest, self._clock())
+    def _kept(self, segments: Sequence[Segment]) -> list[Segment]:
+        """Return `segments` without those that are too old by now, and without the first of those that are too much.
 
-    def _first_kept(self, segments: Sequence[Segment], now: float) -> int:
-        """Return how many of the oldest `segments` are too much or, at the time `now`, too old."""
+        A time in the future, of a clock that was ahead, counts as now: it keeps its own segment, and no other.
+        """
         most, age = self.retention.max_tokens, self.retention.max_age
-        total = sum(segment.token_count for segment in segments)
-        count = 0
-        for segment in segments:
-            is_old = age is not None and segment.oldest <= now - age
-            if not is_old and (most is None or total <= most):
-                break
-            total -= segment.token_count
-            count += 1
-        return count
-
-    def _remove_unused(self, segments: Iterable[Segment]) -> None:
-        """Remove the files of those of `segments` that were not stored."""
-        self._remove_files(segment.record.name for segment in segments if segment.record is not None)
+        kept = list(segments)
+        if age is not None:
+            limit = self._clock() - age
+            kept = [segment for segment in kept if segment.oldest > limit]
+        if most is not None:
+            total = sum(segment.token_count for segment in kept)
+            while total > most:
+                total -= kept.pop(0).token_count
+        return kept
 
     def _remove_files(self, names: Iterable[str]) -> None:
         """Remove files of segments that are not stored; those that cannot be removed stay until the next opening."""

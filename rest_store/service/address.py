@@ -1,13 +1,15 @@
-"""Where a service listens: `HOST:PORT` or `unix:/path`, and whether other machines can reach it."""
+"""Where a service listens: `HOST:PORT` or `unix:/path`, and whether other machines can reach it; names in messages."""
 
 from __future__ import annotations
 
+import errno
 import ipaddress
+import os
 import re
 import socket
-import stat
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard
 
 from rest_store.errors import ServeError, describe
 
@@ -59,34 +61,44 @@ class Address:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return Address(f"{host}:{port}", host=self.host, port=port)
 
-    def require_unanswered(self) -> None:
-        """Raise ServeError if a process listens on this Unix socket; a socket file left behind does not matter."""
-        if self.path is None:
-            return
+    def require_free(self) -> Address:
+        """Return the address, with a port that is free if it was 0; raise ServeError that says why it cannot be bound.
+
+        gRPC itself would not say why, and takes a Unix socket from the process that listens there. A socket file left
+        behind does not matter.
+        """
         try:
-            mode = self.path.stat().st_mode
-        except OSError:
-            return  # nothing is there; if the directory cannot be read, binding fails and says so
-        if not stat.S_ISSOCK(mode):
-            raise ServeError(describe(self.path, "file", "not a socket", "a socket, or nothing"))
+            if self.path is not None:
+                self._require_free_path(self.path)
+                return self
+            family, kind, _, _, where = socket.getaddrinfo(self.host, self.port, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family, kind) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(where)
+                return self.with_port(probe.getsockname()[1])
+        except OSError as error:
+            if isinstance(error, ServeError):
+                raise
+            raise ServeError(f"service: address {self.text} cannot be bound ({error.strerror})") from None
+
+    @staticmethod
+    def _require_free_path(path: Path) -> None:
+        if not os.access(path.parent, os.W_OK):
+            raise PermissionError(errno.EACCES, f"{path.parent} is absent or cannot be written")
+        if not path.exists():
+            return
+        if not path.is_socket():
+            raise ServeError(describe(path, "file", "not a socket", "a socket, or nothing"))
         with socket.socket(socket.AF_UNIX) as probe:
-            try:
-                probe.connect(str(self.path))
-            except OSError:
-                return
-        raise ServeError(f"{self.path}: the socket is in use by another process")
+            if probe.connect_ex(str(path)) == 0:
+                raise OSError(errno.EADDRINUSE, "in use by another process")
 
 
 def _is_loopback(host: str) -> bool:
     try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        pass
-    try:
-        entries = socket.getaddrinfo(host, None)
-    except (OSError, UnicodeError):  # the latter for a label that is empty or too long
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # another name
         return False
-    return all(ipaddress.ip_address(str(entry[4][0]).partition("%")[0]).is_loopback for entry in entries)
 
 
 def is_service(text: str) -> bool:
@@ -97,3 +109,13 @@ def is_service(text: str) -> bool:
     except (OSError, ValueError):  # no path can be so long, or hold these bytes
         exists = False
     return not exists and (text.startswith("unix:") or bool(host and port.isdecimal()))
+
+
+def is_name(name: object) -> TypeGuard[str]:
+    """Return whether `name` is text that can be sent: not empty, and without lone surrogates."""
+    if not isinstance(name, str):
+        return False
+    try:
+        return bool(name.encode())
+    except UnicodeEncodeError:  # as in the name of a directory that is not UTF-8
+        return False

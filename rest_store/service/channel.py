@@ -12,8 +12,7 @@ import grpc
 
 from rest_store.datastore.validation import real
 from rest_store.errors import LimitError, ServeError, ServiceError, TargetError, describe
-from rest_store.service.address import Address
-from rest_store.service.names import is_name
+from rest_store.service.address import Address, is_name
 from rest_store.service.tokens import TOKEN_EXPECTED, is_token
 
 # Each client has a connection of its own. It reconnects soon after a restart, and notices silent peers.

@@ -1,4 +1,4 @@
-"""Errors between service and client: the table in proto/rest_store/v1/datastore.proto, in both directions.
+"""Errors between service and client: the tables in docs/reference/protocol.md, in both directions.
 
 Each of our errors that a request can meet travels as a gRPC status with a google.rpc.ErrorInfo, whose `reason` tells
 errors with the same status code apart.
@@ -61,6 +61,17 @@ _BY_CODE: dict[str, tuple[type[RestStoreError], str]] = {
     "UNKNOWN": (errors.ServiceInternalError, "service failed internally"),
 }
 
+# What gRPC says of a connection that cannot be made, and what that means.
+_CONNECTIONS = {
+    "Connection refused": "connection refused: nothing listens there",
+    "lookup failed": "no such host",
+    "WRONG_VERSION_NUMBER": "it does not speak TLS: leave out tls= and the options --tls...",
+    "CERTIFICATE_VERIFY_FAILED": "its certificate is not trusted: name its authority with --tls-ca, or tls=Tls(ca)",
+    "Hostname Verification": "its certificate is for another name: give it with --tls-server-name",
+    "Socket closed": "it hung up: if it speaks TLS, name its authority with --tls-ca, or tls=Tls(ca), "
+    "and a client certificate where it requires one",
+}
+
 
 def status_of(error: BaseException) -> Status:
     """Return the row of `error`, by its class or the nearest above it; INTERNAL for what is not in the table."""
@@ -71,16 +82,13 @@ def status_of(error: BaseException) -> Status:
     return _BY_REASON["INTERNAL"]
 
 
-def error_of(target: str, code: str, details: str, metadata: Iterable[Any] | None = None) -> RestStoreError:
-    """Return the error of a status: that of the table where the service sent our detail, else the nearest ServiceError.
+def error_of_call(target: str, failure: Any) -> RestStoreError:
+    """Return our error for a failed call of grpc or grpc.aio to the service at `target`.
 
-    Args:
-        target: address of the service, for the message.
-        code: name of the grpc.StatusCode.
-        details: the text of the status.
-        metadata: trailing metadata, pairs of key and value.
+    That is the one of the table where the service sent our detail, else the nearest ServiceError.
     """
-    status = _BY_REASON.get(_reason(metadata))
+    code, details = failure.code().name, failure.details() or ""
+    status = _BY_REASON.get(_reason(failure.trailing_metadata()))
     if status is not None:
         return status.error(details)
     if code == "RESOURCE_EXHAUSTED" and "larger than max" in details:
@@ -89,13 +97,10 @@ def error_of(target: str, code: str, details: str, metadata: Iterable[Any] | Non
         return errors.OverloadedError(f"{target}: service is overloaded and dropped the call unread")
     if code in _BY_CODE:
         error, message = _BY_CODE[code]
+        if code == "UNAVAILABLE":
+            details = next((meaning for said, meaning in _CONNECTIONS.items() if said in details), details)
         return error(f"{target}: {message} ({details})" if details else f"{target}: {message}")
     return errors.ProtocolError(describe(target, "status", f"{code} ({details})", "one of a datastore service"))
-
-
-def error_of_call(target: str, error: Any) -> RestStoreError:
-    """Return our error for a failed call of grpc or grpc.aio."""
-    return error_of(target, error.code().name, error.details() or "", error.trailing_metadata())
 
 
 def _reason(metadata: Iterable[Any] | None) -> str:

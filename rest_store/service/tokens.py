@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from rest_store.errors import ServeError, describe
+from rest_store.errors import AuthenticationError, PermissionDeniedError, ServeError, describe
 
 TOKEN_VARIABLE = "REST_STORE_TOKEN"
 TOKEN_EXPECTED = "1 to 4096 visible ASCII characters, no blanks"
 _LONGEST = 4096  # characters; gRPC refuses metadata of more than 8 KiB
-_WRITE, _DATASTORE = "write", "datastore="
+_TOKEN_ASKED = f"a bearer token of this service: token=, --token-file or {TOKEN_VARIABLE}"
+_WRITE = "write"
 
 
 class Grant(NamedTuple):
-    """A token, and what it allows.
-
-    Attributes:
-        token: as clients send it; empty where none is required.
-        may_write: whether it allows adding to live datastores and deleting.
-        datastores: names of the datastores that it is for, the others are hidden from it; None: all.
-    """
+    """A token, and whether it allows adding to live datastores and deleting. It is empty where none is required."""
 
     token: str
     may_write: bool = False
-    datastores: frozenset[str] | None = None
 
-    def includes(self, name: str) -> bool:
-        """Whether it is for the datastore of this name."""
-        return self.datastores is None or name in self.datastores
+
+ALL_ALLOWED = Grant("", may_write=True)  # to every call of a service that requires no token
 
 
 def is_token(token: object) -> bool:
@@ -39,7 +33,7 @@ def is_token(token: object) -> bool:
 def grants_in(path: Path) -> list[Grant]:
     """Return the grants of a file, one a line; empty lines and lines that start with # are skipped.
 
-    A line is `TOKEN [write] [datastore=NAME ...]`.
+    A line is `TOKEN`, or `TOKEN write`.
 
     Raises:
         ServeError: the file cannot be read, is not ASCII, holds no token, or a line is malformed.
@@ -52,21 +46,64 @@ def grants_in(path: Path) -> list[Grant]:
     grants = []
     for number, line in enumerate(lines, 1):
         if line and not line.startswith("#"):
-            grant = _grant(line)
-            if grant is None:  # what the line says is a secret
-                expected = f"{TOKEN_EXPECTED}; then, after blanks, perhaps `{_WRITE}` and `{_DATASTORE}NAME`"
+            token, *allowed = line.split()
+            if not is_token(token) or allowed not in ([], [_WRITE]):  # what the line says is a secret
+                expected = f"{TOKEN_EXPECTED}; then, after a blank, perhaps `{_WRITE}`"
                 raise ServeError(describe(path, f"line {number}", "not a token with what it allows", expected))
-            grants.append(grant)
+            grants.append(Grant(token, bool(allowed)))
     if not grants:
         raise ServeError(describe(path, "token file", "without a token", "one token a line"))
     return grants
 
 
-def _grant(line: str) -> Grant | None:
-    """Return the grant of a line; None if the line is malformed."""
-    token, *allowed = line.split()
-    names = frozenset(word.removeprefix(_DATASTORE) for word in allowed if word.startswith(_DATASTORE))
-    others = [word for word in allowed if not word.startswith(_DATASTORE)]
-    if not is_token(token) or "" in names or others not in ([], [_WRITE]):
-        return None
-    return Grant(token, bool(others), names or None)
+class BearerTokens:
+    """The tokens that a service accepts; without any, no token is required, and every call may do everything.
+
+    Args:
+        path: a file as `grants_in` reads it, or None; of lines with the same token, the last one holds.
+        token: a further token, from the environment, that only reads.
+
+    Raises:
+        ServeError: as `grants_in`, or `token` is invalid.
+    """
+
+    def __init__(self, path: Path | None = None, token: str | None = None) -> None:
+        if token is not None and not is_token(token):
+            raise ServeError(describe("service", TOKEN_VARIABLE, "not a token", TOKEN_EXPECTED))
+        grants = [Grant(token)] if token else []
+        if path is not None:
+            grants += grants_in(path)
+        self._grants = {_digest(grant.token): grant for grant in grants}
+
+    def __bool__(self) -> bool:
+        return bool(self._grants)
+
+    def require(self, metadata: Any) -> Grant:
+        """Return what the bearer token of a call allows.
+
+        The time taken does not leak tokens: what is looked up is a digest.
+
+        Raises:
+            AuthenticationError: the call has no accepted token.
+        """
+        if not self._grants:
+            return ALL_ALLOWED
+        value = next((value for key, value in metadata or () if key == "authorization"), None)
+        if value is None:
+            raise AuthenticationError(describe("request", "authorization", "absent", _TOKEN_ASKED))
+        scheme, _, token = (value if isinstance(value, str) else value.decode("latin-1")).partition(" ")
+        grant = self._grants.get(_digest(token.strip()))
+        if grant is None or scheme.lower() != "bearer":
+            raise AuthenticationError(describe("request", "authorization", "not accepted", _TOKEN_ASKED))
+        return grant
+
+
+def require_write(grant: Grant) -> None:
+    """Raise PermissionDeniedError unless a call with `grant` may add and delete."""
+    if not grant.may_write:
+        expected = "one whose line in the token file says `write`"
+        raise PermissionDeniedError(describe("request", "token", "one that only reads", expected))
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()

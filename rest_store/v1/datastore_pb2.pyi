@@ -1,6 +1,3 @@
-import datetime
-
-from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -72,24 +69,20 @@ class DraftSessionRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[SessionOpening, _Mapping]] = ..., accepted: _Optional[_Iterable[_Union[Accepted, _Mapping]]] = ..., draft: _Optional[_Union[TreeRequest, _Mapping]] = ...) -> None: ...
 
 class SessionOpening(_message.Message):
-    __slots__ = ("selection", "tokens", "top_k", "prompt_lookup", "recycled_logits", "shared_calibration", "fixed_calibration", "max_suffix")
+    __slots__ = ("selection", "tokens", "prompt_lookup", "recycled_logits", "shared_calibration", "fixed_calibration")
     SELECTION_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
-    TOP_K_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOOKUP_FIELD_NUMBER: _ClassVar[int]
     RECYCLED_LOGITS_FIELD_NUMBER: _ClassVar[int]
     SHARED_CALIBRATION_FIELD_NUMBER: _ClassVar[int]
     FIXED_CALIBRATION_FIELD_NUMBER: _ClassVar[int]
-    MAX_SUFFIX_FIELD_NUMBER: _ClassVar[int]
     selection: Selection
-    tokens: _containers.RepeatedScalarFieldContainer[int]
-    top_k: TopK
+    tokens: bytes
     prompt_lookup: bool
     recycled_logits: bytes
     shared_calibration: str
     fixed_calibration: bool
-    max_suffix: int
-    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ..., top_k: _Optional[_Union[TopK, _Mapping]] = ..., prompt_lookup: bool = ..., recycled_logits: _Optional[bytes] = ..., shared_calibration: _Optional[str] = ..., fixed_calibration: bool = ..., max_suffix: _Optional[int] = ...) -> None: ...
+    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., tokens: _Optional[bytes] = ..., prompt_lookup: bool = ..., recycled_logits: _Optional[bytes] = ..., shared_calibration: _Optional[str] = ..., fixed_calibration: bool = ...) -> None: ...
 
 class TopK(_message.Message):
     __slots__ = ("k", "tokens")
@@ -119,13 +112,9 @@ class TreeRequest(_message.Message):
     max_nodes: int
     sequence: int
     costs: StepCosts
-    chain: ChainRequest
+    chain: bool
     min_score: float
-    def __init__(self, max_nodes: _Optional[int] = ..., sequence: _Optional[int] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., chain: _Optional[_Union[ChainRequest, _Mapping]] = ..., min_score: _Optional[float] = ...) -> None: ...
-
-class ChainRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    def __init__(self, max_nodes: _Optional[int] = ..., sequence: _Optional[int] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., chain: bool = ..., min_score: _Optional[float] = ...) -> None: ...
 
 class StepCosts(_message.Message):
     __slots__ = ("of_step",)
@@ -180,7 +169,7 @@ class DescribeResponse(_message.Message):
     def __init__(self, version: _Optional[str] = ..., datastores: _Optional[_Iterable[_Union[DatastoreDescription, _Mapping]]] = ..., limits: _Optional[_Union[ServiceLimits, _Mapping]] = ...) -> None: ...
 
 class DatastoreDescription(_message.Message):
-    __slots__ = ("name", "tokenizer", "token_count", "document_count", "shard_count", "size", "built", "format_version", "live", "part")
+    __slots__ = ("name", "tokenizer", "token_count", "document_count", "shard_count", "size", "built", "live", "writable", "part")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FIELD_NUMBER: _ClassVar[int]
     TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -188,8 +177,8 @@ class DatastoreDescription(_message.Message):
     SHARD_COUNT_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     BUILT_FIELD_NUMBER: _ClassVar[int]
-    FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     LIVE_FIELD_NUMBER: _ClassVar[int]
+    WRITABLE_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     name: str
     tokenizer: TokenizerDescription
@@ -197,11 +186,11 @@ class DatastoreDescription(_message.Message):
     document_count: int
     shard_count: int
     size: int
-    built: _timestamp_pb2.Timestamp
-    format_version: int
-    live: LiveDescription
+    built: int
+    live: bool
+    writable: bool
     part: PartDescription
-    def __init__(self, name: _Optional[str] = ..., tokenizer: _Optional[_Union[TokenizerDescription, _Mapping]] = ..., token_count: _Optional[int] = ..., document_count: _Optional[int] = ..., shard_count: _Optional[int] = ..., size: _Optional[int] = ..., built: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., format_version: _Optional[int] = ..., live: _Optional[_Union[LiveDescription, _Mapping]] = ..., part: _Optional[_Union[PartDescription, _Mapping]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., tokenizer: _Optional[_Union[TokenizerDescription, _Mapping]] = ..., token_count: _Optional[int] = ..., document_count: _Optional[int] = ..., shard_count: _Optional[int] = ..., size: _Optional[int] = ..., built: _Optional[int] = ..., live: bool = ..., writable: bool = ..., part: _Optional[_Union[PartDescription, _Mapping]] = ...) -> None: ...
 
 class PartDescription(_message.Message):
     __slots__ = ("number", "parts", "build")
@@ -212,12 +201,6 @@ class PartDescription(_message.Message):
     parts: int
     build: str
     def __init__(self, number: _Optional[int] = ..., parts: _Optional[int] = ..., build: _Optional[str] = ...) -> None: ...
-
-class LiveDescription(_message.Message):
-    __slots__ = ("writable",)
-    WRITABLE_FIELD_NUMBER: _ClassVar[int]
-    writable: bool
-    def __init__(self, writable: bool = ...) -> None: ...
 
 class TokenizerDescription(_message.Message):
     __slots__ = ("name", "fingerprint", "vocabulary_size", "special_tokens", "added_tokens")
@@ -292,10 +275,12 @@ class AddRequest(_message.Message):
     def __init__(self, datastore: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[Document, _Mapping]]] = ...) -> None: ...
 
 class AddResponse(_message.Message):
-    __slots__ = ("ids",)
+    __slots__ = ("ids", "added")
     IDS_FIELD_NUMBER: _ClassVar[int]
+    ADDED_FIELD_NUMBER: _ClassVar[int]
     ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    added: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, ids: _Optional[_Iterable[str]] = ..., added: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class DeleteRequest(_message.Message):
     __slots__ = ("datastore", "ids")

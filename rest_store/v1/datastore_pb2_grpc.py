@@ -78,8 +78,8 @@ class DatastoreServiceServicer(object):
 
     def DraftSession(self, request_iterator, context):
         """The draft session of one generation, run by the service: the client sends its text once and then what is new, and
-        gets draft trees that are ready to be verified. docs/reference/protocol.md walks through it. Only for services with
-        max_session_tokens in Describe. One response per request that asks for a tree, in order.
+        gets draft trees that are ready to be verified. docs/reference/protocol.md walks through it. One response per request
+        that asks for a tree, in order.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from rest_store.bench.baselines import RestRule
 from rest_store.bench.quality import measure
 from rest_store.bench.recordings import Recording, part_of, read_recordings
-from rest_store.bench.replay import fit_calibration, replay, walk
+from rest_store.bench.replay import Outcome, fit_calibration, replay, walk
 from rest_store.cli import main
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.tree import TokenTree
@@ -150,6 +150,17 @@ def test_a_fitted_calibration_beats_the_rules_and_is_calibrated(folder: Path) ->
     assert {"session, prompt lookup alone", "session, recycled logits alone", "session, ds alone"} <= by_name.keys()
 
 
+def test_few_recordings_have_a_wide_interval() -> None:
+    few = Outcome([("all", tokens, 10) for tokens in (10, 20, 30, 40)])
+    many = Outcome(few.replays * 25)
+    assert few.mean_accepted == many.mean_accepted == 2.5
+    low, high = few.interval
+    assert (low, high) == pytest.approx((1.5, 3.5), abs=0.25)
+    assert str(few) == f"2.50 ({low:.2f} to {high:.2f})"
+    assert many.interval == pytest.approx((2.3, 2.7), abs=0.05)
+    assert Outcome(few.replays[:1]).interval == (1, 1)
+
+
 def test_parts_are_fixed_and_tasks_stay_together() -> None:
     assert [part_of(key) for key in ("HumanEval/0", "HumanEval/1", "a prompt")] == [7, 1, 8]
 
@@ -160,7 +171,9 @@ def test_bad_recordings_are_refused_by_line(tmp_path: Path, recordings: list[Rec
     for line, fragment in (
         ("{", "malformed"),
         ("[1]", "malformed"),
-        ('{"prompt": [1]}', "malformed"),
+        ('{"prompt": [1]}', "output of the prompt is absent, expected one: `rest-store bench record`"),
+        ('{"turns": ["a"]}', "output of the prompt is absent"),
+        ('{"output": [1]}', "malformed"),
         ('{"prompt": "a", "answer": "b"}', "tokenizer"),
         ('{"prompt": [1], "output": ["a"]}', "types"),
         ('{"prompt": [1], "output": [99999999999]}', "types"),

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from rest_store.bench.report import page
 from rest_store.bench.results import Result, read_results
-from rest_store.bench.tables import Table, as_markdown, shown, tables_of
+from rest_store.bench.tables import Table, shown, tables_of
 from rest_store.cli import main
 from rest_store.errors import ResultsError
 from tests.shared.html import read
@@ -29,7 +29,7 @@ def test_the_page_of_the_committed_results_is_whole_and_needs_no_network() -> No
     text = page(results, verdict="Twice as fast & more.")
     reader = read(text)
     assert set(reader.ids) == set(results)
-    assert {link.removeprefix("#") for link in reader.links} == set(results)
+    assert reader.links == []
     assert not set(reader.tags) & {"script", "link", "iframe", "img"}
     assert reader.tags.count("dl") == 2 * len(results)
     assert "Twice as fast &amp; more." in text
@@ -67,8 +67,6 @@ def test_cells_are_shown_briefly() -> None:
     cells = (None, "a", True, 1234, 0.1234, 0.01234, 0.0, 9.876, 98.76, 1234.5)
     expected = ["-", "a", "True", "1,234", "0.12", "0.0123", "0.00", "9.88", "98.8", "1,234"]
     assert [shown(cell) for cell in cells] == expected
-    table = Table("t", ["", "b"], [["x", 1.0]])
-    assert as_markdown(table) == "**t**\n\n|  | b |\n| --- | --- |\n| x | 1.00 |\n"
 
 
 def test_bad_folders_are_refused_by_name(tmp_path: Path) -> None:
@@ -80,14 +78,12 @@ def test_bad_folders_are_refused_by_name(tmp_path: Path) -> None:
         refused(ResultsError, lambda: read_results(tmp_path), str(tmp_path / "one.json"), fragment)
 
 
-def test_the_command_writes_a_page_or_markdown(tmp_path: Path) -> None:
+def test_the_command_writes_a_page(tmp_path: Path) -> None:
     for name in ("query", "speed"):
         (tmp_path / f"{name}.json").write_text(json.dumps({"benchmark": name, "results": {"M": 1.5}, "commit": "abc"}))
     assert run(tmp_path) == (0, f"{tmp_path}/report.html: 2 results\n")
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert text.index('<section id="speed">') < text.index('<section id="query">'), "what users measure comes first"
-    status, shown_text = run(tmp_path, "--markdown")
-    assert (status, "## query\n\nCommit abc.\n\n| figure |  |" in shown_text) == (0, True)
     assert json.loads(run(tmp_path, "--json")[1]) == {"out": f"{tmp_path}/report.html", "results": ["query", "speed"]}
     status, message = run(tmp_path, "--out", tmp_path / "query.json" / "x.html")
     assert (status, message.count("\n"), "not writable" in message) == (1, 1, True)

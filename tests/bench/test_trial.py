@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from rest_store.bench import trial as trying
 from rest_store.bench.results import read_results
-from rest_store.bench.trial import Trial
+from rest_store.bench.trial import METHODS, Trial
 from rest_store.cli import main
 from rest_store.datastore.manifest import Manifest
+from rest_store.generation.comparison import Speedup
 from tests.shared.tiny import write_model
 
 PROMPTS = ["for i in range(10):", "def add(first, second):", "What is a suffix array?", "import", "print(i"]
@@ -30,6 +33,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trying, "_MOST_SECONDS", 0.0)
+
+
 def trial(folder: Path, *options: object) -> Any:
     words = ["--model", folder / "model", "--corpus", folder / "corpus", "--prompts", folder / "prompts.txt"]
     words += ["--max-new-tokens", 8, *options]
@@ -40,7 +48,9 @@ def trial(folder: Path, *options: object) -> Any:
 
 @pytest.fixture(scope="module")
 def first(folder: Path) -> Any:
-    return trial(folder, "--out", folder / "out")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(trying, "_MOST_SECONDS", 0.0)
+        return trial(folder, "--out", folder / "out")
 
 
 def test_one_command_builds_records_measures_and_writes_the_page(folder: Path, first: Any) -> None:
@@ -59,11 +69,17 @@ def test_one_command_builds_records_measures_and_writes_the_page(folder: Path, f
     assert "rest-store on model" in (out / "report.html").read_text(encoding="utf-8")
     *_, place, verdict = first.stdout.splitlines()
     assert place.startswith(f"{out}/report.html: ")
-    expected = Trial.of(results["speed"].figures, results["quality"].figures["rows"]).verdict()
-    assert verdict == expected
-    assert "plain generation on 5 prompts" in verdict
+    assert verdict.startswith("5 prompts, drafts of all sources beside plain generation: ")
+    ranges = results["speed"].figures["speedup over rounds"]
+    assert f"{ranges['DraftSession']['low']:.2f} to {ranges['DraftSession']['high']:.2f} in " in verdict
+    shown = re.search(r"DraftSession +([\d.]+) ", first.stdout)
+    assert shown is not None
+    assert shown[1] == f"{ranges['DraftSession']['median']:.2f}", "the table has the figure of the verdict"
+    assert ranges["DraftSession"]["pairs"] == ranges["transformers prompt lookup"]["pairs"] >= 2
     for step in ("building", "model: ", "recording 5 outputs", "5/5 all", "replaying", "timing"):
         assert step in first.stderr, "progress"
+    turns = re.findall(r"^(plain|transformers prompt lookup|DraftSession) +[\d.]+ tokens a second$", first.stderr, re.M)
+    assert turns[:6] == [*METHODS, *reversed(METHODS)], "there and back"
 
 
 def test_a_datastore_of_the_same_corpora_is_used_again(folder: Path, first: Any) -> None:
@@ -108,26 +124,29 @@ def test_faults_are_said_in_one_line(
 
 
 FIGURES = {
-    **{"prompts": 5, "speedup": 1.94, "prompt_lookup_speedup": 1.41, "mean_tokens": 2.9, "without_datastore": 2.12},
-    **{"other_texts": 0},
+    **{"prompts": 5, "speedup": Speedup(1.94, 1.9, 1.98, 4), "prompt_lookup_speedup": Speedup(1.41, 1.4, 1.42, 4)},
+    **{"mean_tokens": 2.9, "without_datastore": 2.12, "other_texts": 0},
 }
 
 
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({}, "1.9 times as fast as plain generation on 5 prompts; the datastore brought 0.8 of M 2.9; "
-         "prompt lookup alone would give 1.4."),
-        ({"speedup": 0.8, "prompts": 1, "prompt_lookup_speedup": 1.3},
-         "slower than plain generation on 1 prompt (0.80 times as fast); the datastore brought 0.8 of M 2.9; "
-         "prompt lookup alone, which transformers has, gives more: 1.3."),
-        ({"speedup": 1.02, "without_datastore": 2.91, "other_texts": 2},
-         "no faster than plain generation on 5 prompts (1.02 times as fast); the datastore brought nothing, M is 2.9 "
-         "without it, too; prompt lookup alone, which transformers has, gives more: 1.4; 2 of the texts differ from "
-         "plain generation's."),
+        ({}, "5 prompts, drafts of all sources beside plain generation: 1.94 times as fast (1.90 to 1.98 in 4 pairs of "
+         "runs); the datastore raised M from 2.12 to 2.90; prompt lookup alone, which transformers has, gives 1.41."),
+        ({"speedup": Speedup(0.8, 0.78, 0.81, 4), "prompts": 1},
+         "1 prompt, drafts of all sources beside plain generation: 0.80 times as fast (0.78 to 0.81 in 4 pairs of "
+         "runs); the datastore raised M from 2.12 to 2.90; prompt lookup alone, which transformers has, gives more: "
+         "1.41."),
+        ({"speedup": Speedup(1.4, 0.62, 1.9, 6), "without_datastore": 2.91, "other_texts": 2},
+         "5 prompts, drafts of all sources beside plain generation: this machine is too busy for a verdict: 0.62 to "
+         "1.90 in 6 pairs of runs (1.40 times as fast in the median); the datastore brought nothing, M is 2.90 with it "
+         "and 2.91 without; prompt lookup alone, which transformers has, gives 1.41; 2 of the texts differ from plain "
+         "generation's."),
         ({"without_datastore": 3.21},
-         "1.9 times as fast as plain generation on 5 prompts; the datastore did harm, M is 2.9 with it and 3.2 "
-         "without; prompt lookup alone would give 1.4."),
+         "5 prompts, drafts of all sources beside plain generation: 1.94 times as fast (1.90 to 1.98 in 4 pairs of "
+         "runs); the datastore did harm, M is 2.90 with it and 3.21 without; prompt lookup alone, which transformers "
+         "has, gives 1.41."),
     ],
 )  # fmt: skip
 def test_the_verdict_says_what_is_so(changed: dict[str, Any], expected: str) -> None:

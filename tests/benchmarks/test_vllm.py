@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import bench_vllm
+import pytest
 
 PROMPTS = [[place] for place in range(10)]
 
@@ -57,3 +58,13 @@ def test_figures_are_relative_to_the_same_round() -> None:
         "milliseconds a step": 277.78,
         "identical": "20 of 20",
     }
+
+
+@pytest.mark.parametrize(("rows", "tokens"), [(1, 8), (2, 4), (4, 4), (8, 3), (16, 2), (32, 2)])
+def test_each_way_has_the_settings_that_are_best_for_its_rows(rows: int, tokens: int) -> None:
+    ways = bench_vllm.WAYS
+    assert bench_vllm.settings_of(ways["ngram"], rows) == {"k": tokens}
+    suffix = bench_vllm.SUFFIX_ALONE if rows == 1 else bench_vllm.SUFFIX_IN_BATCHES
+    assert bench_vllm.settings_of(ways["suffix, warm"], rows) == suffix
+    assert bench_vllm.settings_of(ways["memory, warm"], rows) == {}
+    assert not ways["memory, warm"].has_corpora

@@ -32,8 +32,8 @@ def compressed(data, suffix):
 
 GOOD = b'{"text": "x"}\n'
 BAD_LINES = {
-    b'{"text": "y"': r":2: line is not JSON \(.*column 13\), expected one JSON object a line",
-    b'{"text": "\xff"}': r":2: line is not UTF-8",
+    b'{"text": "y"': r":2: content is not JSON \(.*\), expected JSON",
+    b'{"text": "\xff"}': r":2: content is not UTF-8",
     b'"text"': ":2: record is a string, expected an object",
     b"3": ":2: record is a number, expected an object",
     b'{"other": "y"}': ":2: record is one with fields 'other', expected one of 'messages', .* or --field NAME",
@@ -43,7 +43,7 @@ BAD_LINES = {
     b'{"messages": [{"role": "user", "content": "x"}, {"n": 1}]}': ":2: turn 1 of 'messages' is one with fields 'n'",
     b'{"messages": [{"role": "user", "content": {}}]}'.replace(b"{}", b'{"a": 1}'): ":2: turn 0 .* is a object",
     b'{"data": ["x", 3]}': ":2: turn 1 of 'data' is a number, expected a text, or role and content",
-    b"[" * 100_000: r":2: line is not JSON \(RecursionError\)",
+    b"[" * 100_000: r":2: content is JSON nested too deeply",
 }
 
 
@@ -80,7 +80,7 @@ def test_a_record_without_the_chosen_field_is_named(tmp_path, record, message):
         (b'[{"text": "x"},\n', ":2: content is more or less than a list, expected the end of the file after ']'"),
         (b'[{"text": "x"}\n', ":2: content is the end of the file after a record, expected ',' or ']'"),
         (b'[{"text": "x"}]\n3', ":2: content is more or less than a list, expected the end of the file"),
-        (b'[{"text": "x"},\n{"text": ', r":2: content is not JSON \(Expecting value, column"),
+        (b'[{"text": "x"},\n{"text": ', r":2: content is not JSON \(Expecting value"),
         (b'[{"text": "x"},\n{"text": "un', r":2: content is not JSON \(Unterminated string"),
         (b'[{"text": "x"},\n\xff', r":2: content is not UTF-8, expected UTF-8 JSON"),
         (b'[{"text": "x"},\n' + b"[" * 100_000, ":2: content is JSON nested too deeply"),
@@ -93,7 +93,7 @@ def test_a_bad_json_file_is_named_with_its_line(tmp_path, content, message, chun
     path.write_bytes(content)
     monkeypatch.setattr(json_records, "_CHUNK", chunk)
     with pytest.raises(CorpusFormatError, match=f"^{path}{message}"):
-        documents(path, reader="json")
+        documents(path)
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json"])
@@ -138,10 +138,10 @@ def test_a_damaged_compressed_file_is_an_error(tmp_path, suffix):
     data[-3] ^= 1  # in the checksum, or the length
     path.write_bytes(data)
     with pytest.raises(CorpusFormatError, match=r"compressed file is damaged or truncated \(.*\), expected an intact"):
-        documents(path, reader="jsonl")
+        documents(path)
     path.write_bytes(compressed(lines, suffix) + b"trailing garbage")
     with pytest.raises(CorpusFormatError, match="compressed file is damaged or truncated"):
-        documents(path, reader="jsonl")
+        documents(path)
 
 
 def test_a_truncated_or_damaged_parquet_file_is_an_error(tmp_path):
@@ -170,40 +170,31 @@ def test_every_error_of_pyarrow_names_the_file(tmp_path, monkeypatch, error):
         monkeypatch.undo()
 
 
-def test_a_parquet_file_without_a_known_column_is_refused_unless_one_is_named(tmp_path):
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"code": ["x"], "id": [1]}), path)
-    with pytest.raises(
-        CorpusFormatError, match=r"the first record is without a known layout, expected one of .*--field"
-    ):
-        documents(path)
-    with pytest.raises(CorpusFormatError, match="the list of columns is 'code', 'id', expected one of 'messages'"):
-        documents(path, reader="parquet")
-    with pytest.raises(CorpusFormatError, match="the first record is without the field 'body'"):
-        documents(path, field="body")
-    with pytest.raises(CorpusFormatError, match="the list of columns is 'code', 'id', expected one with 'lang'"):
-        documents(path, field="code", langs=("c",))
-    with pytest.raises(CorpusFormatError, match=":row 0: field 'id' is a number, expected a text"):
-        documents(path, field="id")
-    assert documents(path, field="code") == [Document(text="x")]
-
-
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        (b"a\x00b", {}, "content is binary, expected UTF-8 text, JSON, JSONL or parquet"),
-        (b"abc\xff", {}, r"content is not UTF-8 \(byte 0xff at 3\), expected UTF-8 text"),
-        (b"x = 1", {"field": "code"}, "content is text, expected records .*, as --field code needs"),
-        (b"x = 1", {"langs": ("c",)}, "content is text, expected records .*, as --lang needs"),
-        (b'{"code": "x"}', {}, "the first record is without a known layout, expected .* or --reader text"),
-        (b'{"code": "x"}', {"field": "body"}, "the first record is without the field 'body'"),
-        (b'{"text": "x"}', {"langs": ("c",)}, r":1: language is absent \(fields 'text'\), expected 'lang'"),
+        (b"a\x00b", {}, "binary, expected text, or records with one of the fields 'messages', .*--field names"),
+        (b"abc\xff", {}, r"not UTF-8 \(byte 0xff at 3\), expected UTF-8 text"),
+        (b"x = 1", {"field": "code"}, r"no records, expected records .* with the field 'code'"),
+        (b'{"code": "x"}', {}, r"JSONL without a known field \(fields 'code'\), expected text, or records with"),
+        (b'{"code":\n"x"}', {}, r"JSON without a known field \(fields 'code'\), expected text, or records with"),
+        (
+            b'{"code": "x"}',
+            {"field": "body"},
+            r"records without this field \(fields 'code'\), expected records .* 'body'",
+        ),
+        (None, {}, r"table without a known column \(fields 'code', 'id'\), expected text, or records with"),
+        (None, {"field": "body"}, r"table without a known column \(.*\), expected records .* the field 'body'"),
+        (None, {"field": "id"}, "a number, expected a text"),
     ],
 )
 def test_a_file_that_holds_no_documents_is_refused(tmp_path, content, options, message):
     path = tmp_path / "a"
-    path.write_bytes(content)
-    with pytest.raises(CorpusFormatError, match=f"^{path}.*{message}"):
+    pq.write_table(pa.table({"code": ["x"], "id": [1]}), path)
+    assert documents(path, field="code") == [Document(text="x")]
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(CorpusFormatError, match=f"^{path}.* is {message}"):
         documents(path, **options)
 
 

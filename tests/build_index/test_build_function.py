@@ -54,7 +54,7 @@ def test_a_build_is_that_of_the_command(corpus: Path, tmp_path: Path) -> None:
         max_documents=8,
         shard_tokens=100,
         memory="4G",
-        progress=lambda running: stages.update(stage.stage for stage in running),
+        progress=lambda progress: stages.add(progress.stage),
     ) as store:
         assert isinstance(store, rest_store.Datastore)
         assert [corpus["documents"] for corpus in store.manifest.corpora] == [8, 8]
@@ -75,15 +75,6 @@ def test_numbers_of_numpy_are_numbers(corpus: Path, tmp_path: Path) -> None:
     with rest_store.build(corpus, tmp_path / "tokenizer.json", tmp_path / "ds", **options) as store:  # type: ignore[arg-type]
         assert store.manifest.options["shard_tokens"] == 100
         assert store.manifest.corpora[0]["max_documents"] == 3
-
-
-def test_records_are_chosen_by_field_and_language(tmp_path: Path) -> None:
-    write_tokenizer(tmp_path / "tokenizer.json")
-    rows = ['{"body": "def add", "lang": "Python"}', '{"body": "fn add", "lang": "Rust"}']
-    (tmp_path / "rows.jsonl").write_text("\n".join(rows))
-    where = str(tmp_path / "rows.jsonl"), str(tmp_path / "tokenizer.json"), str(tmp_path / "ds")
-    store = rest_store.build(*where, field="body", langs="python", reader="jsonl", workers=1)
-    assert store.info().document_count == 1
 
 
 def test_a_tokenizer_may_be_loaded_already(corpus: Path, tmp_path: Path) -> None:
@@ -107,8 +98,7 @@ def test_errors_are_those_of_the_command(corpus: Path, tmp_path: Path, monkeypat
         (CorpusNotFoundError, "corpus is absent", (tmp_path / "none", tokenizer), {}),
         (BuildError, "the number of corpora is 0", ([], tokenizer), {}),
         (TokenizerLoadError, "tokenizer is absent", (corpus, tmp_path / "none.json"), {}),
-        (TokenizerLoadError, "tokenizer is a object without tokenizer.json, expected a fast", (corpus, object()), {}),
-        (CorpusError, "reader is 'x', expected one of parquet", (corpus, tokenizer), {"reader": "x"}),
+        (TokenizerLoadError, "tokenizer is a object, expected a fast tokenizer", (corpus, object()), {}),
         (BuildError, "the number of tokens is 1, expected 2..", (corpus, tokenizer), {"shard_tokens": 1}),
         (BuildError, "shard_tokens is 100.0, expected a whole number", (corpus, tokenizer), {"shard_tokens": 100.0}),
         (BuildError, "workers is '2', expected a whole number", (corpus, tokenizer), {"workers": "2"}),

@@ -76,13 +76,13 @@ def interrupt(monkeypatch, owner, name, call, *, after=False, error=KilledError)
 
 
 PLACES = [
-    (slices, "_write_batch", 16, False),
+    (slices, "content_digest", 55, False),
     (shard_tokens.ShardTokens, "_write", 30, False),
     (shard_tokens.ShardTokens, "_complete", 3, False),
     (shard_tokens.ShardTokens, "_complete", 3, True),
     (shard_sorter, "write_suffixes", 4, False),
     (shard_sorter, "write_suffixes", 4, True),
-    (builder.Build, "complete", 1, False),
+    (builder, "_manifest", 1, False),
     (builder.Staging, "write", 2, True),
     (builder.Staging, "put_in_place", 1, False),
 ]
@@ -104,7 +104,7 @@ def test_a_build_resumes_to_the_same_bytes(corpus, tokenizer, out, expected, mon
 
 
 def test_what_is_there_is_not_made_again(corpus, tokenizer, out, expected, monkeypatch):
-    interrupt(monkeypatch, builder.Build, "complete", 1)
+    interrupt(monkeypatch, builder, "_manifest", 1)
     with pytest.raises(KilledError):
         build_quick(corpus, tokenizer, out, shard_tokens=500)
     monkeypatch.undo()
@@ -112,7 +112,7 @@ def test_what_is_there_is_not_made_again(corpus, tokenizer, out, expected, monke
     def refuse(*arguments, **others):
         raise AssertionError("work is done again")
 
-    monkeypatch.setattr(slices, "_write_batch", refuse)
+    monkeypatch.setattr(slices, "content_digest", refuse)
     monkeypatch.setattr(TokensWriter, "append", refuse)
     monkeypatch.setattr(shard_sorter, "write_suffixes", refuse)
     build_quick(corpus, tokenizer, out, shard_tokens=500, resume=True)
@@ -120,7 +120,7 @@ def test_what_is_there_is_not_made_again(corpus, tokenizer, out, expected, monke
 
 
 def test_the_size_of_shards_is_that_of_the_unfinished_build(corpus, tokenizer, out, monkeypatch):
-    interrupt(monkeypatch, builder.Build, "complete", 1)
+    interrupt(monkeypatch, builder, "_manifest", 1)
     with pytest.raises(KilledError):
         build_quick(corpus, tokenizer, out, memory=4 << 30)
     monkeypatch.undo()
@@ -154,24 +154,6 @@ def test_nothing_to_resume(corpus, tokenizer, out):
     with pytest.raises(ResumeError, match="ds: unfinished build is absent, expected one that was interrupted"):
         build_quick(corpus, tokenizer, out, resume=True)
     assert leftovers(out) == []
-
-
-def test_an_unfinished_build_is_not_overwritten_unasked(interrupted, tokenizer, tmp_path, corpus, expected):
-    message = (
-        r"unfinished build is present, with 2 finished shards, expected none: continue it with --resume, or remove"
-    )
-    refuse(replace(interrupted, resume=False), message)
-    others = [tmp_path / "a", tmp_path / "b"]
-    for number, out in enumerate(others):
-        build_quick(write_jsonl(tmp_path / f"{number}.jsonl", [f"text {number}"]), tokenizer, out)
-    with pytest.raises(ResumeError, match=message):
-        merge(others, interrupted.out)
-    with LiveDatastore.open(tmp_path / "live", tokenizer=load_tokenizer(tokenizer).identity) as live:
-        live.add([[1, 2, 3]])
-        with pytest.raises(ResumeError, match=message):
-            export(live, interrupted.out)
-    build(interrupted)
-    assert contents(interrupted.out) == expected
 
 
 def test_other_options_are_refused_by_name(interrupted, expected):
@@ -213,46 +195,63 @@ def test_a_damaged_shard_is_refused(interrupted):
     other = tokens.with_name("shard-00000.tokens").read_bytes()
     assert len(other) != len(before)
     tokens.write_bytes(other)
-    refuse(interrupted, r"shard-00001\.tokens: the number of positions is \d+, expected \d+; remove .*\.ds\.building")
+    refuse(interrupted, r"shard-00001\.tokens: the number of positions is \d+, expected \d+; or build without --resume")
 
 
-@pytest.mark.parametrize("after", [False, True])
-def test_a_build_that_ends_while_it_is_put_in_place_is_put_there_by_the_next(
-    corpus, tokenizer, out, expected, monkeypatch, after
-):
-    build_quick(write_jsonl(corpus.parent / "old.jsonl", ["old"]), tokenizer, out)
-    interrupt(monkeypatch, builder.Staging, "_replace", 1)
-    if after:
-        monkeypatch.undo()
-        interrupt(monkeypatch, builder.Staging, "discard", 1)
+# --- Without `resume` ------------------------------------------------------------------------------------------------
+
+
+def test_the_same_build_goes_on_with_what_is_there(interrupted, expected, tmp_path):
+    assert build(replace(interrupted, resume=False)).resumed_shards == 2
+    assert contents(interrupted.out) == expected
+
+
+def test_another_build_begins_anew(interrupted, tokenizer, tmp_path):
+    summary = build(replace(interrupted, resume=False, shard_tokens=None))
+    assert (summary.shards, summary.resumed_shards) == (1, 0)
+    assert leftovers(interrupted.out) == []
+
+
+def test_the_memory_decides_the_size_of_shards_again(corpus, tokenizer, out, monkeypatch):
+    interrupt(monkeypatch, builder, "_manifest", 1)
     with pytest.raises(KilledError):
-        build_quick(corpus, tokenizer, out, shard_tokens=500)
+        build_quick(corpus, tokenizer, out, memory=4 << 30)
     monkeypatch.undo()
-    assert leftovers(out) == [".ds.building"]
-    with pytest.raises(ResumeError, match="unfinished build is absent"):
-        build_quick(corpus, tokenizer, out, shard_tokens=500, resume=True)
-    assert contents(out) == expected
-    assert leftovers(out) == []
+    assert build_quick(corpus, tokenizer, out).resumed_shards == 0
+
+
+def test_a_damaged_build_begins_anew(interrupted, expected):
+    tokens = interrupted.out.parent / ".ds.building" / "datastore" / "shard-00001.tokens"
+    tokens.write_bytes(tokens.read_bytes()[:-1])
+    build(replace(interrupted, resume=False))
+    assert contents(interrupted.out) == expected
+
+
+def test_a_merge_and_an_export_take_the_place_of_an_unfinished_build(interrupted, tokenizer, tmp_path):
+    others = [tmp_path / "a", tmp_path / "b"]
+    for number, out in enumerate(others):
+        build_quick(write_jsonl(tmp_path / f"{number}.jsonl", [f"text {number}"]), tokenizer, out)
+    assert merge(others, interrupted.out).document_count == 2
+    with LiveDatastore.open(tmp_path / "live", tokenizer=load_tokenizer(tokenizer).identity) as live:
+        live.add([[1, 2, 3]])
+        assert export(live, interrupted.out).info().document_count == 1
+    assert leftovers(interrupted.out) == []
 
 
 # --- Failures --------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_of_a_corpus_that_is_repaired_begins_the_build_anew(corpus, tokenizer, out, expected):
-    good = corpus.read_text()
-    corpus.write_text("".join(good.splitlines(keepends=True)[:50]) + "{not JSON\n")
-    with pytest.raises(CorpusError, match=r"corpus\.jsonl:51: line is not JSON"):
+def test_a_corpus_that_has_to_be_repaired_leaves_nothing_to_resume(corpus, tokenizer, out):
+    corpus.write_text("".join(corpus.read_text().splitlines(keepends=True)[:50]) + "{not JSON\n")
+    with pytest.raises(CorpusError, match=r"corpus\.jsonl:51: content is not JSON"):
         build_quick(corpus, tokenizer, out, shard_tokens=500)
-    assert kept_shards(out) > 2
-    corpus.write_text(good)
-    with pytest.raises(ResumeError, match="ds: corpus files is"):
-        build_quick(corpus, tokenizer, out, shard_tokens=500, resume=True)
+    assert leftovers(out) == []
 
 
 @pytest.mark.parametrize(
     ("owner", "name", "kept"),
     [
-        (slices, "_write_batch", 0),
+        (slices, "content_digest", 0),
         (TokensWriter, "append", 0),
         (TokensWriter, "close", 3),
         (shard_sorter, "write_suffixes", 4),

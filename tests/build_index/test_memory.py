@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +16,7 @@ from build_index.memory import (
     shard_bytes,
 )
 from build_index.size import parse_size, size_text
-from build_index.suffix_array import max_positions, peak_bytes
+from build_index.suffix_array import max_positions
 from rest_store.datastore.memory import available_bytes
 from rest_store.errors import BuildError, MemoryBudgetError
 from tests.shared.corpora import write_files
@@ -28,16 +26,25 @@ from tests.shared.corpora import write_files
     budget=st.integers(600 * MIB, 64 << 30),
     process=st.integers(0, 100 * MIB),
     vocabulary_size=st.sampled_from([400, 49_152, 65_536, 151_936]),
+    sorts=st.integers(1, 40),
+    workers=st.integers(0, 40),
 )
-def test_the_largest_power_of_two_that_fits_is_chosen(budget, process, vocabulary_size):
-    plan = plan_memory(budget, process, vocabulary_size)
+def test_the_parts_fit_into_the_budget_and_the_shard_is_as_large_as_it_allows(
+    budget, process, vocabulary_size, sorts, workers
+):
+    plan = plan_memory(budget, process, vocabulary_size, None, sorts, workers)
     limit = max_positions(vocabulary_size)
-    spent = plan.process + plan.digests + WORK_BYTES
-    assert plan.process >= process
-    assert spent + shard_bytes(plan.shard_positions, vocabulary_size) <= budget
+    fixed = process + plan.digests + WORK_BYTES
+    assert fixed + plan.sorts * plan.shard + plan.workers * (process + WORK_BYTES) <= budget
+    assert plan.shard == shard_bytes(plan.shard_positions, vocabulary_size)
+    assert 1 <= plan.sorts <= sorts
+    assert plan.workers == 0 or 2 <= plan.workers <= workers
+    assert plan.decoder_bytes >= 128 * MIB
+    assert plan.shard_positions == plan_memory(budget, process, vocabulary_size).shard_positions
     if plan.shard_positions < limit:
         assert plan.shard_positions & (plan.shard_positions - 1) == 0
-        assert spent + shard_bytes(min(2 * plan.shard_positions, limit), vocabulary_size) > budget
+        twice = shard_bytes(min(2 * plan.shard_positions, limit), vocabulary_size)
+        assert fixed + 64 * MIB + twice > budget
 
 
 def test_small_changes_of_the_budget_leave_the_shard_as_it_is():
@@ -54,11 +61,6 @@ def test_no_shard_is_larger_than_what_can_be_sorted(vocabulary_size, most):
         plan_memory(1 << 50, 0, vocabulary_size, 1)
 
 
-def test_a_shard_counts_its_mapped_tokens():
-    assert shard_bytes(1 << 24, 49_152) >= peak_bytes(1 << 24, 49_152) + 2 * (1 << 24)
-    assert shard_bytes(1 << 24, 70_000) >= peak_bytes(1 << 24, 70_000) + 3 * (1 << 24)
-
-
 def test_too_small_a_budget_says_what_suffices():
     with pytest.raises(
         MemoryBudgetError, match=r"the memory budget is 100\.0 MiB, expected at least .* MiB for"
@@ -66,24 +68,6 @@ def test_too_small_a_budget_says_what_suffices():
         plan_memory(100 * MIB, 90 * MIB, 49_152)
     enough = parse_size(str(error.value).split("at least ")[1].split(" for")[0])
     assert plan_memory(enough + MIB, 90 * MIB, 49_152).shard_positions == SMALLEST_SHARD
-
-
-def test_a_compressed_file_may_take_what_is_left():
-    plan = plan_memory(2 << 30, 0, 49_152, 1 << 20)
-    assert plan.decoder_bytes == 128 * MIB + plan.spare
-    assert plan.spare == plan.budget - plan.digests - WORK_BYTES - shard_bytes(1 << 20, 49_152)
-
-
-def test_as_many_shards_are_sorted_at_once_as_fit():
-    size = 1 << 24
-    alone = plan_memory(4 << 30, 0, 49_152, size)
-    assert alone.sorts == 1
-    fitting = 1 + alone.spare // alone.shard
-    assert 4 < fitting < 40
-    for workers in (2, fitting, 40):
-        plan = plan_memory(4 << 30, 0, 49_152, size, workers)
-        assert (plan.shard_positions, plan.sorts) == (size, min(workers, fitting))
-        assert 0 <= plan.spare == alone.spare - (plan.sorts - 1) * plan.shard
 
 
 def test_a_shard_that_is_asked_for_must_fit():
@@ -128,7 +112,7 @@ def test_the_available_memory_is_that_of_the_system(tmp_path):
     assert resident_bytes("VmNone") == 0
 
 
-def test_a_control_group_of_version_2_limits_what_is_available(tmp_path):
+def test_a_control_group_limits_what_is_available(tmp_path):
     files = {
         "proc/meminfo": MEMINFO,
         "proc/self/cgroup": "0::/a/b\n",
@@ -142,31 +126,6 @@ def test_a_control_group_of_version_2_limits_what_is_available(tmp_path):
     assert available_bytes(tmp_path) == 150_000
     write_files(tmp_path, {"sys/fs/cgroup/a/memory.current": "900000\n"})
     assert available_bytes(tmp_path) == 0
-
-
-def test_a_control_group_of_version_1_limits_what_is_available(tmp_path):
-    files = {
-        "proc/meminfo": MEMINFO,
-        "proc/self/cgroup": "5:cpu,cpuacct:/x\n4:memory:/../x\n",
-        "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
-        "sys/fs/cgroup/memory/memory.usage_in_bytes": "5\n",
-        "sys/fs/cgroup/memory/x/memory.limit_in_bytes": "600000\n",
-        "sys/fs/cgroup/memory/x/memory.usage_in_bytes": "100000\n",
-        "sys/fs/cgroup/memory/x/memory.stat": "inactive_file 7\ntotal_inactive_file 1000\n",
-    }
-    write_files(tmp_path, files)
-    assert available_bytes(tmp_path) == 501_000
-
-
-def test_a_control_group_may_have_any_name(tmp_path):
-    write_files(tmp_path, {"proc/meminfo": MEMINFO})
-    group = tmp_path / "sys/fs/cgroup" / os.fsdecode(b"\xff")
-    group.mkdir(parents=True)
-    (group / "memory.max").write_text("500000\n")
-    (group / "memory.current").write_text("400000\n")
-    (tmp_path / "proc/self").mkdir()
-    (tmp_path / "proc/self/cgroup").write_bytes(b"0::/\xff\n")
-    assert available_bytes(tmp_path) == 100_000
 
 
 @pytest.mark.parametrize("meminfo", [None, "MemTotal: 5 kB\n", "MemAvailable: many\n"])

@@ -18,7 +18,6 @@ from build_index.corpus_spec import CorpusSpec
 from build_index.documents import Document
 from build_index.readers import json_records
 from build_index.readers import text as text_reader
-from rest_store.errors import CorpusFormatError
 
 TURNS = ["Hi", "Hello", "Bye", "Good bye"]
 CHAT = (("user", "Hi"), ("assistant", "Hello"), ("user", "Bye"), ("assistant", "Good bye"))
@@ -126,10 +125,10 @@ def test_origins_name_file_and_line_or_row(tmp_path):
     assert [document.origin for document in documents(values)] == [f"{values}:2", f"{values}:4", f"{values}:4"]
     table = tmp_path / "a.parquet"
     pq.write_table(pa.table({"content": ["a", "b"], "path": ["x.py", None]}), table)
-    assert [document.origin for document in documents(table)] == [f"{table}:row 0 (x.py)", f"{table}:row 1"]
+    assert [document.origin for document in documents(table)] == [f"{table}:row 0", f"{table}:row 1"]
 
 
-# --- Fields and languages --------------------------------------------------------------------------------------------
+# --- Fields -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -153,20 +152,6 @@ def test_a_field_inside_a_column_can_be_read(tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"meta": [{"code": "x", "n": 1}, {"code": "y", "n": 2}], "text": ["no", "no"]}), path)
     assert documents(path, field="meta.code") == [Document(text="x"), Document(text="y")]
-
-
-@pytest.mark.parametrize("form", ["jsonl", "parquet"])
-def test_languages_are_compared_in_any_case(tmp_path, form):
-    rows = [{"content": f"{language}", "lang": language} for language in ("Python", "C", "python", "Rust", None)]
-    path = tmp_path / "a"
-    if form == "parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    corpus = open_corpus(CorpusSpec(str(path), langs=("PYTHON", "rust")))
-    assert [document.text for document in corpus] == ["Python", "python", "Rust"]
-    assert corpus.provenance()["skipped"] == {"language": 2}
-    assert corpus.provenance()["langs"] == ["PYTHON", "rust"]
 
 
 def test_empty_documents_are_dropped_and_counted(tmp_path):
@@ -200,37 +185,6 @@ def test_rows_that_are_not_utf8_are_dropped_and_counted(tmp_path):
     assert corpus.provenance()["skipped"] == {"not UTF-8": 1}
 
 
-# --- Readers that are forced -----------------------------------------------------------------------------------------
-
-
-def test_a_forced_reader_is_used(tmp_path):
-    path = tmp_path / "a.jsonl"
-    line = '{"text": "x"}\n'
-    path.write_text(line)
-    assert documents(path, reader="text") == [Document(text=line)]
-    assert documents(path, reader="json") == documents(path, reader="jsonl") == [Document(text="x")]
-    path.write_text(json.dumps([RECORDS["UltraChat"]]))
-    assert documents(path, reader="chat") == [Document(messages=CHAT)]
-
-
-@pytest.mark.parametrize(
-    ("reader", "content", "found"),
-    [
-        ("parquet", b'{"text": "x"}', "parquet file is damaged or truncated"),
-        ("jsonl", b"x = 1\n", r":1: line is not JSON \(Expecting value, column 1\)"),
-        ("jsonl", b'[{"text": "x"}]', ":1: record is a list, expected an object"),
-        ("json", b"x = 1\n", r":1: content is not JSON \(Expecting value"),
-        ("chat", b'{"text": "x"}\n', ":1: field 'text' is a text, expected a conversation"),
-        ("text", b"\x00\x01", r"content is binary \(a NUL byte at 0\)"),
-    ],
-)
-def test_a_forced_reader_refuses_what_it_does_not_take(tmp_path, reader, content, found):
-    path = tmp_path / "a"
-    path.write_bytes(content)
-    with pytest.raises(CorpusFormatError, match=f"^{path}.*{found}"):
-        documents(path, reader=reader)
-
-
 # --- Memory ------------------------------------------------------------
 
 
@@ -241,9 +195,7 @@ def test_json_values_do_not_depend_on_where_chunks_end(tmp_path, chunk, monkeypa
     monkeypatch.setattr(json_records, "_CHUNK", chunk)
     for text in (json.dumps(records, indent=3), " \n".join(map(json.dumps, records)), json.dumps(records)):
         path.write_text(text)
-        assert [document.text for document in documents(path, reader="json")] == [r["text"] for r in records]
-    path.write_text(" [ ] \n")
-    assert documents(path, reader="json") == []
+        assert [document.text for document in documents(path)] == [r["text"] for r in records]
 
 
 def test_a_large_text_file_is_read_in_pieces_that_end_with_lines(tmp_path, monkeypatch):

@@ -6,9 +6,6 @@ import gzip
 import json
 import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -40,6 +37,7 @@ def test_a_source_tree_is_read_in_order_and_skipped_files_are_counted(tmp_path):
         "list.json": "[1, 2]",
         "settings.toml": "[section]\n",
         "a/fake.gz": b"\x1f\x8bnot gzip at all",
+        "a/fake.zst": b"\x28\xb5\x2f\xfdnot zstd at all",
         "a/readme.gz": gzip.compress(b"compressed text"),
         "a/data.gz": gzip.compress(b"\0\1\2"),
     }
@@ -50,7 +48,7 @@ def test_a_source_tree_is_read_in_order_and_skipped_files_are_counted(tmp_path):
     assert names(tmp_path, documents) == ["a/readme.gz", "a/z.py", "a.txt", *expected[3:]]
     assert documents[0].text == "compressed text"
     provenance = corpus.provenance()
-    assert provenance["skipped"] == {"binary": 3, "empty": 1, "not UTF-8": 1}
+    assert provenance["skipped"] == {"binary": 4, "empty": 1, "not UTF-8": 1}
     assert provenance["reader"] == "tree"
     assert provenance["documents"] == 7
     assert provenance["conversations"] == 0
@@ -78,9 +76,9 @@ def test_data_files_in_a_directory_are_read_by_their_readers(tmp_path):
     assert (provenance["documents"], provenance["conversations"], provenance["files"]) == (7, 4, 5)
     assert provenance["bytes"] == corpus.size_hint  # what was passed over counts, too: a bar reaches its end
 
-    corpus, documents = read_corpus(tmp_path, langs=("python",), exclude=("*.json*", "x"))
-    assert documents == [Document(text="x = 1")]
-    assert corpus.provenance()["skipped"] == {"language": 1, "no records": 1, "table without a known column": 1}
+    corpus, documents = read_corpus(tmp_path, field="content", exclude=("*.json*", "x"))
+    assert documents == texts
+    assert corpus.provenance()["skipped"] == {"no records": 1, "table without a known column": 1}
 
 
 def test_a_bad_data_file_in_a_directory_is_an_error_that_names_it(tmp_path):
@@ -103,16 +101,6 @@ def test_a_bad_data_file_in_a_directory_is_an_error_that_names_it(tmp_path):
     write_files(tmp_path, {"a/bad.parquet": b"PAR1 and nothing more"})
     with pytest.raises(CorpusFormatError, match=f"^{tmp_path}/a/bad.parquet: parquet file is damaged"):
         read_corpus(tmp_path)
-
-
-def test_a_forced_reader_reads_every_file_of_a_directory(tmp_path):
-    line = '{"text": "x"}\n'
-    write_files(tmp_path, {"a.jsonl": line, "b": line})
-    assert read_corpus(tmp_path, reader="text")[1] == [Document(text=line)] * 2
-    assert read_corpus(tmp_path, reader="jsonl")[1] == [Document(text="x")] * 2
-    write_files(tmp_path, {"c": "no JSON"})
-    with pytest.raises(CorpusFormatError, match=f"^{tmp_path}/c:1: line is not JSON"):
-        read_corpus(tmp_path, reader="jsonl")
 
 
 def test_files_of_tools_in_a_tree_are_left_out(tmp_path):
@@ -157,21 +145,18 @@ def test_globs_choose_files(tmp_path, include, exclude, expected):
         ("a?c", "abc", True),
         ("a?c", "a/c", False),
         ("a.c", "abc", False),
-        ("a[", "a[", True),
-        ("[]]", "]", True),
         ("[a-c]x", "bx", True),
-        ("[a\\]", "\\", True),
         ("(a|b)+", "(a|b)+", True),
-        ("[[]", "[", True),
-        ("[a&&b]", "&", True),
-        ("[+--]", ",", True),
-        ("[a~~]", "~", True),
-        ("[!]", "[!]", True),
     ],
 )
 def test_globs_match(glob, path, matches):
     assert (compile_globs([glob]).fullmatch(path) is not None) is matches
     assert compile_globs([]).fullmatch(path) is None
+
+
+def test_a_malformed_glob_is_refused_at_once(tmp_path):
+    with pytest.raises(CorpusError, match=r"a glob is '\*\*x' .*, expected one with \*\* for whole names"):
+        open_corpus(CorpusSpec(str(tmp_path), include=("**x",)))
 
 
 def test_links_make_no_loops_and_special_files_are_counted(tmp_path):
@@ -212,22 +197,9 @@ def test_a_pipe_named_as_a_manifest_is_not_waited_for(tmp_path):
 
 
 def test_a_datastore_is_no_corpus(tmp_path):
-    write_files(tmp_path, {"manifest.json": MANIFEST})
-    with pytest.raises(CorpusError, match=f"^{tmp_path}: corpus is a datastore, expected documents"):
-        read_corpus(tmp_path)
-
-
-def test_directories_may_be_nested_deeper_than_python_calls(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # each is made from the one above: a path may be too long for one call
-    for _ in range(sys.getrecursionlimit() - 10):
-        os.mkdir("d")  # noqa: PTH102
-        os.chdir("d")
-    Path("x.txt").write_text("x")
-    monkeypatch.undo()
-    try:
-        assert [document.text for document in read_corpus(tmp_path)[1]] == ["x"]
-    finally:
-        subprocess.run(["rm", "-r", tmp_path / "d"], check=True)  # shutil.rmtree calls itself
+    write_files(tmp_path, {"manifest.json": MANIFEST, "a.txt": "text"})
+    corpus, documents = read_corpus(tmp_path)
+    assert (documents, corpus.provenance()["skipped"]) == ([], {"datastore": 1})
 
 
 def test_what_vanishes_from_a_tree_meanwhile_is_counted_and_passed_over(tmp_path):
@@ -256,13 +228,6 @@ def test_a_file_that_vanishes_after_it_was_looked_at_is_counted(tmp_path, monkey
     corpus, documents = read_corpus(tmp_path)
     assert names(tmp_path, documents) == ["b.txt"]
     assert (corpus.provenance()["skipped"], corpus.provenance()["files"]) == ({"vanished": 1}, 1)
-
-
-def test_names_may_hold_line_ends(tmp_path):
-    write_files(tmp_path, {"a\nb.txt": "x", "c\nd/e.jsonl": "no JSON"})
-    with pytest.raises(CorpusFormatError, match=r"c\nd/e.jsonl:1: line is not a JSON object"):
-        read_corpus(tmp_path)
-    assert names(tmp_path, read_corpus(tmp_path, exclude=("c*",))[1]) == ["a\nb.txt"]
 
 
 def test_a_sparse_file_is_binary(tmp_path):

@@ -13,8 +13,10 @@ import pytest
 from build_index import staging as module
 from build_index.errors import output_errors
 from build_index.staging import Staging, final_place, kept_shards
+from rest_store.datastore.check import check_datastore
 from rest_store.errors import OutputError, ResumeError
-from tests.shared.builds import contents
+from tests.shared.builds import build_here, command, contents, run_build, write_jsonl
+from tests.shared.live import until
 
 OLD = {"manifest.json": '{"format": "rest-store"}', "shard-00000.tokens": "old", "tokenizer.json": "{}"}
 NEW = {"manifest.json": '{"format": "rest-store", "new": 1}', "shard-00000.tokens": "new"}
@@ -102,27 +104,71 @@ def test_only_one_build_at_a_time(tmp_path):
         pass
 
 
-def test_a_file_system_without_locks_will_do(tmp_path, monkeypatch):
-    def flock(descriptor, operation):
-        raise OSError(errno.ENOLCK, "No locks available")
+NO_LOCKS = """
+import errno, fcntl
+def flock(descriptor, operation):
+    raise OSError(errno.ENOLCK, "No locks available")
+fcntl.flock = flock
+"""
 
-    monkeypatch.setattr(module.fcntl, "flock", flock)
-    with Staging(tmp_path / "ds") as staging:
-        staging.start()
-        assert staging.datastore.is_dir()
+LOCKS_OF_NFS = """
+import errno, fcntl, os
+lock = fcntl.flock
+def flock(descriptor, operation):  # Linux turns it into a lock of a range, for which the file is open for writing
+    if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDWR:
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    lock(descriptor, operation)
+fcntl.flock = flock
+"""
+
+WAITING = """
+import sys
+from pathlib import Path
+from build_index import staging
+put_in_place = staging.Staging.put_in_place
+def placing(self):
+    Path({mark!r}).touch()
+    sys.stdin.read()
+    put_in_place(self)
+staging.Staging.put_in_place = placing
+"""
+
+
+@pytest.fixture
+def arguments(tmp_path, tokenizer, out):
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", ["some text", "and more"])
+    return ["--corpus", corpus, "--tokenizer", tokenizer, "--out", out]
+
+
+def test_a_file_system_without_locks_is_refused_by_name(arguments, out):
+    process = run_build(*arguments, before=NO_LOCKS)
+    message = f"{out.parent}/.ds.building: the datastore cannot be written (its file system has no locks: No locks avai"
+    assert (process.returncode, process.stdout) == (1, "")
+    assert process.stderr.startswith(f"Error: {message}")
+    assert not out.exists()
+
+
+def test_the_second_of_two_builds_is_refused_on_nfs(arguments, out, tmp_path):
+    mark = tmp_path / "mark"
+    before = LOCKS_OF_NFS + WAITING.format(mark=str(mark))
+    first = subprocess.Popen(command(*arguments, before=before), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    until(mark.exists)
+    second = run_build(*arguments, before=LOCKS_OF_NFS)
+    assert (second.returncode, second.stdout) == (1, "")
+    assert "another process is building this datastore" in second.stderr
+    first.communicate(b"")
+    assert first.returncode == 0
+    check_datastore(out)
 
 
 # --- Into place ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("before", ["nothing", "an empty directory", "a datastore"])
-@pytest.mark.parametrize("exchange", [True, False])
-def test_a_datastore_is_put_in_place(tmp_path, monkeypatch, before, exchange):
+def test_a_datastore_is_put_in_place(tmp_path, before):
     out = tmp_path / "ds"
     if before != "nothing":
         fill(out, OLD if before == "a datastore" else {})
-    if not exchange:
-        monkeypatch.setattr(module, "_exchanged", lambda first, second: False)
     with Staging(out) as staging:
         staging.start()
         fill(staging.datastore, NEW)
@@ -130,6 +176,34 @@ def test_a_datastore_is_put_in_place(tmp_path, monkeypatch, before, exchange):
         staging.put_in_place()
     assert texts(out) == NEW
     assert list(tmp_path.iterdir()) == [out]
+
+
+def test_what_is_renamed_is_on_the_disk_first(arguments, out, monkeypatch):
+    """After a loss of power, a name stands for all that was written under it; and no old shard for a new one."""
+    synced, early = set(), []
+    fsync, rename = os.fsync, Path.rename
+
+    def syncing(descriptor):
+        synced.add(os.path.realpath(f"/proc/self/fd/{descriptor}"))
+        fsync(descriptor)
+
+    def renaming(path, target):
+        if str(path) not in synced:
+            early.append(str(path))
+        synced.discard(str(path.parent))  # whose entries change
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", syncing)
+    monkeypatch.setattr(Path, "rename", renaming)
+    exchange = module._exchanged
+    monkeypatch.setattr(module, "_exchanged", lambda *places: early.extend(unsynced(places[0])) or exchange(*places))
+
+    def unsynced(datastore):
+        return [str(path) for path in (datastore, datastore.parent) if str(path) not in synced]
+
+    for _ in range(2):
+        assert build_here(*arguments).exit_code == 0
+    assert [path for path in early if not path.endswith("plan.json")] == []
 
 
 def test_directories_are_exchanged_where_that_is_supported(tmp_path, monkeypatch):
@@ -146,7 +220,7 @@ def test_directories_are_exchanged_where_that_is_supported(tmp_path, monkeypatch
 
 def test_a_directory_that_appeared_meanwhile_is_left_alone(tmp_path):
     with Staging(tmp_path / "ds") as staging:
-        staging.start()
+        staging.start({})
         fill(staging.datastore, NEW)
         fill(tmp_path / "ds", {"notes.txt": "mine"})
         with pytest.raises(OutputError, match=r"one with other content \('notes\.txt'\)"):
@@ -161,16 +235,8 @@ def test_starting_removes_what_an_earlier_build_left(tmp_path):
     assert kept_shards(tmp_path / "ds") == 1
     with Staging(tmp_path / "ds") as staging:
         staging.start()
-        assert texts(staging.path) == {}
+        assert texts(staging.path) == {"lock": ""}
     assert kept_shards(tmp_path / "ds") == 0
-
-
-def test_nothing_to_resume(tmp_path):
-    with Staging(tmp_path / "ds") as staging:
-        message = r"ds: unfinished build is absent, expected one that was interrupted; build without --resume"
-        with pytest.raises(ResumeError, match=message):
-            staging.unfinished_plan()
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_full_disk_is_an_output_error(tmp_path):
@@ -189,17 +255,13 @@ def test_a_place_without_write_permission(tmp_path):
 
 
 def test_a_new_build_that_is_killed_while_it_clears_an_unfinished_one_leaves_nothing_to_resume(tmp_path, monkeypatch):
-    with Staging(tmp_path / "ds") as unfinished:
-        unfinished.start()
-        (unfinished.path / "a-file").write_bytes(b"before the plan by name")
-        (unfinished.path / "plan.json").write_bytes(b"{}")
-    removed = []
+    fill(tmp_path / ".ds.building" / "datastore", NEW)
+    (tmp_path / ".ds.building" / "plan.json").write_text("{}")
 
-    def remove_one(entry):
-        removed.append(entry.name)
+    def killed(self):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "_remove", remove_one)
-    with pytest.raises(KeyboardInterrupt), Staging(tmp_path / "ds") as new:
-        new.start()
-    assert removed == ["plan.json"]
+    monkeypatch.setattr(Staging, "_remove_files", killed)
+    with pytest.raises(KeyboardInterrupt):
+        Staging(tmp_path / "ds").start()
+    assert kept_shards(tmp_path / "ds") == 0

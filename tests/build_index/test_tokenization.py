@@ -10,16 +10,18 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer
 
-from build_index import target_tokenizer, tokenization
+from build_index import target_tokenizer
 from build_index.documents import Document
 from build_index.tokenization import TargetTokenizer, load_tokenizer
 from rest_store.datastore.tokenizer import identity_of
-from rest_store.errors import TokenizerLoadError, TokenRangeError
+from rest_store.errors import TokenizerLoadError
 from tests.shared.models import (
     CHATML,
     byte_level_bpe,
     conversation,
+    decoded,
     installed_file,
+    rendered,
     smollm2_gguf,
     unigram,
     word_level,
@@ -45,9 +47,9 @@ def test_the_template_and_special_tokens_beside_a_tokenizer_json_are_used(tmp_pa
     config |= {"bos_token": {"content": "<|im_start|>"}, "eos_token": "<|im_end|>", "pad_token": None}
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     loaded = load_tokenizer(tmp_path / "tokenizer.json")
-    assert loaded.render([("user", "hi")]) == "<|im_start|>hi<|im_end|>"
+    assert rendered(loaded, "hi") == "<|im_start|>hi<|im_end|>"
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].role }}")
-    assert load_tokenizer(tmp_path / "tokenizer.json").render([("user", "hi")]) == "user"
+    assert rendered(load_tokenizer(tmp_path / "tokenizer.json"), "hi") == "user"
 
 
 def test_a_template_that_is_not_utf8_is_refused(byte_level_file, tmp_path):
@@ -61,7 +63,7 @@ def test_templates_with_strange_names_are_passed_over(byte_level_file, tmp_path)
     (tmp_path / "tokenizer.json").write_bytes(byte_level_file.read_bytes())
     templates = [{"name": ["x"], "template": "x"}, 7, {"name": "default", "template": "{{ messages[0].role }}"}]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
-    assert load_tokenizer(tmp_path / "tokenizer.json").render([("user", "hi")]) == "user"
+    assert rendered(load_tokenizer(tmp_path / "tokenizer.json"), "hi") == "user"
 
 
 def test_a_directory_with_only_a_tokenizer_json_is_loaded(byte_level_file):
@@ -78,9 +80,8 @@ def test_a_directory_is_loaded_by_transformers_and_renders_as_transformers_does(
     loaded = load_tokenizer(str(tmp_path))
     turns = [("system", " be brief "), ("user", "What is a suffix array?"), ("assistant", "Sorted\n\npositions.")]
     messages = [{"role": role, "content": content} for role, content in turns]
-    assert loaded.render(turns) == fast.apply_chat_template(messages, tokenize=False)
     expected = fast.apply_chat_template(messages, return_dict=False)
-    assert loaded.encode_conversations([Document(messages=tuple(turns))])[0].tolist() == expected
+    assert loaded.encode_documents([Document(messages=tuple(turns))])[0].tolist() == expected
     assert identity_of(fast) == loaded.identity == chat.identity
 
 
@@ -89,16 +90,15 @@ def test_a_gguf_file_is_loaded():
     loaded = load_tokenizer(path)
     assert loaded.identity.vocabulary_size == 49152
     assert loaded.identity.special_tokens["<|im_end|>"] == 2
-    tokens = loaded.encode_conversations([conversation("Hi <|im_end|>")])[0]
-    assert loaded.decode(tokens).endswith("<|im_start|>user\nHi <|im_end|><|im_end|>\n")
+    tokens = loaded.encode_documents([conversation("Hi <|im_end|>")])[0]
+    assert decoded(loaded, tokens).endswith("<|im_start|>user\nHi <|im_end|><|im_end|>\n")
     assert np.count_nonzero(tokens == 2) == 2  # of the system message and the user's: not the one in the content
     assert tokens.dtype == np.uint16
     again = TargetTokenizer(loaded.to_json(), "from the datastore")
     assert again.identity == loaded.identity
-    cached = load_tokenizer(path)
-    assert (cached.to_json(), cached.chat_template) == (loaded.to_json(), loaded.chat_template)
 
 
+@pytest.mark.slow
 def test_mistrals_vocabulary_of_131072_tokens_is_loaded(tmp_path):
     path = installed_file("mistral_common", "data/tekken_240911.json")
     converter = pytest.importorskip("transformers.integrations.mistral.tokenizer")
@@ -109,7 +109,7 @@ def test_mistrals_vocabulary_of_131072_tokens_is_loaded(tmp_path):
     assert loaded.identity.vocabulary_size == 131072
     assert tokens.dtype == np.uint32
     assert tokens.max() > 65535
-    assert loaded.decode(tokens) == text
+    assert decoded(loaded, tokens) == text
     assert not set(tokens.tolist()) & set(loaded.identity.special_tokens.values())
 
 
@@ -119,104 +119,6 @@ def test_tokens_are_as_wide_as_the_vocabulary_needs(size, dtype):
     tokens = loaded.encode(f"w1 w{size - 1} w{size}")
     assert tokens.tolist() == [1, size - 1, 0]
     assert tokens.dtype == dtype
-
-
-@pytest.mark.parametrize(
-    "name", ["absent/tokenizer.json", "./absent", "/absent/model", "a/b/c", "model.gguf", "~/absent/x"]
-)
-def test_an_absent_path_is_not_looked_up_on_the_hub(name, monkeypatch):
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(TokenizerLoadError, match=f"^{name}: tokenizer is absent, expected a tokenizer.json, a .gguf"):
-        load_tokenizer(name)
-
-
-@pytest.mark.parametrize(
-    ("content", "found"),
-    [
-        (b"{", "refused by tokenizers"),
-        (b"[]", "refused by tokenizers"),
-        (b'{"model": {"vocab": {}}}', "refused by tokenizers"),
-        (b"\xff\xfe\x00", "a file of another kind"),
-        (b"GGUF\x00\x00", "refused by transformers"),
-    ],
-)
-def test_a_file_that_is_no_tokenizer_is_refused_in_one_line(tmp_path, content, found):
-    path = tmp_path / "tokenizer.json"
-    path.write_bytes(content)
-    with pytest.raises(TokenizerLoadError) as error:
-        load_tokenizer(path)
-    assert str(error.value).startswith(f"{path}: tokenizer is {found}")
-    assert "\n" not in str(error.value)
-
-
-def test_a_file_that_cannot_be_read_is_refused(tmp_path, monkeypatch):
-    path = tmp_path / "tokenizer.json"
-    path.write_text("{}")
-
-    def refuse(*_args, **_options):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr("pathlib.Path.open", refuse)
-    with pytest.raises(TokenizerLoadError, match=r"the tokenizer cannot be read \(Permission denied\)"):
-        load_tokenizer(path)
-
-
-def test_a_directory_that_holds_no_tokenizer_is_refused(tmp_path):
-    (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(TokenizerLoadError, match="tokenizer is refused by transformers") as error:
-        load_tokenizer(tmp_path)
-    assert "\n" not in str(error.value)
-
-
-def test_a_damaged_configuration_is_named(tmp_path):
-    byte_level_bpe().save(str(tmp_path / "tokenizer.json"))
-    for content, found in (("{", "not JSON"), ("[]", "a list")):
-        (tmp_path / "tokenizer_config.json").write_text(content)
-        with pytest.raises(TokenizerLoadError, match=f"tokenizer_config.json: content is {found}"):
-            load_tokenizer(tmp_path / "tokenizer.json")
-
-
-def _from_pretrained(monkeypatch, function):
-    transformers = pytest.importorskip("transformers")
-    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", function)
-    monkeypatch.setattr(tokenization, "hub_failure", lambda name: None)
-
-
-def test_a_name_that_the_hub_does_not_know_is_refused_in_one_line(monkeypatch):
-    def refuse(name, **options):
-        assert options == {"trust_remote_code": False, "local_files_only": False}
-        raise OSError(f"{name} is not a local folder\nand not a model identifier")
-
-    _from_pretrained(monkeypatch, refuse)
-    with pytest.raises(
-        TokenizerLoadError, match=r"^nobody/nothing: .*\(nobody/nothing is not a local folder\), expected"
-    ):
-        load_tokenizer("nobody/nothing")
-
-
-def test_a_tokenizer_in_pure_python_is_refused(monkeypatch):
-    class SlowTokenizer:
-        chat_template = None
-
-    _from_pretrained(monkeypatch, lambda name, **_options: SlowTokenizer())
-    with pytest.raises(TokenizerLoadError, match=r"a SlowTokenizer without tokenizer.json, expected a fast tokenizer"):
-        load_tokenizer("owner/slow")
-
-
-@pytest.mark.parametrize(
-    ("package", "source"), [("tokenizers", None), ("transformers", "owner/name"), ("gguf", "x.gguf")]
-)
-def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(
-    package, source, byte_level_file, tmp_path, monkeypatch
-):
-    if source == "x.gguf":
-        (tmp_path / source).write_bytes(b"GGUF")
-        source = tmp_path / source
-    monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(
-        TokenizerLoadError, match=rf"'{package}' cannot be imported .* pip install 'rest-store\[build\]'"
-    ):
-        load_tokenizer(source or byte_level_file)
 
 
 # --- Texts -----------------------------------------------------------------------------------------------------------
@@ -263,7 +165,7 @@ def test_documents_are_tokenized_as_the_tokenizer_does(chat):
     texts = ["def add(first, second):\n    return first\n", "", "naïve café 你好", "  \n\n", "x" * 50]
     reference = byte_level_bpe()
     assert [tokens.tolist() for tokens in chat.encode_batch(texts)] == [reference.encode(text).ids for text in texts]
-    assert all(chat.decode(chat.encode(text)) == text for text in texts)
+    assert all(decoded(chat, chat.encode(text)) == text for text in texts)
     assert chat.encode("").dtype == np.uint16
 
 
@@ -290,8 +192,8 @@ def test_padding_truncation_and_dropout_have_no_effect():
 
 
 def test_lone_surrogates_are_replaced(chat):
-    assert chat.decode(chat.encode("a\ud800b")) == "a\ufffdb"
-    assert chat.decode(chat.encode("\ud83d\ude00")) == "\U0001f600"
+    assert decoded(chat, chat.encode("a\ud800b")) == "a\ufffdb"
+    assert decoded(chat, chat.encode("\ud83d\ude00")) == "\U0001f600"
 
 
 def test_long_texts_are_encoded_in_pieces_at_line_ends_and_in_several_batches(chat, monkeypatch):
@@ -305,7 +207,7 @@ def test_long_texts_are_encoded_in_pieces_at_line_ends_and_in_several_batches(ch
     assert pieces[0].tolist() == whole[0]
     assert pieces[2].tolist() == []
     assert pieces[3].tolist() == whole[3]
-    assert [chat.decode(tokens) for tokens in pieces] == texts
+    assert [decoded(chat, tokens) for tokens in pieces] == texts
 
 
 def test_several_threads_get_the_same_tokens(chat):
@@ -324,8 +226,7 @@ def test_token_text_shows_what_a_token_adds_to_a_text(chat):
     assert "".join(chat.token_text(token) for token in chat.encode(text)[:6].tolist()) in text
     assert chat.token_text(chat.encode(" range").tolist()[0]).startswith(" ")
     assert chat.token_text(chat.identity.special_tokens["<|im_end|>"]) == "<|im_end|>"
-    first_byte = chat.encode("你").tolist()[0]
-    assert chat.token_text(first_byte) == "\\xe4"
+    assert chat.token_text(chat.encode("你").tolist()[0]) == "\ufffd"
 
 
 def test_token_text_keeps_the_space_that_decoders_drop_at_the_beginning():
@@ -338,12 +239,3 @@ def test_an_id_without_token_is_shown_by_its_number():
     fields = json.loads(word_level(3).to_str())
     fields["model"]["vocab"]["w9"] = 9
     assert TargetTokenizer(json.dumps(fields), "x").token_text(5) == "<5>"
-
-
-@pytest.mark.parametrize("token", [-1, 10**6])
-def test_ids_outside_the_vocabulary_are_refused(chat, token):
-    last = chat.identity.vocabulary_size - 1
-    with pytest.raises(TokenRangeError, match=rf"token id is {token}, expected 0..{last}"):
-        chat.token_text(token)
-    with pytest.raises(TokenRangeError, match=rf"token id is {token}, expected 0..{last}"):
-        chat.decode([1, token])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import struct
 from collections.abc import Callable
@@ -38,7 +39,7 @@ def directory(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("offset", "value", "error", "found", "expected"),
     [
-        (0, b"\x89PNG", NotAShardError, "b'\\x89PNG", "b'\\x89RST"),
+        (0, b"\x89PNG", NotAShardError, "file is of another kind", "a "),
         (8, b"\x0a\x0b\x0c\x0d", ByteOrderError, "big-endian", "little-endian"),
         (8, bytes(4), ShardHeaderError, "0x00000000", "0x0a0b0c0d"),
         (12, b"\2\0", FormatVersionError, "2", "1"),
@@ -61,26 +62,20 @@ def test_a_fault_that_every_shard_file_may_have(
 
 CONTRADICTIONS: list[tuple[str, int, str, int, str]] = [
     # file, offset, struct code, value, what the message says
-    ("tokens", 14, "<H", 512, "byte 15 of the header is 2, expected 1"),
     ("tokens", 16, "<I", 3, "byte 16 of the header is 3, expected 2"),
     ("tokens", 20, "<I", 0, f"vocabulary size is 0, expected 1..{MAX_VOCABULARY}"),
-    ("tokens", 20, "<I", 2**24, f"vocabulary size is {2**24}, expected 1..{MAX_VOCABULARY}"),
     ("tokens", 20, "<I", 70_000, "byte 16 of the header is 2, expected 3"),
     ("tokens", 24, "<Q", 0, f"position count is 0, expected 1..{MAX_POSITIONS}"),
     ("tokens", 24, "<Q", MAX_POSITIONS + 1, f"position count is {MAX_POSITIONS + 1}, expected 1..{MAX_POSITIONS}"),
-    ("tokens", 24, "<Q", 6, "byte 40 of the header is 14, expected 12"),
     ("tokens", 32, "<Q", 0, "document count is 0, expected 1..3"),
     ("tokens", 32, "<Q", 4, "document count is 4, expected 1..3"),
-    ("tokens", 40, "<Q", 2**63, "byte 40 of the header is 0, expected 14"),
     ("tokens", 251, "<B", 255, "byte 251 of the header is 255, expected 0"),
     ("suffixes", 16, "<I", 0, "entry bits is 0, expected 1..30"),
     ("suffixes", 16, "<I", 31, "entry bits is 31, expected 1..30"),
     ("suffixes", 16, "<I", 4, "entry bits is 4, expected 3"),
-    ("suffixes", 20, "<I", 32, "byte 20 of the header is 32, expected 64"),
     ("suffixes", 24, "<Q", 0, f"entry count is 0, expected 1..{MAX_POSITIONS - 1}"),
     ("suffixes", 24, "<Q", 6, "entry count is 6, expected 5"),
     ("suffixes", 32, "<Q", 0, "byte 32 of the header is 0, expected 1"),
-    ("suffixes", 40, "<Q", 8, "byte 40 of the header is 8, expected 16"),
     ("suffixes", 112, "<B", 1, "byte 112 of the header is 1, expected 0"),
 ]
 
@@ -114,25 +109,18 @@ def test_each_header_bit_is_guarded(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["tokens", "suffixes"])
-@pytest.mark.parametrize("length", [0, 7, 8, 255, 256, -8, -1])
-def test_a_truncated_file(directory: Path, kind: str, length: int) -> None:
+@pytest.mark.parametrize("place", [0, 7, 8, 255, 256, -8, -1, 1])
+def test_a_file_that_is_too_short_or_too_long(directory: Path, kind: str, place: int) -> None:
+    """Cut at a place counted from its beginning or its end; 1: a byte longer."""
     path = directory / f"shard-00001.{kind}"
     size = path.stat().st_size
-    kept = length % size
-    edit_file(path, lambda data: data.__delitem__(slice(kept, None)))
-    error = NotAShardError if 0 < kept < 8 else ShardSizeError
-    message = refused(error, lambda: Datastore.open(directory), f"{path}: ")
-    if error is ShardSizeError:
-        expected = "at least 256" if kept < 256 else f"{size} bytes"
-        assert message == f"{path}: size is {kept} bytes, expected {expected}"
-
-
-def test_a_file_that_goes_on_after_its_tail(directory: Path) -> None:
-    path = directory / "shard-00000.tokens"
-    size = path.stat().st_size
-    edit_file(path, lambda data: data.extend(b"\0"))
-    message = refused(ShardSizeError, lambda: Datastore.open(directory))
-    assert message == f"{path}: size is {size + 1} bytes, expected {size} bytes"
+    kept = size + 1 if place == 1 else place % size
+    os.truncate(path, kept)
+    if 0 < kept < 8:
+        refused(NotAShardError, lambda: Datastore.open(directory), f"{path}: ")
+    else:
+        message = refused(ShardSizeError, lambda: Datastore.open(directory))
+        assert message == f"{path}: size is {kept} bytes, expected {'at least 256' if kept < 256 else f'{size} bytes'}"
 
 
 @pytest.mark.parametrize("vocabulary_size", [300, 70_000])
@@ -155,9 +143,8 @@ def test_a_missing_file(directory: Path, kind: str) -> None:
 @pytest.mark.parametrize(("kind", "other"), [("tokens", "suffixes"), ("suffixes", "tokens")])
 def test_a_file_of_the_other_kind(directory: Path, kind: str, other: str) -> None:
     shutil.copy(directory / f"shard-00000.{other}", directory / f"shard-00000.{kind}")
-    message = refused(NotAShardError, lambda: Datastore.open(directory), f"shard-00000.{kind}: ")
-    assert f"RST{other[:3].upper()}" in message.split(", expected ")[0]
-    assert f"RST{kind[:3].upper()}" in message.split(", expected ")[1]
+    expected = f"shard-00000.{kind}: file is a {other} file, expected a {kind} file"
+    refused(NotAShardError, lambda: Datastore.open(directory), expected)
 
 
 def swap_shards(directory: Path, other: Path) -> None:

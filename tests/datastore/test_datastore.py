@@ -19,7 +19,6 @@ from rest_store.errors import (
     ContextTypeError,
     EmptyContextError,
     LimitError,
-    ManifestError,
     QueryError,
     TokenizerLoadError,
     TokenizerMismatchError,
@@ -54,18 +53,18 @@ class FiveByIndex:
 
 BAD_CONTEXTS: list[tuple[object, type[QueryError], str, str, str]] = [
     # context, error, what, what is found, what is expected; {} stands for how messages call the context
-    (None, ContextTypeError, "{}", "NoneType", "1-D integers"),
+    (None, ContextTypeError, "{}", "a NoneType", "1-D integers"),
     (5, ContextTypeError, "{}", "0-D int64", "1-D integers"),
     ("abc", ContextTypeError, "{}", "0-D <U3", "1-D integers"),
-    ({1, 2}, ContextTypeError, "{}", "set", "1-D integers"),
+    ({1, 2}, ContextTypeError, "{}", "a set", "1-D integers"),
     (np.array([[1, 2], [3, 4]]), ContextTypeError, "{}", "2-D int64", "1-D integers"),
     (np.array([1.0, 2.0]), ContextTypeError, "{}", "1-D float64", "1-D integers"),
     (np.array([True]), ContextTypeError, "{}", "1-D bool", "1-D integers"),
-    (np.array([1, 2], dtype=object), ContextTypeError, "{}", "ndarray", "1-D integers"),
-    (deque([1, [2, 3]]), ContextTypeError, "{}", "deque", "1-D integers"),
-    ([1, 2.0], ContextTypeError, "an item of {}", "2.0", "an integer"),
-    ((1, "2"), ContextTypeError, "an item of {}", "'2'", "an integer"),
-    ([[1, 2], [3, 4]], ContextTypeError, "an item of {}", "[1, 2]", "an integer"),
+    (np.array([1, 2], dtype=object), ContextTypeError, "{}", "a ndarray", "1-D integers"),
+    (deque([1, [2, 3]]), ContextTypeError, "{}", "a deque", "1-D integers"),
+    ([1, 2.0], ContextTypeError, "{}", "1-D float64", "1-D integers"),
+    ((1, "2"), ContextTypeError, "{}", "1-D <U21", "1-D integers"),
+    ([[1, 2], [3, 4]], ContextTypeError, "{}", "2-D int64", "1-D integers"),
     ([], EmptyContextError, "{}", "empty", "at least one token"),
     (np.array([], dtype=np.int32), EmptyContextError, "{}", "empty", "at least one token"),
     ([1, -1], TokenRangeError, "token id in {}", "-1", "0..299"),
@@ -173,13 +172,9 @@ def test_a_limit_out_of_range(
         assert message == f"query: {limit} is {value!r}, expected 1..{greatest}"
 
 
-@pytest.mark.parametrize("value", [1, np.uint8(1), FiveByIndex()])
-def test_limits_may_be_of_any_integer_type(store: Datastore, value: Any) -> None:
-    expected = store.draft([1], max_nodes=int(value.__index__()))
-    assert store.draft([1], max_nodes=value) == expected
-    assert store.draft_batch([[1]], max_nodes=value) == [expected]
-    assert store.longest_suffix_match([1], max_suffix=value) == (1, 2)
-    assert store.draft([1], max_depth=value, max_suffix=value).depths.max() == value.__index__()
+def test_limits_may_be_of_any_integer_type(store: Datastore) -> None:
+    limits: Any = {"max_nodes": np.uint8(2), "max_suffix": FiveByIndex(), "max_depth": np.int64(3)}
+    assert store.draft([1], **limits) == store.draft([1], max_nodes=2, max_suffix=5, max_depth=3)
 
 
 def test_the_greatest_limits_are_allowed(store: Datastore) -> None:
@@ -208,13 +203,6 @@ def test_info_says_what_the_datastore_is(store: Datastore) -> None:
     assert info.built == datetime.fromtimestamp(1_700_000_000, timezone.utc)
     assert info.manifest == Manifest.read(store.path)
     assert repr(store) == f"Datastore({str(store.path)!r}, 11 tokens, 2 shards)"
-
-
-@pytest.mark.parametrize("seconds", [10**12, -(10**12)])
-def test_a_time_of_building_that_is_no_date(store: Datastore, monkeypatch: pytest.MonkeyPatch, seconds: int) -> None:
-    """Some file systems can hold it."""
-    monkeypatch.setattr(Path, "stat", lambda path: os.stat_result([0] * 8 + [seconds, 0]))
-    refused(ManifestError, lambda: Datastore.open(store.path), "manifest.json: modification time is unreadable (")
 
 
 TOKENIZER = TokenizerIdentity("mine", "sha256:" + f"{300:064x}", 300, {}, {})

@@ -153,26 +153,3 @@ def test_a_child_of_a_process_whose_threads_query_goes_on_querying(tmp_path: Pat
     """It does not wait for the locks of threads that it does not have."""
     write_datastore(tmp_path, zipf_corpus(1, 1_500, 8, 300, 1))
     assert run_python("import warnings\nwarnings.simplefilter('ignore')\n" + FORK, tmp_path) == ("{0} True\n")
-
-
-LOST_IN_A_CHILD = """
-import os, sys
-from pathlib import Path
-from rest_store.datastore.datastore import Datastore
-from rest_store.errors import DatastoreUnavailableError
-store = Datastore.open(sys.argv[1])
-child = os.fork()
-if child == 0:
-    for path in Path(sys.argv[1]).glob("shard-*"):
-        os.truncate(path, 0)
-try:
-    if child:
-        os.waitpid(child, 0)
-    store.draft([1, 2])
-except DatastoreUnavailableError:
-    print("refused", flush=True)
-"""
-
-
-def test_pages_are_lost_by_each_process_for_itself(directory: Path) -> None:
-    assert run_python(LOST_IN_A_CHILD, directory) == "refused\nrefused\n"

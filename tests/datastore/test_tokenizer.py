@@ -7,13 +7,21 @@ import json
 import random
 
 import pytest
-from tokenizers.pre_tokenizers import PreTokenizer
+from tokenizers import Tokenizer, models
 
-from rest_store.datastore.tokenizer import TokenizerIdentity, fingerprint_of, identity_of
+from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.errors import ManifestError, TokenizerLoadError, TokenizerMismatchError
 from tests.shared.models import byte_level_bpe, serialized, unigram, word_level, word_piece
 
 KINDS = {"BPE": byte_level_bpe, "WordPiece": word_piece, "Unigram": unigram, "WordLevel": lambda: word_level(9)}
+
+
+def identity_from(fields, name="given"):
+    return TokenizerIdentity.from_tokenizer_json(json.dumps(fields), name)
+
+
+def fingerprint_of(fields):
+    return identity_from(fields).fingerprint
 
 
 @pytest.fixture(scope="module")
@@ -23,14 +31,14 @@ def bpe():
 
 @pytest.fixture
 def identity(bpe):
-    return TokenizerIdentity.from_tokenizer_json(bpe, "tiny")
+    return identity_from(bpe, "tiny")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_identity_of_each_kind_of_model_does_not_depend_on_the_order_of_keys(kind):
     fields = serialized(KINDS[kind]())
     assert fields["model"]["type"] == kind
-    identity = TokenizerIdentity.from_tokenizer_json(json.dumps(fields), "given")
+    identity = identity_from(fields)
     shuffled = copy.deepcopy(fields)
     if isinstance(shuffled["model"]["vocab"], dict):
         entries = list(shuffled["model"]["vocab"].items())
@@ -38,16 +46,8 @@ def test_identity_of_each_kind_of_model_does_not_depend_on_the_order_of_keys(kin
         shuffled["model"]["vocab"] = dict(entries)
     shuffled["added_tokens"].reverse()
     shuffled = dict(reversed(shuffled.items()))
-    assert TokenizerIdentity.from_tokenizer_json(shuffled, "shuffled") == identity
-    assert hash(TokenizerIdentity.from_tokenizer_json(shuffled, "shuffled")) == hash(identity)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_old_files_that_name_no_model_type_have_the_same_fingerprint(kind):
-    fields = serialized(KINDS[kind]())
-    expected = fingerprint_of(fields)
-    del fields["model"]["type"]
-    assert fingerprint_of(fields) == expected
+    assert identity_from(shuffled, "shuffled") == identity
+    assert hash(identity_from(shuffled, "shuffled")) == hash(identity)
 
 
 def test_vocabulary_size_is_the_greatest_id_plus_one_over_added_tokens_too(bpe, identity):
@@ -129,36 +129,9 @@ def test_padding_and_truncation_do_not_change_the_fingerprint():
     assert identity_of(tokenizer) == before
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("{", "not JSON"),
-        ("[1]", "a JSON list"),
-        ("{}", "without model.vocab (keys: none)"),
-        ('{"model": {"type": "BPE"}}', "without model.vocab"),
-        ('{"model": {"vocab": {}}}', "vocabulary is empty"),
-        ('{"model": {"vocab": {"a": -1}}}', "model.vocab is {'a': -1}"),
-        ('{"model": {"vocab": {"a": true}}}', "model.vocab is {'a': True}"),
-        ('{"model": {"vocab": [1]}}', "model.vocab is [1]"),
-        ('{"model": {"vocab": {"a": 0}, "merges": ["a"]}}', "model.merges[0] is 'a'"),
-        ('{"model": {"vocab": {"a": 0}}, "added_tokens": [{"id": 1}]}', "an added token is {'id': 1}"),
-        ("[" * 100_000, "not JSON"),
-        ('{"model": {"vocab": ' + "9" * 5_000 + "}}", "not JSON"),
-        ('{"model": {"vocab": {"a": ' + "9" * 4_000 + "}}}", "model.vocab is {'a': 999"),
-        ('{"model": {"vocab": [["a", "b"]]}}', "model.vocab is [['a', 'b']]"),
-        ('{"model": {"vocab": {"a": 0}, "merges": 5}}', "merges is 5, expected a list"),
-        ('{"model": {"vocab": {"a": 0}, "merges": [5]}}', "model.merges[0] is 5"),
-        ('{"model": {"vocab": {"a": 0}, "merges": [[1, 2]]}}', "model.merges[0] is [1, 2]"),
-        ('{"model": {"vocab": {"a": 0}}, "added_tokens": 5}', "added_tokens is 5, expected a list"),
-        ('{"model": {"vocab": {"a": 0}}, "normalizer": {"type": "Sequence", "normalizers": 5}}', "normalizers is 5"),
-    ],
-    ids=lambda value: value[:40],
-)
-def test_what_is_not_a_tokenizer_json_is_refused(text, found):
-    with pytest.raises(TokenizerLoadError) as error:
-        TokenizerIdentity.from_tokenizer_json(text, "some.json")
-    assert str(error.value).startswith("some.json: ")
-    assert found in str(error.value)
+def test_a_tokenizer_without_tokens_is_refused():
+    with pytest.raises(TokenizerLoadError, match="some: vocabulary is empty, expected at least one token"):
+        TokenizerIdentity.from_tokenizer_json(Tokenizer(models.BPE()).to_str(), "some")
 
 
 def test_the_manifest_gives_the_identity_back(identity):
@@ -171,33 +144,26 @@ def test_the_manifest_gives_the_identity_back(identity):
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    "change",
     [
-        ("name", 3),
-        ("fingerprint", "sha256:12"),
-        ("fingerprint", None),
-        ("vocabulary_size", 0),
-        ("vocabulary_size", True),
-        ("vocabulary_size", "400"),
-        ("special_tokens", ["<s>"]),
-        ("special_tokens", {"<unknown>": 1}),
-        ("added_tokens", {"<s>": -1}),
-        ("added_tokens", {"<s>": 10**6}),
-        ("added_tokens", {"<s>": "1"}),
+        *({"name": 3}, {"fingerprint": "sha256:12"}, {"fingerprint": None}, {"vocabulary_size": 0}),
+        *({"vocabulary_size": True}, {"vocabulary_size": "400"}, {"special_tokens": ["<s>"]}),
+        *({"added_tokens": {"<s>": id_}} for id_ in (-1, 10**6, "1")),
     ],
+    ids=str,
 )
-def test_a_bad_field_of_the_manifest_is_named(identity, field, value):
-    fields = {**identity.to_manifest(), field: value}
-    with pytest.raises(ManifestError, match=rf"^ds/manifest.json: tokenizer.{field} is .*, expected "):
-        TokenizerIdentity.from_manifest(fields, "ds/manifest.json")
+def test_a_bad_field_of_the_manifest_is_refused(identity, change):
+    expected = f"^ds/manifest.json: tokenizer is without a valid .*{next(iter(change))}.*, expected as in FORMAT.md"
+    with pytest.raises(ManifestError, match=expected):
+        TokenizerIdentity.from_manifest({**identity.to_manifest(), **change}, "ds/manifest.json")
 
 
 def test_the_same_tokenizer_by_another_name_is_accepted(bpe, identity):
-    identity.require_same(TokenizerIdentity.from_tokenizer_json(bpe, "another name"), "ds/")
+    identity.require_same(identity_from(bpe, "another name"), "ds/")
 
 
 def test_another_vocabulary_size_is_named(identity):
-    other = TokenizerIdentity.from_tokenizer_json(serialized(word_level(9)), "words")
+    other = identity_from(serialized(word_level(9)), "words")
     with pytest.raises(TokenizerMismatchError) as error:
         identity.require_same(other, "ds/")
     expected = f"ds/: tokenizer 'words' is one with a vocabulary of 9, expected {identity.vocabulary_size} as in 'tiny'"
@@ -207,7 +173,7 @@ def test_another_vocabulary_size_is_named(identity):
 def test_different_added_tokens_are_named(bpe, identity):
     changed = copy.deepcopy(bpe)
     _rename_an_added_token(changed)
-    other = TokenizerIdentity.from_tokenizer_json(changed, "changed")
+    other = identity_from(changed, "changed")
     id_ = identity.added_tokens["<tool_call>"]
     with pytest.raises(TokenizerMismatchError) as error:
         identity.require_same(other, "ds/")
@@ -218,7 +184,7 @@ def test_different_added_tokens_are_named(bpe, identity):
 def test_different_merges_have_different_fingerprints(bpe, identity):
     changed = copy.deepcopy(bpe)
     _swap_two_merges(changed)
-    other = TokenizerIdentity.from_tokenizer_json(changed, "changed")
+    other = identity_from(changed, "changed")
     with pytest.raises(TokenizerMismatchError, match=f"{other.fingerprint} .vocabulary, merges or normalizer differ"):
         identity.require_same(other, "ds/")
 
@@ -241,16 +207,3 @@ def test_identity_of_takes_every_form_of_a_fast_tokenizer(identity):
     assert identity_of(tokenizer, "mine").name == "mine"
     assert identity_of(Fast()) == identity
     assert identity_of(Fast()).name == "owner/model"
-
-
-@pytest.mark.parametrize("other", [object(), None, "gpt2", 5])
-def test_identity_of_refuses_other_objects(other):
-    with pytest.raises(TokenizerLoadError, match=f"tokenizer is a {type(other).__name__}, expected a fast tokenizer"):
-        identity_of(other)
-
-
-def test_identity_of_says_why_a_tokenizer_cannot_be_serialized():
-    tokenizer = byte_level_bpe()
-    tokenizer.pre_tokenizer = PreTokenizer.custom(object())
-    with pytest.raises(TokenizerLoadError, match=r"tokenizer is a Tokenizer without a tokenizer\.json \(.*[Cc]ustom"):
-        identity_of(tokenizer)

@@ -120,13 +120,6 @@ def evaluated(calibration: Calibration, features: npt.NDArray[np.float32]) -> np
     return np.frombuffer(ways.pop(), np.float32)
 
 
-def of_places(features: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    """Features of candidates of places with 32 each."""
-    shared = _kernel.SHARED_FEATURES
-    features[:, shared] = features[np.arange(len(features)) // 32 * 32][:, shared]
-    return features
-
-
 def random_gbdt(seed: int, count: int, scale: float) -> bytes:
     """Trees with thresholds that many share, and leaves of very different sizes."""
     rng = np.random.default_rng(seed)
@@ -142,7 +135,7 @@ def random_gbdt(seed: int, count: int, scale: float) -> bytes:
 def test_trees_are_evaluated_to_the_same_bits_everywhere(count: int, rows: int, scale: float) -> None:
     """Leaves are rounded to a 16-bit multiple of a power of two, the least that the greatest of them allows."""
     calibration = Calibration(random_gbdt(count, count, scale))
-    features = of_places(np.random.default_rng(rows).integers(-6, 6, size=(rows, FEATURES)).astype(np.float32) / 4)
+    features = np.random.default_rng(rows).integers(-6, 6, size=(rows, FEATURES)).astype(np.float32) / 4
     expected = log_odds(calibration, features)
     greatest = np.abs(trees_of(calibration)["leaves"]).max(initial=0)
     tolerance = count * greatest / 2**15 + np.abs(expected).max() * 1e-6
@@ -158,7 +151,7 @@ def test_sums_of_very_many_trees_do_not_overflow() -> None:
 
 def test_the_default_is_evaluated_as_its_file_has_it() -> None:
     default = Calibration.default()
-    features = of_places(np.random.default_rng(1).choice(trees_of(default)["thresholds"].ravel(), size=(500, FEATURES)))
+    features = np.random.default_rng(1).choice(trees_of(default)["thresholds"].ravel(), size=(500, FEATURES))
     errors = evaluated(default, features) - log_odds(default, features)
     assert np.abs(errors).max() < 0.01  # of log odds
 

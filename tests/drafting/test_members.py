@@ -143,12 +143,12 @@ def test_a_member_that_fails_is_left_out_of_the_step_and_counted(store: Datastor
     away = ScriptedSource(failure, TREE)
     with DraftSession([store, away], [1, 2], source_timeout=30) as session:
         assert session.draft() == DraftSession([store], [1, 2]).draft()
-        assert session.statistics.dropped == {(1, why): 1}
-        assert session.statistics.absent[1].steps == 1
+        assert session.statistics.dropped == {("scripted", why): 1}
+        assert session.statistics.absent["scripted"].steps == 1
         session.accept([3], node_top_k=[[1]] * (1 + session.statistics.drafted))
         tree = session.draft()
         assert {4, 5} <= set(tree.tokens.tolist())
-        assert session.statistics.dropped == {(1, why): 1}
+        assert session.statistics.dropped == {("scripted", why): 1}
         assert session.statistics.absent == {}
     assert all(0 < timeout <= 30 for (timeout,) in away.calls("receive"))
 
@@ -170,7 +170,7 @@ def test_parts_of_a_source_are_members_and_count_once(store: Datastore) -> None:
         for member in away.opened:
             member.session.close()  # it raises from now on
         assert len(session.draft(8)) == 0
-        assert session.statistics.dropped == {(0, "error"): 1}
+        assert session.statistics.dropped == {("elsewhere", "error"): 1}
 
 
 @pytest.mark.parametrize("answer", [TokenizerMismatchError("another"), TokenizerMismatchError])
@@ -179,19 +179,22 @@ def test_a_member_of_another_tokenizer_is_left_out_for_good(store: Datastore, an
     with DraftSession([away, store], [1, 2]) as session:
         for _ in range(3):
             assert len(session.draft()) > 0
-        assert session.statistics.dropped == {(0, "tokenizer"): 3}
+        assert session.statistics.dropped == {("scripted", "tokenizer"): 3}
     assert len(away.calls("send")) == 1
     assert len(away.calls("close")) == 1
 
 
 def test_a_source_that_cannot_open_a_session_is_left_out_for_good(store: Datastore) -> None:
     class Closed:
+        def __str__(self) -> str:
+            return "closed"
+
         def members(self, *_: object) -> Any:
             raise ServiceUnavailableError("the client is closed")
 
     with DraftSession([Closed(), store], [1, 2]) as session:
         assert len(session.draft()) == len(session.draft()) > 0
-        assert session.statistics.dropped == {(0, "error"): 2}
+        assert session.statistics.dropped == {("closed", "error"): 2}
 
 
 @pytest.mark.parametrize("interrupt", [KeyboardInterrupt(), SystemExit(), KeyboardInterrupt])
@@ -233,7 +236,7 @@ def test_batches_ask_all_members_before_they_wait_for_any(store: Datastore) -> N
     assert trees[0] == trees[3] != trees[2]
     assert trees[1] == DraftSession([store], [1, 2]).draft(4)
     assert trees[2].tokens.tolist() == DraftSession([PromptLookup()], TEXT).draft(8).tokens.tolist()
-    assert [session.statistics.dropped for session in sessions] == [{}, {}, {(0, "error"): 1}, {}]
+    assert [session.statistics.dropped for session in sessions] == [{}, {}, {("scripted", "error"): 1}, {}]
     accept_all(sessions, [[5]] * 4, node_top_k=[[[1]] * (1 + len(tree)) for tree in trees])
     assert [session.statistics.accepted for session in sessions] == [1, 0, 1, 1]
     assert [source.calls("accept")[0][2] for source in sources] == [[[1]] * 4, None, [[1]] * 4]

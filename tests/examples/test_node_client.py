@@ -14,7 +14,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -48,9 +48,8 @@ import { Service } from "./dist/service.js";
 const service = await Service.connect(process.argv[1]);
 let session;
 for await (const line of createInterface({ input: process.stdin })) {
-  const { prompt, options, before, accept, topK, nodeTopK, nodes, costs } = JSON.parse(line);
+  const { prompt, options, accept, topK, nodeTopK, nodes, costs } = JSON.parse(line);
   if (prompt) session = new DraftSession(service, prompt, options);
-  for (const token of before ?? []) session.accept([token]);
   if (accept) session.accept(accept, topK, nodeTopK);
   const columns = (tree) => Object.fromEntries(Object.entries(tree).map(([name, column]) => [name, [...column]]));
   const failure = ({ reason, message }) => ({ reason, message });
@@ -132,34 +131,31 @@ def first_tree(directory: Path, text: list[int]) -> TokenTree:
         return session.draft(NODES)
 
 
-class Text:
-    """A prompt, an output, and the steps in which a session in process drafts it.
+class Text(NamedTuple):
+    """A prompt, and of each step in which a session in process writes after it, the draft and the accepted tokens."""
 
-    Of each step, `trees` has the draft, and `accepted` the tokens.
-    """
-
-    def __init__(self, directory: Path) -> None:
-        documents = CORPUS.documents
-        pieces = [documents[place % len(documents)][3:20] for place in range(0, 60, 3)]
-        self.prompt = [token for piece in pieces[:4] for token in piece]
-        self.output = [token for piece in pieces[2:] for token in piece]
-        self.trees: list[TokenTree] = []
-        self.accepted: list[list[int]] = []
-        place = 0
-        with session_in_process(directory, self.prompt) as session:
-            while place < len(self.output):
-                tree = session.draft(NODES)
-                accepted = self.output[place : place + len(tree.longest_path(self.output[place:])) + 1]
-                self.trees.append(tree)
-                self.accepted.append(accepted)
-                session.accept(accepted)
-                place += len(accepted)
+    prompt: list[int]
+    trees: list[TokenTree]
+    accepted: list[list[int]]
 
 
 @pytest.fixture(scope="module")
 def text(directory: Path) -> Text:
-    text = Text(directory)
-    assert len(text.output) > 1.5 * len(text.accepted) > 15  # drafts were accepted, and others were not
+    documents = CORPUS.documents
+    pieces = [documents[place % len(documents)][3:20] for place in range(0, 60, 3)]
+    prompt = [token for piece in pieces[:4] for token in piece]
+    rest = [token for piece in pieces[2:] for token in piece]
+    text = Text(prompt, [], [])
+    with session_in_process(directory, prompt) as session:
+        while rest:
+            tree = session.draft(NODES)
+            count = len(tree.longest_path(rest)) + 1
+            text.trees.append(tree)
+            text.accepted.append(rest[:count])
+            session.accept(rest[:count])
+            rest = rest[count:]
+    assert len(text.trees) > 10
+    assert sum(map(len, text.accepted)) > 1.5 * len(text.trees), "drafts were accepted, and others were not"
     return text
 
 
@@ -171,10 +167,7 @@ class Client:
         self._process = subprocess.Popen(command, cwd=BUILD, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def step(self, **step: object) -> dict[str, Any]:
-        """Do what a step says; return the tree then drafted.
-
-        A step begins with a `prompt`, accepts the tokens `before` one by one, and those of `accept` with their top-k.
-        """
+        """Begin with a `prompt`, or accept tokens with their top-k; return the tree then drafted."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(json.dumps({"nodes": NODES, "options": PATIENT, **step}) + "\n")
@@ -209,10 +202,10 @@ def test_trees_are_those_of_a_session_in_process(service: Service, text: Text) -
 def test_top_k_and_costs_reach_the_session(service: Service, directory: Path, text: Text) -> None:
     (first, second, *_), k = text.accepted, 3
     costs = [10.0 + nodes**2 for nodes in range(NODES + 1)]
-    source = np.random.default_rng(1)
+    source, written = np.random.default_rng(1), [token for tokens in text.accepted for token in tokens]
 
     def likely(rows: int) -> list[list[int]]:
-        return source.choice(text.output, (rows, k)).tolist()  # type: ignore[no-any-return]
+        return source.choice(written, (rows, k)).tolist()  # type: ignore[no-any-return]
 
     top_k = likely(len(text.prompt) + len(first))
     with Client(service.target) as client, session_in_process(directory, text.prompt) as session:
@@ -261,12 +254,6 @@ def test_a_broken_stream_is_opened_again_from_the_text(built: None, directory: P
         require_same(drafted, first_tree(directory, text.prompt + first + second + third))
 
 
-def test_tokens_may_be_accepted_for_long_without_a_tree(service: Service, text: Text) -> None:
-    with Client(service.unix) as client:
-        require_same(client.step(prompt=text.prompt), text.trees[0])
-        assert client.step(before=[7] * 1025)["tokens"]
-
-
 def test_a_late_tree_is_not_waited_for(service: Service, text: Text) -> None:
     with Client(service.target) as client:
         client.step(prompt=text.prompt, options={"lateMs": 100})
@@ -283,13 +270,3 @@ def test_a_refused_request_has_its_reason(service: Service, text: Text) -> None:
         other = {"tokenizerFingerprint": "sha256:" + "0" * 64}
         assert client.step(prompt=text.prompt, options=PATIENT | other)["reason"] == "TOKENIZER_MISMATCH"
         require_same(client.step(prompt=text.prompt), text.trees[0])
-
-
-def test_a_wrong_token_is_reported(built: None, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with running(directory, environment={"REST_STORE_TOKEN": "secret"}) as service:
-        replay = ("node", "dist/replay.js", service.target, EXAMPLE / "recordings.jsonl")
-        refused = run(*replay)
-        assert refused.returncode == 1
-        assert refused.stderr.startswith("Error: UNAUTHENTICATED: ")
-        monkeypatch.setenv("REST_STORE_TOKEN", "secret")
-        assert run(*replay).returncode == 0

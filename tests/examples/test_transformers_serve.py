@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -18,19 +17,13 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    GenerationConfig,
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import rest_store
 from tests.shared.builds import build_quick, documents, write_jsonl
-from tests.shared.models import CHATML, byte_level_bpe
+from tests.shared.clients import free_port
 from tests.shared.services import PATIENCE
+from tests.shared.tiny import write_model
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "transformers-serve"
 TEXTS = documents(60)
@@ -40,17 +33,7 @@ TEXTS = documents(60)
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model's directory with the example in it, and a datastore `ds` beside it."""
     place = tmp_path_factory.mktemp("serve")
-    torch.manual_seed(0)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=byte_level_bpe(), eos_token="<|im_end|>", pad_token="<|im_end|>"
-    )
-    tokenizer.chat_template = CHATML
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=2, max_position_embeddings=512, eos_token_id=None, pad_token_id=0, bos_token_id=None,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(place / "model")
-    tokenizer.save_pretrained(place / "model")
+    write_model(place / "model", max_position_embeddings=512)
     shutil.copytree(EXAMPLE / "custom_generate", place / "model" / "custom_generate")
     build_quick(write_jsonl(place / "corpus.jsonl", TEXTS), place / "model" / "tokenizer.json", place / "ds")
     return place / "model"
@@ -123,12 +106,6 @@ def serving(directory: Path, *options: str) -> Iterator[tuple[int, subprocess.Po
             yield port, server
         finally:
             server.kill()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("localhost", 0))
-        return int(probe.getsockname()[1])
 
 
 def asked(port: int, server: subprocess.Popen[str], model: Path, prompt: str, **options: Any) -> str:

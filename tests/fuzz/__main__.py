@@ -32,7 +32,7 @@ def main(minutes: float, seed: int | None, only: tuple[str, ...], cases: int | N
             numbers = itertools.count() if not counted else range(cases or 0) if number is None else [number]
             campaign.run(name, numbers, seconds)
     print(f"\nseed {seed}\n{campaign.table()}")
-    sys.exit(campaign.failed)
+    sys.exit(any(campaign.failed.values()))
 
 
 if __name__ == "__main__":

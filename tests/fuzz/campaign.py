@@ -16,13 +16,13 @@ import traceback
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 NAMES = ("generations", "messages", "damage", "kills", "live_kills", "engine_batches")
-CASE = "case.txt"
 HANGS_AFTER = 90  # seconds; a case takes a few, on a busy machine some more
 
 
@@ -45,12 +45,12 @@ class Fuzzer(ABC):
     @property
     def case(self) -> str:
         """The case that runs, in words: kept in a file, which tells what ran also after a crash."""
-        path = self.directory / CASE
+        path = self.directory / "case.txt"
         return path.read_text(encoding="utf-8") if path.exists() else ""
 
     @case.setter
     def case(self, words: str) -> None:
-        (self.directory / CASE).write_text(words, encoding="utf-8", errors="replace")
+        (self.directory / "case.txt").write_text(words, encoding="utf-8", errors="replace")
 
     @abstractmethod
     def run(self, chance: random.Random) -> Counter[str]:
@@ -68,20 +68,6 @@ class Result:
     outcomes: Counter[str] = field(default_factory=Counter)
     failure: str = ""
     detail: str = ""
-
-    @property
-    def kind(self) -> str:
-        """The beginning of the failure's line, without numbers."""
-        return re.sub(r"\d+", "#", self.failure)[:60]
-
-
-@dataclass
-class Tally:
-    """What the cases of one fuzzer came to: outcomes of those that held, and kinds of failure."""
-
-    cases: int = 0
-    outcomes: Counter[str] = field(default_factory=Counter)
-    failed: Counter[str] = field(default_factory=Counter)
 
 
 def chance_of(name: str, seed: int, number: int) -> random.Random:
@@ -107,75 +93,56 @@ def run_case(fuzzer: Fuzzer, chance: random.Random) -> Result:
         return Result(failure=" ".join(lines[-1].split())[:300], detail=f"{fuzzer.case}\n{''.join(lines)}")
 
 
-def _work(name: str, seed: int, directory: Path, connection: Connection) -> None:
-    """Run the cases whose numbers come in; in a process group of its own, which ends with it."""
-    os.setsid()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
-    with ExitStack() as stack:
-        fuzzer = fuzzer_of(name, directory, stack)
-        while (number := connection.recv()) is not None:
-            connection.send(run_case(fuzzer, chance_of(name, seed, number)))
-
-
 class Worker:
-    """The process that runs the cases of one fuzzer, started again when it has ended."""
+    """A process, and a process group of its own, that runs the cases of one fuzzer."""
 
-    def __init__(self, name: str, seed: int) -> None:
-        self._name, self._seed = name, seed
-        self._process: multiprocessing.process.BaseProcess | None = None
+    _stack: ExitStack  # both in the child alone
+    _fuzzer: Fuzzer
 
-    def run(self, number: int) -> Result:
-        """Run a case; a crash or a hang is its failure."""
-        if self._process is None:
-            self._start()
-        assert self._process is not None
-        (self._directory / CASE).unlink(missing_ok=True)
-        try:
-            self._connection.send(number)
-            for _ in range(HANGS_AFTER):  # seconds one by one: while both processes are stopped, none pass
-                if self._connection.poll(1.0):
-                    result: Result = self._connection.recv()
-                    return result
-        except (EOFError, OSError):
-            self._process.join()
-            status = self._process.exitcode or 0
-            how = signal.Signals(-status).name if status < 0 else f"status {status}"
-            return Result(failure=f"the process ended with {how}", detail=self._end())
-        with suppress(ProcessLookupError):
-            os.kill(self._process.pid or 0, signal.SIGUSR1)  # where it hangs, on standard error
-            time.sleep(1)
-        return Result(failure=f"no end within {HANGS_AFTER} s", detail=self._end())
-
-    def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._directory = Path(tempfile.mkdtemp(prefix="rest-store-fuzz-"))
-        self._connection, theirs = context.Pipe()
-        arguments = (self._name, self._seed, self._directory, theirs)
-        self._process = context.Process(target=_work, args=arguments, daemon=False)
-        self._process.start()
-        theirs.close()
+        context = multiprocessing.get_context("spawn")
+        self._pool = ProcessPoolExecutor(1, context, Worker._begin, (name, self._directory))
+        self._group = self._pool.submit(os.getpid).result()
 
-    def close(self) -> None:
-        """Let it end what its cases share, then end it and all its children."""
-        if self._process is not None:
-            with suppress(OSError):
-                self._connection.send(None)
-            self._process.join(60)
-            self._end()
+    @staticmethod
+    def _begin(name: str, directory: Path) -> None:
+        os.setsid()
+        faulthandler.enable(all_threads=True)
+        Worker._stack = ExitStack()
+        Worker._fuzzer = fuzzer_of(name, directory, Worker._stack)
 
-    def _end(self) -> str:
-        """End the process and all its children; return what it ran, in words."""
-        assert self._process is not None
+    @staticmethod
+    def _work(name: str, seed: int, number: int) -> Result:
+        faulthandler.dump_traceback_later(HANGS_AFTER, exit=True)
+        try:
+            return run_case(Worker._fuzzer, chance_of(name, seed, number))
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+
+    @staticmethod
+    def _end() -> None:
+        Worker._stack.close()
+
+    def run(self, seed: int, number: int) -> Result | None:
+        """Run a case; None if the process crashed or was ended because it hung, which it says on standard error."""
+        try:
+            return self._pool.submit(Worker._work, self._name, seed, number).result()
+        except BrokenProcessPool:
+            return None
+
+    def close(self) -> str:
+        """End the process and all its children; return what it ran last, in words."""
+        with suppress(BrokenProcessPool):
+            wait([self._pool.submit(Worker._end)], 60)
         with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid or 0, signal.SIGKILL)
-        self._process.kill()
-        self._process.join()
-        self._connection.close()
-        self._process = None
-        words = self._directory / CASE
-        ran = words.read_text(encoding="utf-8") if words.exists() else ""
+            os.killpg(self._group, signal.SIGKILL)
+        self._pool.shutdown()
+        case = self._directory / "case.txt"
+        words = case.read_text(encoding="utf-8") if case.exists() else ""
         shutil.rmtree(self._directory, ignore_errors=True)
-        return ran
+        return words
 
 
 class Campaign:
@@ -185,49 +152,51 @@ class Campaign:
         seed: with the name and the number of a case, all that it is made from.
 
     Attributes:
-        tallies: by name of fuzzer.
+        cases: how many there were, by name of fuzzer.
+        outcomes: of those that held, by name of fuzzer.
+        failed: kinds of failure, by name of fuzzer: their lines without numbers.
     """
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
-        self.tallies: dict[str, Tally] = {}
+        self.cases: Counter[str] = Counter()
+        self.outcomes: dict[str, Counter[str]] = {}
+        self.failed: dict[str, Counter[str]] = {}
 
     def run(self, name: str, numbers: Iterable[int], seconds: float) -> None:
         """Run the cases of these numbers until there are none or so many seconds have passed."""
-        tally = self.tallies[name] = Tally()
-        worker = Worker(name, self.seed)
+        self.outcomes[name], self.failed[name] = Counter(), Counter()
+        worker = Worker(name)
         end = time.monotonic() + seconds
         try:
             for number in numbers:
-                result = worker.run(number)
-                tally.cases += 1
-                tally.outcomes += result.outcomes
+                result = worker.run(self.seed, number)
+                if result is None:
+                    result = Result(failure="the process crashed or hung", detail=worker.close())
+                    worker = Worker(name)
+                self.cases[name] += 1
+                self.outcomes[name] += result.outcomes
                 if result.failure:
                     self._report(name, number, result)
-                    tally.failed[result.kind] += 1
                 if time.monotonic() > end:
                     break
         finally:
             worker.close()
 
     def _report(self, name: str, number: int, result: Result) -> None:
-        """Print a failure, at length if there was none like it."""
-        print(
-            f"\n{result.failure}\n  python -m tests.fuzz --only {name} --seed {self.seed} --case {number}", flush=True
-        )
-        if result.kind not in self.tallies[name].failed:
+        """Count and print a failure, at length if there was none like it."""
+        repeat = f"python -m tests.fuzz --only {name} --seed {self.seed} --case {number}"
+        print(f"\n{result.failure}\n  {repeat}", flush=True)
+        kind = re.sub(r"\d+", "#", result.failure)[:60]
+        if kind not in self.failed[name]:
             print(result.detail, flush=True)
-
-    @property
-    def failed(self) -> bool:
-        """Whether a case has."""
-        return any(tally.failed for tally in self.tallies.values())
+        self.failed[name][kind] += 1
 
     def table(self) -> str:
         """Return the counts of each fuzzer, one line for each way in which cases ended."""
         lines = []
-        for name, tally in self.tallies.items():
-            lines.append(f"{name:24}{tally.cases:>9,} cases  {tally.failed.total():>7,} failures")
-            lines += [f"  {outcome:40}{count:>9,}" for outcome, count in tally.outcomes.most_common()]
-            lines += [f"  failed: {kind:60}{count:>9,}" for kind, count in tally.failed.most_common()]
+        for name, failed in self.failed.items():
+            lines.append(f"{name:24}{self.cases[name]:>9,} cases  {failed.total():>7,} failures")
+            lines += [f"  {outcome:40}{count:>9,}" for outcome, count in self.outcomes[name].most_common()]
+            lines += [f"  failed: {kind:60}{count:>9,}" for kind, count in failed.most_common()]
         return "\n".join(lines)

@@ -6,12 +6,14 @@ answers exactly where only files that queries do not read are damaged; a check f
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 import shutil
+import struct
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +24,18 @@ import rest_store
 from rest_store.cli import main
 from rest_store.datastore.check import check_datastore
 from rest_store.datastore.datastore import Datastore
-from rest_store.datastore.manifest import FILE_NAME
+from rest_store.datastore.header import SuffixesHeader, TokensHeader, entry_bits, token_width
+from rest_store.datastore.manifest import FILE_NAME, Manifest
+from rest_store.datastore.store import Snapshot
 from rest_store.errors import RestStoreError
 from rest_store.generation.drafts import tree_fault
 from tests.fuzz import campaign
 from tests.shared.builds import build_quick, documents, write_jsonl, write_tokenizer
 from tests.shared.damage import damage, require_bounds, require_match_bounds, some_context, write_pristine
+from tests.shared.strategies import seal_datastore
 
 Contents = dict[str, bytes]
+SHARD_FILES = (".tokens", ".suffixes")
 LARGE = 1 << 24  # bytes, more than any file has unless it was made to grow
 
 
@@ -85,9 +91,62 @@ def replace(chance: random.Random, path: Path, spare: Path) -> None:
             path.symlink_to("/nowhere/at/all")
 
 
+def seal(directory: Path) -> None:
+    """Correct all checksums and counts, unless other damage is in the way."""
+    if all(path.is_file() and path.stat().st_size < LARGE for path in directory.iterdir()):
+        with suppress(struct.error, OSError, ValueError, KeyError):
+            seal_datastore(directory)
+
+
+def damage_sealed(chance: random.Random, path: Path, spare: Path) -> None:
+    """Change a shard file, with all checksums and counts, as a faulty writer would."""
+    if path.suffix in SHARD_FILES:
+        damage_bytes(chance, path, spare)
+        seal(path.parent)
+
+
+def write_nonsense(chance: random.Random, path: Path, spare: Path) -> None:
+    """Write the two files of a shard, whose headers agree and whose payloads do not."""
+    try:
+        manifest = Manifest.read(path.parent)
+    except RestStoreError:
+        return
+    vocabulary_size = manifest.tokenizer.vocabulary_size
+    width = token_width(vocabulary_size)
+    positions = chance.choice([2, 3, 64, 65, 66, 130, 700, chance.randrange(2, 700)])
+    count = chance.randrange(1, positions // 2 + 1)
+    alphabet = [chance.randrange(256**width) for _ in range(chance.choice([1, 2, 30]))] + [0, vocabulary_size - 1]
+    symbols = b"".join(chance.choice(alphabet).to_bytes(width, "big") for _ in range(positions - 1)) + b"\xff" * width
+    entries, bits = positions - count, entry_bits(positions)
+    order = [chance.randrange(2**bits) for _ in range(entries)]
+    if chance.random() < 0.75:  # sorted, except for some
+        order = sorted(range(positions), key=lambda position: symbols[width * position :])[:entries]
+        for _ in range(chance.choice([0, 1, 20])):
+            order[chance.randrange(entries)] = chance.randrange(2**bits)
+    keys = [int.from_bytes(symbols[width * place :][:8].ljust(8, b"\0"), "big") for place in order[::64]]
+    if chance.random() < 0.5:
+        keys[chance.randrange(len(keys))] = chance.randrange(2**64)
+    packed = sum(entry << (bits * rank) for rank, entry in enumerate(order))
+    payload = b"".join(key.to_bytes(8, "little") for key in keys)
+    payload += packed.to_bytes(8 * -(-entries * bits // 64), "little")
+    name = chance.choice(manifest.shards).name
+    headers = (
+        TokensHeader(vocabulary_size, positions, count, bytes(32)),
+        SuffixesHeader(bits, entries, *[bytes(32)] * 2),
+    )
+    if any((path.parent / name).with_suffix(suffix).is_dir() for suffix in SHARD_FILES):
+        return
+    for suffix, header, content in zip(SHARD_FILES, headers, (symbols, payload), strict=True):
+        (path.parent / name).with_suffix(suffix).unlink(missing_ok=True)
+        (path.parent / name).with_suffix(suffix).write_bytes(header.pack() + content + bytes(8))
+    seal(path.parent)
+
+
 WAYS: list[Callable[[random.Random, Path, Path], None]] = [
-    *(damage_bytes, damage_bytes, damage_bytes, flip_one_bit, flip_one_bit, cut, cut, grow, swap, replace)
+    *(damage_bytes, damage_bytes, damage_bytes, flip_one_bit, flip_one_bit, cut, cut, grow, swap, replace),
+    *(damage_sealed, damage_sealed, damage_sealed, write_nonsense, write_nonsense),
 ]
+SEALED = {damage_sealed, write_nonsense}  # after which checksums are those of what is there
 ON_OPEN = [damage_bytes, damage_bytes, cut, replace]
 
 
@@ -140,7 +199,8 @@ class Fuzzer(campaign.Fuzzer):
     def _run(self, chance: random.Random, source: Path, work: Path) -> Counter[str]:
         found: Counter[str] = Counter()
         opened = Datastore.open(work) if chance.random() < 0.3 else None
-        done = []
+        done: list[str] = []
+        is_sealed = False
         for _ in range(chance.choice([0, 1, 1, 1, 2, 3])):
             way = chance.choice(ON_OPEN if opened is not None else WAYS)
             paths = sorted(path for path in work.iterdir() if path.is_file() and not path.is_symlink())
@@ -151,6 +211,7 @@ class Fuzzer(campaign.Fuzzer):
             self.case = f"{source.name}, {'open' if opened else 'closed'}: {', '.join(done)}"
             if path.stat().st_size < LARGE:
                 way(chance, path, self.directory / "spare")
+                is_sealed |= way in SEALED
         sound = contents_are(work, self._contents[source.name], (".tokens", ".suffixes", FILE_NAME))
         try:
             store = opened or Datastore.open(work)
@@ -158,9 +219,11 @@ class Fuzzer(campaign.Fuzzer):
             found[f"open: {type(error).__name__}"] += 1
             require(not sound, f"refused, though only other files are damaged: {error}")
         else:
+            if opened is None and chance.random() < 0.3:
+                read_copies(store)
             for kind, ask in QUERIES.items():
                 found[f"{kind}: {self._asked(ask, chance, source, store, sound)}"] += 1
-        found[f"check: {self._checked(chance, work, self._contents[source.name])}"] += 1
+        found[f"check: {self._checked(chance, work, None if is_sealed else self._contents[source.name])}"] += 1
         if chance.random() < 0.15:
             found[f"command: {command(chance, work)}"] += 1
         return found
@@ -178,14 +241,23 @@ class Fuzzer(campaign.Fuzzer):
             assert answer == ask(pristine, context), "another answer, though only other files are damaged"
         return "answered"
 
-    def _checked(self, chance: random.Random, work: Path, expected: Contents) -> str:
+    def _checked(self, chance: random.Random, work: Path, expected: Contents | None) -> str:
         try:
             check_datastore(work, full=chance.random() < 0.3)
         except RestStoreError as error:
             require(contents(work) != expected, f"nothing is damaged: {error}")
             return type(error).__name__
-        assert contents_are(work, expected, ("",)), "a check does not find what differs"
+        assert expected is None or contents_are(work, expected, ("",)), "a check does not find what differs"
         return "valid"
+
+
+def read_copies(store: Datastore) -> None:
+    """Let the kernel read exact copies of the arrays, so that a sanitizer sees each read beyond their ends."""
+    views = [
+        dataclasses.replace(view, symbols=view.symbols.copy(), keys=view.keys.copy(), entries=view.entries.copy())
+        for view in (shard.view for shard in store.shards)
+    ]
+    store._snapshot = Snapshot.of(views, store.vocabulary_size)
 
 
 def contents_are(directory: Path, expected: Contents, names: tuple[str, ...]) -> bool:
@@ -207,7 +279,12 @@ def count(store: Datastore, context: list[int]) -> int:
 
 
 def draft(store: Datastore, context: list[int]) -> Any:
-    limits = {"max_nodes": 64, "max_suffix": 16, "max_depth": 10}
+    chance = random.Random(context[0])
+    limits = {
+        "max_nodes": chance.choice([1, 2, 4, 16, 64, 1024]),
+        "max_suffix": chance.choice([1, 2, 16, 64]),
+        "max_depth": chance.choice([1, 2, 10, 32]),
+    }
     tree = store.draft(context, **limits)
     require_bounds(store, tree, limits)
     return tree

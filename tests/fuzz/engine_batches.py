@@ -1,7 +1,6 @@
 """Batches of an engine: rows that are moved, preempted and aborted, with sessions and services that fail at random.
 
-What must hold: the text is that of the model alone, the engine gets lists that it can verify, and what is remembered
-was written.
+What must hold: the text is that of the model alone, and the engine gets lists that it can verify.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from contextlib import ExitStack
 from typing import Any
 from unittest.mock import patch
 
-import rest_store
 from rest_store.drafting.session import DraftSession
 from rest_store.engines import batch_drafter
 from rest_store.engines.batch_drafter import BatchDrafter
@@ -66,9 +64,10 @@ class Fuzzer(campaign.Fuzzer):
             aborted = self._run(engine, asked, batch, chance)
             for request in asked:
                 expected = plain_output(model, request.prompt, request.most, longest)
-                assert request.output == expected[: len(request.output)] if id(request) in aborted else expected
+                if id(request) in aborted:
+                    expected = expected[: len(request.output)]
+                assert request.output == expected
             errors = [label for (name, label), total in metrics.totals().items() if name == "errors" and total]
-        self._require_remembered(asked, model, longest + most)
         return Counter({"accepted" if engine.accepted else "nothing accepted": 1, **dict.fromkeys(errors, 1)})
 
     def _sources(self, chance: random.Random, model: Model) -> EngineSources:
@@ -101,16 +100,6 @@ class Fuzzer(campaign.Fuzzer):
                 batch.tend()
         return aborted
 
-    def _require_remembered(self, asked: list[Request], model: Model, longest: int) -> None:
-        """Each document is the end of a prompt and what the model writes after it."""
-        with rest_store.LiveDatastore.open(self.directory / "memory", read_only=True) as live:
-            written = [
-                [*request.prompt, *plain_output(model, request.prompt, longest, longest + 1)] for request in asked
-            ]
-            for view in live.snapshot.views:
-                for document in _documents(view):
-                    assert any(_holds(text, document) for text in written), document
-
 
 def _request(chance: random.Random, longest: int) -> Request:
     prompt = [chance.randrange(chance.choice([3, 290])) for _ in range(chance.randrange(1, longest // 2))]
@@ -124,20 +113,3 @@ def _unsteady(call: Callable[..., Any], chance: random.Random, often: float) -> 
         return call(*arguments, **options)
 
     return unsteady
-
-
-def _documents(view: Any) -> list[list[int]]:
-    from rest_store.datastore.shard import decode_symbols
-
-    symbols = decode_symbols(view.symbols[: view.width * view.position_count], view.width).tolist()
-    documents: list[list[int]] = [[]]
-    for symbol in symbols:
-        if symbol < VOCABULARY:
-            documents[-1].append(symbol)
-        else:
-            documents.append([])
-    return [document for document in documents if document]
-
-
-def _holds(text: list[int], piece: list[int]) -> bool:
-    return any(text[start : start + len(piece)] == piece for start in range(len(text) - len(piece) + 1))

@@ -2,12 +2,12 @@
 
 What must hold (docs/how-to/generation.md): the same tokens, greedy or sampled from the same seed, after as many random
 draws. A sampled batch draws its own numbers, the same whatever is drafted: it is compared with ours without drafts.
-Where there is no text, an error of ours, or the very one of plain generation.
+Where there is no text, an error of ours, or the very one of plain generation. Models have 64-bit numbers, so that
+rounding, which differs between one token and a tree of them, decides nothing.
 """
 
 from __future__ import annotations
 
-import gc
 import random
 import shutil
 import warnings
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import DynamicCache, StopStringCriteria
+from transformers import StopStringCriteria
 
 import rest_store
 from rest_store.errors import RestStoreError
@@ -28,30 +28,21 @@ from tests.fuzz import campaign
 from tests.fuzz.drafters import Drafter, Services, some_drafter
 from tests.fuzz.plans import Plan, plainly, some_plan
 
-ROUNDING = 1e-3  # of scores, relative to the greatest
-
 # --- Both ways --------------------------------------------------------------------------------------------------------
 
 
 class Collector:
-    """A streamer that keeps all that it is given; `fails` after so many calls."""
+    """A streamer that keeps all that it is given."""
 
-    def __init__(self, fails: int | None = None) -> None:
+    def __init__(self) -> None:
         self.tokens: list[int] = []
-        self.calls, self.fails, self.ended = 0, fails, False
+        self.ended = False
 
     def put(self, value: torch.Tensor) -> None:
         self.tokens += value.flatten().tolist()
-        self.calls += 1
-        if self.calls == self.fails:
-            raise BrokenStreamError
 
     def end(self) -> None:
         self.ended = True
-
-
-class BrokenStreamError(Exception):
-    """The reader of a stream went away."""
 
 
 @dataclass
@@ -94,7 +85,7 @@ def plain_text(plan: Plan, model: Any) -> Text | BaseException:
     def call() -> Any:
         nonlocal begin
         asked = {**plan.prepare(model), **plainly(plan.options, model)}
-        begin = asked["input_ids"].shape[1] if "input_ids" in asked else 0
+        begin = asked["input_ids"].shape[1]
         if plan.options["do_sample"] and plan.rows > 1:
             asked["custom_generate"] = rest_store.generate
             if "stop_strings" in asked:  # of these transformers tells no loop but its own
@@ -105,7 +96,7 @@ def plain_text(plan: Plan, model: Any) -> Text | BaseException:
 
     text = write(call)
     if isinstance(text, Text):
-        text.begin, text.streamed = begin, streamer and streamer.tokens
+        text.begin, text.streamed = begin, None if streamer is None else streamer.tokens
     return text
 
 
@@ -126,19 +117,14 @@ def _drafted(
 ) -> Text | BaseException:
     made = drafter.make()
     torch.manual_seed(plan.seed)
-    if plan.way in ("generate", "streamed", "broken stream"):
-        fails = chance.randrange(2, 8) if plan.way == "broken stream" else None
-        streamer = Collector(fails) if plan.way != "generate" else None
+    if plan.way in ("generate", "streamed"):
+        streamer = Collector() if plan.way == "streamed" else None
         ours = {**plan.drafting, **({"stream_to": streamer} if streamer else {})}
-        held = [write(lambda: model.generate(**asked, custom_generate=rest_store.generate, drafter=made, **ours))]
-        if isinstance(held[0], Text) and streamer is not None:
+        text = write(lambda: model.generate(**asked, custom_generate=rest_store.generate, drafter=made, **ours))
+        if isinstance(text, Text) and streamer is not None:
             assert streamer.ended
-            held[0].streamed = streamer.tokens
-        cache = asked.get("past_key_values")
-        if isinstance(held[0], BrokenStreamError) and isinstance(cache, DynamicCache):
-            after_a_broken_stream(model, cache, held)
-            return BrokenStreamError()
-        return held[0]
+            text.streamed = streamer.tokens
+        return text
     names = ("input_ids", "attention_mask")
     prompt = {name: asked.pop(name) for name in names if name in asked}
     tokenizer = asked.pop("tokenizer", None)
@@ -146,7 +132,7 @@ def _drafted(
         generator = rest_store.Generator(model, tokenizer, made, **plan.drafting)
         if plan.way == "generator":
             return write(lambda: generator.generate(prompt, **asked).result)
-        generation = generator.stream(prompt, **asked)
+        generation = generator.begin(prompt, **asked)
         steps = chance.randrange(1, 8) if plan.way == "left" else 10**9
         pieces: list[list[int]] = []
         for step, piece in enumerate(generation, start=1):
@@ -166,23 +152,6 @@ def _drafted(
     if isinstance(text, Text):
         text.pieces = pieces
     return text
-
-
-def after_a_broken_stream(model: Any, cache: Any, held: list[Any]) -> None:
-    """The caller answers another prompt with the same cache, and drops the error half-way: that text is unharmed."""
-    cache.reset()
-    prompt = torch.tensor([[5, 9, 11, 30]])
-
-    def write(text: torch.Tensor, cache: Any, count: int) -> Any:
-        seen = torch.ones_like(text)  # padding tokens that the model wrote, too
-        return model.generate(text, attention_mask=seen, past_key_values=cache, max_new_tokens=count, do_sample=False)
-
-    expected = write(prompt, DynamicCache(config=model.config), 8)
-    first = write(prompt, cache, 4)
-    held.clear()
-    gc.collect()
-    rest = write(first, cache, 4)
-    assert torch.equal(rest, expected), f"with a cache that was used before: {rest.tolist()} for {expected.tolist()}"
 
 
 # --- The judgement ----------------------------------------------------------------------------------------------------
@@ -222,66 +191,32 @@ def near(ours: Any, plain: Any) -> bool:
     """Whether two tuples of scores differ by rounding only."""
     if ours is None or plain is None:
         return ours is plain
-    for own, theirs in zip(ours, plain, strict=True):
-        finite = theirs.isfinite()
-        scale = theirs[finite].abs().max() if finite.any() else torch.ones(())
-        if not torch.equal(own.isfinite(), finite) or ((own - theirs)[finite].abs() > ROUNDING * (1 + scale)).any():
-            return False
-    return True
-
-
-def decided_by_rounding(plan: Plan, drafter: Drafter, chance: random.Random, plain: Text, ours: Text) -> bool:
-    """Whether two nearly equal scores decided: then texts differ in float32, and do not with more digits.
-
-    Where the first tokens differ, greedy search must have had to choose between such scores.
-    """
-    if ours.sequences.numel() == 0 or plan.refused:
-        return False
-    if not plan.options["do_sample"]:
-        options = {**plan.options, "return_dict_in_generate": True, "output_scores": True}
-        model = plan.model()
-        output = model.generate(**plan.prepare(model), **plainly(options, model))
-        begin = plain.sequences.shape[1] - len(output.scores)
-        for row, (own, theirs) in enumerate(zip(ours.sequences.tolist(), plain.sequences.tolist(), strict=True)):
-            places = [place for place, pair in enumerate(zip(own, theirs, strict=False)) if pair[0] != pair[1]]
-            if places:
-                scores = output.scores[places[0] - begin][row]
-                if not scores[theirs[places[0]]] - scores[own[places[0]]] < ROUNDING * 0.1:
-                    return False
-    precise = plan.model().to(torch.float64)
-    plan.drafting["adaptive"] = False
-    expected, again = plain_text(plan, precise), drafted_text(plan, precise, drafter, chance)
-    if not isinstance(expected, Text) or not isinstance(again, Text):
-        return False
-    return not difference(plan, expected, again)
+    return all(torch.allclose(own, theirs, equal_nan=True) for own, theirs in zip(ours, plain, strict=True))
 
 
 def judge(plan: Plan, plain: Text | BaseException, ours: Text | BaseException) -> str:
-    """Return how it ended: "answered", the name of an error, or what is wrong, after a "!"."""
+    """Return how it ended: "answered" or the name of an error.
+
+    Raises:
+        AssertionError: it is not what is promised.
+        BaseException: that of ours, where plain generation writes a text or raises another one.
+    """
     if isinstance(ours, BaseException):
         name = type(ours).__name__
-        if isinstance(ours, BrokenStreamError) and plan.way == "broken stream":
+        if isinstance(plain, BaseException) and isinstance(ours, RestStoreError):
             return name
-        if isinstance(plain, Text):
-            expected = name in plan.refusals or (plan.refused and isinstance(ours, RestStoreError))
-            return name if expected else "!"
-        if isinstance(ours, RestStoreError) or name in plan.refusals:
-            return name
-        of_transformers = isinstance(ours, ImportError) or "Input length of input_ids" in str(ours)
-        if plan.refused and of_transformers:  # before it calls ours
-            return name
-        same = type(ours) is type(plain) and (not plan.refused or str(ours) == str(plain))
-        return f"{name} of plain generation, too" if same else "!"
-    if plan.way == "left" and isinstance(plain, BaseException) and not plan.refused:
-        return "left before plain generation fails"
-    if plan.refused:
-        return "!a text for what must be refused"
-    if isinstance(plain, RuntimeError) and "probability tensor" in str(plain) and len(ours.sequences) > 1:
-        return "answered, where plain generation fails to draw for a row that has ended"
+        if type(ours) is type(plain) and str(ours) == str(plain):
+            return f"{name} of plain generation, too"
+        raise ours
     if isinstance(plain, BaseException):
-        return f"!a text, where plain generation raises {type(plain).__name__}: {plain}"
+        if plan.way == "left":
+            return "left before plain generation fails"
+        drawing = isinstance(plain, RuntimeError) and "probability tensor" in str(plain) and len(ours.sequences) > 1
+        assert drawing, f"a text, where plain generation raises {type(plain).__name__}: {plain}"
+        return "answered, where plain generation fails to draw for a row that has ended"
     differs = difference(plan, plain, ours)
-    return f"!{differs}" if differs else "answered"
+    assert not differs, differs
+    return "answered"
 
 
 class Fuzzer(campaign.Fuzzer):
@@ -300,10 +235,7 @@ class Fuzzer(campaign.Fuzzer):
         plan = some_plan(chance)
         options = {name: value for name, value in plan.options.items() if name != "tokenizer"}
         self.case = f"{', '.join(plan.words)}\n{options}\n{plan.drafting}"
-        try:
-            model = plan.model()
-        except ValueError:  # an attention that it does not have
-            return Counter(["no such model"])
+        model = plan.model()
         attention = model.config._attn_implementation
         plain = plain_text(plan, model)
         texts = plain.sequences.tolist() if isinstance(plain, Text) else [[5, 9, 5, 9, 5]]
@@ -312,22 +244,12 @@ class Fuzzer(campaign.Fuzzer):
         try:
             drafter = some_drafter(chance, texts, datastores, self._services)
             self.case += f"\ndrafter {drafter.name}"
-            plan.refusals |= drafter.refusals
-            plan.refused |= drafter.refused
-            ours = drafted_text(plan, model, drafter, chance)
-            outcome = judge(plan, plain, ours)
-            if isinstance(ours, BaseException) and outcome == "!":
-                raise ours
-            texts_differ = outcome.startswith("!") and isinstance(plain, Text) and isinstance(ours, Text)
-            if texts_differ and decided_by_rounding(plan, drafter, chance, plain, ours):
-                outcome = "decided by rounding"
-            assert not outcome.startswith("!"), outcome[1:]
-            assert model.config._attn_implementation == attention
-            if outcome == "answered" and (plan.way == "left" or chance.random() < 0.2):
-                again = plain_text(plan, model)
-                if isinstance(plain, Text):
-                    assert isinstance(again, Text), again
-                    assert torch.equal(plain.sequences, again.sequences), "plain generation differs afterwards"
+            outcome = judge(plan, plain, drafted_text(plan, model, drafter, chance))
         finally:
             shutil.rmtree(datastores)
+        assert model.config._attn_implementation == attention
+        if isinstance(plain, Text) and (plan.way == "left" or chance.random() < 0.2):
+            again = plain_text(plan, model)
+            assert isinstance(again, Text), again
+            assert torch.equal(plain.sequences, again.sequences), "plain generation differs afterwards"
         return Counter([outcome])

@@ -6,6 +6,7 @@ what was not acknowledged is there whole or not at all, and every answer is that
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import shutil
@@ -55,10 +56,7 @@ def work(lines):
         else:
             live.compact()
         say(number)
-threads = []
-for lines in json.load(sys.stdin):
-    threads.append(threading.Thread(target=work, args=(lines,)))
-say(-1)
+threads = [threading.Thread(target=work, args=(lines,)) for lines in json.load(sys.stdin)]
 for thread in threads:
     thread.start()
 for thread in threads:
@@ -103,34 +101,27 @@ class Fuzzer(campaign.Fuzzer):
             text=True,
             cwd=Path(__file__).parents[2],
         )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
         acts = {number: (act, arguments) for thread in lines for number, act, arguments in thread}
-        known.begin(acts)
-        try:
-            process.stdin.write(json.dumps(lines))
-            process.stdin.close()
-        except BrokenPipeError:
-            pass
         last = chance.randrange(1 + len(acts))
-        seen = 0
-        for line in process.stdout:
-            if int(line) < 0:
-                continue
-            known.acknowledge(acts[int(line)])
-            seen += 1
-            if not step and seen > last:
-                time.sleep(chance.choice([0, 0, 0.001, 0.01]))  # at any moment of what it does next
-                process.kill()
-        said = process.stderr.read()
-        status = process.wait()
-        process.stdout.close()
-        process.stderr.close()
-        assert status in (0, -9), f"status {status}: {said}"
+        with process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            assert process.stderr is not None
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(json.dumps(lines))
+                process.stdin.close()
+            done = set()
+            for line in process.stdout:
+                done.add(int(line))
+                if not step and len(done) > last:
+                    time.sleep(chance.choice([0, 0, 0.001, 0.01]))  # at any moment of what it does next
+                    process.kill()
+            said = process.stderr.read()
+        assert process.returncode in (0, -9), f"status {process.returncode}: {said}"
         assert not said, said
-        known.end()
-        return "killed" if status else "ended"
+        for number, (act, arguments) in acts.items():
+            known.tell(act, arguments, done=number in done)
+        return "killed" if process.returncode else "ended"
 
 
 class _Known:
@@ -143,24 +134,13 @@ class _Known:
         self.may_be_there: set[str] = set()
         self.may_be_gone: set[str] = set()
         self.number = 0
-        self._acts: dict[int, Any] = {}
 
-    def begin(self, acts: dict[int, Any]) -> None:
-        for act, arguments in acts.values():
-            if act == "add":
-                self.may_be_there |= set(arguments[1])
-            elif act == "delete":
-                self.may_be_gone |= set(arguments[0])
-
-    def acknowledge(self, act: tuple[str, Any]) -> None:
-        kind, arguments = act
-        if kind == "add":
-            self.acknowledged |= set(arguments[1])
-        elif kind == "delete":
-            self.deleted |= set(arguments[0])
-
-    def end(self) -> None:
-        self.may_be_gone -= self.deleted
+    def tell(self, act: str, arguments: list[Any], *, done: bool) -> None:
+        """Take over what a process was to do, and whether it said that this was done."""
+        if act == "add":
+            (self.acknowledged if done else self.may_be_there).update(arguments[1])
+        elif act == "delete":
+            (self.deleted if done else self.may_be_gone).update(arguments[0])
 
     def settle(self, there: set[str]) -> None:
         """From now on, what is there was added, and what is not was not, or was deleted."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import socket
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+from google.protobuf.message import Message
 
 import rest_store
 from rest_store.datastore.tree import SuffixMatch, TokenTree
@@ -28,31 +28,30 @@ from rest_store.generation.drafts import tree_fault
 from rest_store.service.client.client import DatastoreClient
 from rest_store.v1 import datastore_pb2 as pb
 from tests.fuzz import campaign
-from tests.fuzz.impostors import Impostor
-from tests.fuzz.sessions import some_session
-from tests.shared.clients import Waiting
+from tests.shared.clients import Waiting, connected
 from tests.shared.messages import (
-    METHODS,
     STREAMS,
     begin,
     begin_live_datastore,
+    damaged,
     ending,
     fuzzed,
     outcome_of,
     outcomes,
+    some_message,
+    some_tokens,
     write_two_datastores,
 )
 from tests.shared.services import PATIENCE, Service, running
-from tests.shared.sessions import sessions_of
+from tests.shared.sessions import Relay, sessions_of
 
-OTHERS = (
-    "/grpc.health.v1.Health/Check",
-    "/grpc.health.v1.Health/Watch",
-    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
-    "/rest_store.v1.DatastoreService/None",
-    "/rest_store.v2.DatastoreService/Draft",
-    "/",
-)
+RESPONSES: dict[str, type[Message]] = {
+    "Draft": pb.DraftResponse,
+    "DraftSession": pb.DraftSessionResponse,
+    "Count": pb.CountResponse,
+    "Describe": pb.DescribeResponse,
+}
+UNKNOWN = b"\x9a\x06\x00"  # field 99, of no length
 MEMORY = 256 << 20  # bytes that a service may have grown by after any messages
 SECONDS, SECONDS_PER_BYTE = 1.0, 1.5e-6  # of processors, that a message may cost
 PROBE = pb.DraftRequest(
@@ -66,27 +65,19 @@ PROBE = pb.DraftRequest(
 def some_heavy_message(chance: random.Random) -> tuple[str, bytes]:
     """A method and a message of up to 4 MiB that is small for what is in it."""
     number = int(10 ** chance.uniform(2, 6.3))
-    selection = chance.choice([b""] + [pb.Selection(datastores=["one"]).SerializeToString()] * 5)
     context = chance.choice([pb.Context(), pb.Context(tokens=[1]), pb.Context(tokens=[1, 2] * 32)])
     limits = pb.DraftRequest(limits=pb.DraftLimits(max_nodes=chance.choice([0, 1024]), max_depth=32))
-    begin = chance.choice([b"", limits.SerializeToString()])
-    names = pb.Selection(datastores=[chance.choice(["one", "two", "", "none"])]).SerializeToString()
-    one = pb.DraftRequest(contexts=[context]).SerializeToString()
+    selection = pb.Selection(datastores=[chance.choice(["one", "two", "", "none"])])
     sequences = pb.CountRequest(sequences=[pb.TokenSequence(tokens=[1] * chance.choice([0, 1, 64]))])
-    long = pb.DraftRequest(contexts=[pb.Context(tokens=[chance.randrange(300)] * number)])
-    asked: dict[str, bytes] = {
-        "contexts": begin + field(1, selection) + times(one, number),
-        "names": begin + field(1, times(names, number)) + one,
-        "selections": times(field(1, names), number),
-        "sequences": times(sequences.SerializeToString(), number),
-        "tokens": long.SerializeToString()[: 4 << 20],
-        "unknown": times(field(chance.choice([99, 2**20]), b""), number),
-        "nested": nested(chance.randrange(1, 5000)),
-    }
-    kind = chance.choices(list(asked), weights=[6, 3, 1, 3, 1, 1, 1])[0]
-    methods = {"sequences": "Count", "tokens": "Draft", "contexts": "Draft"}
-    method = methods.get(kind) or chance.choice([*METHODS])
-    return method, asked[kind]
+    method, begin, repeated = chance.choice(
+        [
+            ("Draft", limits, pb.DraftRequest(contexts=[context])),
+            ("Draft", limits, pb.DraftRequest(selection=selection)),
+            ("Count", pb.CountRequest(selection=selection), sequences),
+        ]
+    )
+    data = begin.SerializeToString()
+    return method, data + times(chance.choice([repeated.SerializeToString()] * 5 + [UNKNOWN]), number)
 
 
 def times(data: bytes, number: int) -> bytes:
@@ -94,40 +85,48 @@ def times(data: bytes, number: int) -> bytes:
     return data * min(number, 4_190_000 // max(1, len(data)))
 
 
-def field(number: int, content: bytes) -> bytes:
-    """A length-delimited field on the wire."""
-    return varint(number << 3 | 2) + varint(len(content)) + content
+def some_session(chance: random.Random) -> list[bytes]:
+    """The messages of one session; in half of the cases all are as they should be."""
+    text = [chance.randrange(9) for _ in range(chance.choice([1, 5, 100, 2000]))]
+    opening = pb.SessionOpening(tokens=text, prompt_lookup=True, recycled_logits=chance.choice([b"", b"key"]))
+    opening.selection.datastores.append(chance.choice(["one", "two"]))
+    messages = [pb.DraftSessionRequest(open=opening)]
+    for _ in range(chance.randrange(12)):
+        tokens = [token % 9 for token in some_tokens(chance)] or [1]
+        top_k = pb.TopK(k=8, tokens=np.full(8 * len(tokens), chance.randrange(-1, 9), "<i4").tobytes())
+        messages.append(pb.DraftSessionRequest(accepted=[pb.Accepted(tokens=tokens, top_k=top_k)]))
+    for message in messages:
+        if chance.random() < 0.8:
+            message.draft.max_nodes = chance.choice([1, 8, 64, 1024])
+    sent = [message.SerializeToString() for message in messages]
+    if chance.random() < 0.5:
+        return sent
+    place = chance.randrange(len(sent))
+    match chance.randrange(5):
+        case 0:
+            sent[place] = damaged(chance, sent[place])
+        case 1:
+            sent[place] = some_message(chance, pb.DraftSessionRequest).SerializeToString()
+        case 2:
+            sent.insert(place, sent[chance.randrange(len(sent))])
+        case 3:
+            sent = sent[place:]
+        case _:
+            sent[place] += chance.choice(sent)  # the fields of both
+    return sent
 
 
-def varint(value: int) -> bytes:
-    data = bytearray()
-    while value > 127:
-        data.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*data, value])
-
-
-def nested(depth: int) -> bytes:
-    """Messages in messages, in fields that there are and that there are not."""
-    data = b""
-    for level in range(depth):
-        data = field(3 if level % 2 else 2, data)
-    return data
-
-
-def some_bytes(chance: random.Random) -> bytes:
-    """What a stranger says on a port of ours."""
-    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-    frames = b"".join(
-        len(content).to_bytes(3, "big") + bytes([chance.randrange(12), chance.randrange(256)])
-        + chance.choice([0, 1, 3, 2**31 - 1]).to_bytes(4, "big") + content
-        for content in [chance.randbytes(chance.randrange(60)) for _ in range(chance.randrange(1, 30))]
-    )  # fmt: skip
-    settings = b"\0\0\0\4\0\0\0\0\0"
-    lines = b"GET /metrics HTTP/1.1\r\nHost: a\r\n" + b"X: " + b"y" * chance.choice([1, 70_000]) + b"\r\n\r\n"
-    return chance.choice(
-        [b"", preface, preface + settings + frames, preface + frames, lines, lines[:20], chance.randbytes(500)]
-    )
+def some_answer(chance: random.Random, kind: type[Message], true: bytes) -> bytes:
+    """Something like the answer `true`."""
+    match chance.randrange(4):
+        case 0:
+            return damaged(chance, true)
+        case 1:
+            return some_message(chance, kind).SerializeToString()
+        case 2:  # the fields of both
+            return true + some_message(chance, kind).SerializeToString()
+        case _:
+            return chance.choice([b"", b"\xff" * 9, bytes(chance.randrange(40)), true + true, bytes(5 << 20)])
 
 
 # --- The service ------------------------------------------------------------------------------------------------------
@@ -180,7 +179,6 @@ class Fuzzer(campaign.Fuzzer):
         super().__init__(directory, stack)
         self._datastores = write_two_datastores(directory)
         self._victim: Victim | None = None
-        self._impostor: Impostor | None = None
 
     @property
     def victim(self) -> Victim:
@@ -191,18 +189,14 @@ class Fuzzer(campaign.Fuzzer):
 
     def run(self, chance: random.Random) -> Counter[str]:
         """Run one case."""
-        kinds = [
-            *(self._requests, self._heavy, self._sessions),
-            *(self._others, self._strangers, self._clients),
-        ]
-        kind = chance.choices(kinds, weights=[5, 3, 5, 1, 1, 6])[0]
+        kind = chance.choices([self._requests, self._heavy, self._sessions, self._clients], weights=[5, 3, 5, 6])[0]
         self.case = kind.__name__.strip("_")
         victim = self.victim
         try:
             found = kind(chance)
             victim.require_sound()
         except BaseException:  # what follows has a service without this behind it
-            self._victim = self._impostor = None
+            victim.service.kill()
             raise
         return Counter({f"{self.case}: {outcome}": number for outcome, number in found.items()})
 
@@ -243,56 +237,28 @@ class Fuzzer(campaign.Fuzzer):
                 found[outcome_of(code, reason, "a session")] += 1
         return found
 
-    def _others(self, chance: random.Random) -> Counter[str]:
-        victim = self.victim
-        found: Counter[str] = Counter()
-        for _ in range(10):
-            method = chance.choice(OTHERS)
-            data = chance.choice([b"", b"\x0a\x03one", chance.randbytes(9), b"\xff" * 3])
-            if method.endswith(("Watch", "Info")):
-                call = victim.channel.stream_stream(method)(iter([data]), timeout=0.2)
-                _, code, _ = ending(call, stream=True)
-            else:
-                _, code, _ = ending(victim.channel.unary_unary(method).future(data, timeout=PATIENCE), stream=False)
-            assert code != "INTERNAL", f"{code} of {method} for {data!r}"
-            found[code] += 1
-        return found
-
-    def _strangers(self, chance: random.Random) -> Counter[str]:
-        service = self.victim.service
-        ports = [service.target]
-        if service.metrics is not None:
-            ports.append(service.metrics.removeprefix("http://").partition("/")[0])
-        for _ in range(chance.randrange(1, 20)):
-            host, _, port = chance.choice(ports).rpartition(":")
-            with contextlib.suppress(OSError), socket.create_connection((host, int(port)), timeout=5) as peer:
-                peer.sendall(some_bytes(chance))
-                if chance.random() < 0.5:
-                    peer.settimeout(0.05)
-                    peer.recv(100)
-        return Counter(["survived"])
-
     # --- Its clients --------------------------------------------------------------------------------------------------
 
     def _clients(self, chance: random.Random) -> Counter[str]:
-        if self._impostor is None:
-            self._impostor = Impostor(self.victim.service.target)
-            self.stack.callback(self._impostor.close)
-        self._impostor.chance = random.Random(chance.random())  # its threads draw from it
-        self._impostor.honesty = chance.choice([0.2, 0.5, 0.9])
+        own, honesty = random.Random(chance.random()), chance.choice([0.2, 0.5, 0.9])  # of the relay's threads
+
+        def answer(name: str, true: bytes) -> bytes | None:
+            if own.random() < honesty:
+                return true
+            if own.random() < 0.1:
+                time.sleep(0.4)
+            return None if name in STREAMS and own.random() < 0.1 else some_answer(own, RESPONSES[name], true)
+
         found: Counter[str] = Counter()
         kind: Any = chance.choice([DatastoreClient, Waiting])
         datastore = chance.choice(["one", "one", "one", "two", None, ["one", "two"]])
-        client = kind(self._impostor.target, datastore=datastore, timeout=0.3)
-        try:
-            for _ in range(12):
-                found[asked_of(chance, client)] += 1
-        finally:
-            client.close()
-            if isinstance(client, Waiting):
-                client.loop.close()
-        if kind is DatastoreClient and chance.random() < 0.3:
-            found += drafted_through(chance, self._impostor.target)
+        with Relay(self.victim.service.target, answer) as relay:
+            with connected(kind, relay.target, datastore=datastore, timeout=0.3) as client:
+                for _ in range(12):
+                    relay.aborts = chance.choice([None] * 8 + [*grpc.StatusCode][1:])
+                    found[asked_of(chance, client)] += 1
+            if chance.random() < 0.3:
+                found += drafted_through(chance, relay.target)
         return found
 
 

@@ -86,7 +86,7 @@ def test_sources_that_fail_are_counted_and_change_nothing() -> None:
     inputs = prompts(1)
     plain = model.generate(**inputs, **FIXED)
 
-    with warning_of("nothing was drafted: source 0: ConnectionError: the service went away"):
+    with warning_of("nothing was drafted: scripted: ConnectionError: the service went away"):
         output = model.generate(
             **inputs,
             **FIXED,
@@ -96,7 +96,7 @@ def test_sources_that_fail_are_counted_and_change_nothing() -> None:
             return_dict_in_generate=True,
         )
     assert torch.equal(output.sequences, plain)
-    assert output.statistics.drafts.dropped == {(0, "error"): output.statistics.drafts.asked}
+    assert output.statistics.drafts.dropped == {("scripted", "error"): output.statistics.drafts.asked}
 
 
 @pytest.mark.parametrize("session", [None, 3, rest_store.PromptLookup(), Scripted], ids=repr)

@@ -107,7 +107,7 @@ def test_a_part_that_goes_away_half_way_changes_nothing(
                 output = drafted(model, inputs, client, away)
             assert output.sequences[0].tolist() == plain
             assert output.statistics.mean_tokens > 2
-            assert output.statistics.drafts.dropped.keys() <= {(0, "error"), (0, "late")}
+            assert {why for _, why in output.statistics.drafts.dropped} <= {"error", "late"}
 
 
 SEND_TEXT = pytest.mark.parametrize("send_text", [True, False], ids=["whole text", "its end"])
@@ -121,7 +121,9 @@ def test_a_service_that_goes_away_half_way_changes_nothing(
     with running(datastore) as service, rest_store.DatastoreClient(service.target, send_text=send_text) as client:
         assert client.connect().datastores
         ways = {"killed": service.kill, "stopped": service.stop, "paused": service.pause}
-        with pytest.warns(DraftingWarning, match="went on without a session or source: source 0: ") as issued:
+        with pytest.warns(
+            DraftingWarning, match=f"went on without a session or source: .* at {service.target}: "
+        ) as issued:
             output = drafted(model, inputs, client, OnTokens(NEW_TOKENS // 2, ways[way]))
         assert len(issued) == 1
         assert output.sequences[0].tolist() == plain

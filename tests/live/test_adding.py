@@ -20,9 +20,11 @@ from tests.shared.live import new_live, small_segments, until
 
 def test_an_id_stands_for_one_document(tmp_path: Path) -> None:
     with new_live(tmp_path / "live") as live:
-        assert live.add([[1, 2], [1, 3], [1, 4]], ["a", "b", "a"]) == ["a", "b", "a"]
+        ids = live.add([[1, 2], [1, 3], [1, 4]], ["a", "b", "a"])
+        assert (ids, ids.added, ids.duplicates) == (["a", "b", "a"], ["a", "b"], ["a"])
         assert (live.count([1]), live.count([1, 2]), live.count([1, 4])) == (2, 1, 0)
-        live.add([[1, 5]], ["a"])
+        ids = live.add([[1, 5], [2]], ["a", "c"])
+        assert (ids, ids.added, ids.duplicates) == (["a", "c"], ["c"], ["a"])
         assert live.count([1, 5]) == 0
         live.compact()
         live.add([[1, 5]], ["b"])
@@ -232,8 +234,7 @@ def test_additions_are_held_back_while_there_is_much_to_merge(tmp_path: Path, mo
         monkeypatch.setattr(writer.time, "sleep", delays.append)
         for number in range(12):
             live.add([[number] * 20])
-        assert delays == sorted(delays)
-        assert 0 < delays[0] < delays[-1] <= 0.03
+        assert set(delays) == {0.02}
         while live._backend.merge():
             pass
         delays.clear()

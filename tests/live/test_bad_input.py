@@ -93,15 +93,15 @@ def test_ids_that_are_not_one_for_each_document(shared: LiveDatastore, ids: Any)
     require_unchanged(shared)
 
 
-@pytest.mark.parametrize("limits", [{"max_tokens": value} for value in (0, -1, 1.5, "1", 2**70)])
-def test_bad_numbers_of_tokens(tmp_path: Path, limits: dict[str, Any]) -> None:
-    refused(LimitError, lambda: new_live(tmp_path / "live", **limits), "max_tokens")
-    assert not (tmp_path / "live").exists()
-
-
-@pytest.mark.parametrize("age", [0, -1.0, float("nan"), float("inf"), 10**400, "1", True])
-def test_bad_ages(tmp_path: Path, age: Any) -> None:
-    refused(LimitError, lambda: new_live(tmp_path / "live", max_age=age), "max_age")
+@pytest.mark.parametrize(
+    ("limit", "value"),
+    [
+        *(("max_tokens", value) for value in (0, -1, 1.5, "1", 2**70)),
+        *(("max_age", value) for value in (0, -1.0, float("nan"), float("inf"), 10**400, "1", True)),
+    ],
+)
+def test_bad_limits(tmp_path: Path, limit: str, value: Any) -> None:
+    refused(LimitError, lambda: new_live(tmp_path / "live", **{limit: value}), limit)
     assert not (tmp_path / "live").exists()
 
 
@@ -148,32 +148,28 @@ def test_another_tokenizer(tmp_path: Path) -> None:
             LiveDatastore.open(tmp_path / "live", tokenizer=identity(301), read_only=read_only)
 
 
-def test_a_frozen_datastore(tmp_path: Path) -> None:
-    write_datastore(tmp_path, ONE_TO_NINE)
-    require_refused(LiveFormatError, tmp_path, "datastore is a frozen one", tokenizer=identity(300))
-
-
-def test_a_directory_of_something_else(tmp_path: Path) -> None:
-    (tmp_path / "letter.txt").write_text("Dear")
-    require_refused(LiveFormatError, tmp_path, "a directory of something else", tokenizer=identity(300))
-
-
-def test_a_file_and_nothing(tmp_path: Path) -> None:
+def test_directories_of_something_else(tmp_path: Path) -> None:
+    for name in ("frozen", "letters", "empty"):
+        (tmp_path / name).mkdir()
+    write_datastore(tmp_path / "frozen", ONE_TO_NINE)
+    require_refused(LiveFormatError, tmp_path / "frozen", "datastore is a frozen one", tokenizer=identity(300))
+    (tmp_path / "letters" / "letter.txt").write_text("Dear")
+    require_refused(LiveFormatError, tmp_path / "letters", "a directory of something else", tokenizer=identity(300))
     require_refused(DatastoreNotFoundError, tmp_path / "absent", "live datastore is absent")
     assert not (tmp_path / "absent").exists()
-    require_refused(DatastoreNotFoundError, tmp_path, "live datastore is empty")
-    (tmp_path / "file").write_text("text")
-    refused(DatastoreNotFoundError, lambda: LiveDatastore.open(tmp_path / "file", tokenizer=identity(3)), "is a file")
+    require_refused(DatastoreNotFoundError, tmp_path / "empty", "live datastore is empty")
+    file = tmp_path / "letters" / "letter.txt"
+    refused(DatastoreNotFoundError, lambda: LiveDatastore.open(file, tokenizer=identity(3)), "is a file")
 
 
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rest_store.live import writer_lock
+    from rest_store.datastore import file_lock
 
     def no_locks(*_: object) -> None:
         raise OSError(37, "No locks available")
 
-    monkeypatch.setattr(writer_lock.fcntl, "flock", no_locks)
-    with pytest.raises(StorageError, match=r"has no locks .No locks available."):
+    monkeypatch.setattr(file_lock.fcntl, "flock", no_locks)
+    with pytest.raises(StorageError, match=r"has no locks: No locks available"):
         new_live(tmp_path / "live")
 
 

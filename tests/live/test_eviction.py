@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from rest_store.live.encoding import NewDocument
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.live.retention import Retention
 from rest_store.live.writer import Writer
-from tests.shared.live import SECRET, SECRET_BYTES, new_live, small_segments
+from tests.shared.live import new_live, small_segments
 
 
 class Clock:
@@ -31,7 +32,7 @@ def clock() -> Clock:
 def begun(directory: Path, clock: Clock, max_age: float = 80.0) -> Writer:
     if not directory.exists():
         new_live(directory, max_age=max_age).close()
-    return Writer(directory, None, Retention(), clock)
+    return Writer(directory, None, Retention(), clock=clock)
 
 
 @pytest.fixture
@@ -68,17 +69,53 @@ def test_documents_are_evicted_by_age(aged: Writer, clock: Clock) -> None:
     assert there(aged) == [100]
 
 
-def test_a_clock_that_goes_back_evicts_nothing_early_and_nothing_twice(aged: Writer, clock: Clock) -> None:
-    before = there(aged)
-    clock.now -= 500
-    add(aged, 100)
-    assert not aged.evict()
-    assert there(aged) == [*before, 100]
-    times = [document.added for document in aged._documents.read(1)]
-    assert times == sorted(times)
-    clock.now += 500 + 85
-    aged.evict()
-    assert there(aged) in ([], [100])
+def test_a_clock_that_is_set_evicts_nothing_and_stops_no_eviction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process goes on counting from the time at which it opened the datastore."""
+    with new_live(tmp_path / "live", max_age=3600) as live:
+        live.add([[token, 299] for token in range(99)])
+        monkeypatch.setattr(time, "time", lambda: 4e9)
+        live.add([[99, 299]])
+        assert live.info().document_count == 100
+        assert not live._backend.evict()
+        clock = live._backend._clock
+        monkeypatch.setattr(live._backend, "_clock", lambda: clock() + 3601)
+        live._backend.evict()
+        assert live.info().document_count == 0
+
+
+YEAR = 365 * 86_400.0
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_times_of_a_wrong_clock_keep_no_other_document_and_evict_none(
+    tmp_path: Path, clock: Clock, ahead: bool
+) -> None:
+    """An age in the future counts as now; the order is that of addition."""
+    clock.now = 10 * YEAR
+    opened = begun(tmp_path / "live", clock)
+    if ahead:
+        clock.now += YEAR
+        add(opened, 100)
+        clock.now -= YEAR
+    for token in range(40):
+        add(opened, token)
+        clock.now += 1
+    opened.close()
+    clock.now -= 0 if ahead else YEAR
+    opened = begun(tmp_path / "live", clock)
+    assert there(opened) == [*range(40), 100][: 41 if ahead else 40]
+    add(opened, 101)
+    clock.now += 85 if ahead else YEAR + 85
+    opened.evict()
+    assert there(opened) == ([100] if ahead else [])
+    clock.now += 2 * YEAR
+    opened.evict()
+    assert there(opened) == []
+    add(opened, 102)
+    assert there(opened) == [102]
+    opened.close()
 
 
 def test_what_was_too_old_is_gone_when_it_is_opened_again(aged: Writer, clock: Clock, tmp_path: Path) -> None:
@@ -105,6 +142,7 @@ def test_the_oldest_are_evicted_and_no_more_than_an_eighth_too_many(
             assert live.info().token_count == 3 * len(held) <= 240
         live.compact()
         assert live.info().failure is None
+        assert len(list(live._backend._documents.read())) == live.info().document_count
         shards, size = live.info().shard_count, live.info().size
         assert shards <= 30
     assert size < 20_000
@@ -121,14 +159,3 @@ def test_smaller_limits_evict_no_more_than_they_say(tmp_path: Path) -> None:
         assert 80 - 10 - 1 <= len(held) <= 80
     with LiveDatastore.open(tmp_path / "live") as live:
         assert live.info().max_tokens == 240
-
-
-def test_evicted_documents_leave_the_file(tmp_path: Path) -> None:
-    with new_live(tmp_path / "live", max_tokens=400) as live:
-        live.add([SECRET])
-        for _ in range(40):
-            live.add([[1, 2] * 20])
-        stored = list(live._backend._documents.read())
-        assert SECRET_BYTES not in b"".join(document.symbols for document in stored)
-        assert len(stored) == live.info().document_count
-        assert live.info().failure is None

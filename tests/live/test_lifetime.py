@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 import rest_store
-from rest_store.datastore.kernel import native_kernel
 from rest_store.errors import DatastoreClosedError, WriterError
 from rest_store.live.live_datastore import LiveDatastore
 from tests.shared.live import new_live, small_segments, until
@@ -127,7 +126,6 @@ end.start()
 """
 
 
-@pytest.mark.skipif(native_kernel() is None, reason="the native kernel was not built")
 def test_the_interpreter_exits_when_nobody_sorts_any_more(tmp_path: Path) -> None:
     """A thread that comes back from native code after that would abort the process."""
     ended = subprocess.run([sys.executable, "-c", EXIT, tmp_path / "live"], capture_output=True, text=True)

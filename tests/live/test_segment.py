@@ -57,18 +57,9 @@ def test_what_does_not_fit_is_refused() -> None:
     symbols = np.array([0, 1, 0, 2, 255, 255, *[0] * 8], np.uint8)
     order = np.array([0, 1, 2, 3, 5, 4], np.int32)
 
-    def pack(
-        order: np.ndarray = order,
-        status: int = 0,
-        symbols: np.ndarray = symbols,
-        width: int = 2,
-        bits: int = 2,
-        keys: int = 1,
-        words: int = 1,
-        tail: int = 8,
-    ) -> int:
+    def pack(order=order, status=0, symbols=symbols, width=2, bits=2, keys=1, words=1, tail=8):
         @ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32)
-        def sorter(text: int, room: int, size: int) -> int:
+        def sorter(text, room, size):
             assert bytes((ctypes.c_uint8 * size).from_address(text)) == symbols[:size].tobytes()
             (ctypes.c_int32 * size).from_address(room)[:] = order.tolist()
             return status

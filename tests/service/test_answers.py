@@ -139,6 +139,7 @@ def test_a_tree_of_a_session_is_read() -> None:
         ("parents", session_nodes(), DraftLimits(3, is_chain=True)),
         ("scores", session_nodes(scores=[0.5, float("nan"), 0.5]), DraftLimits(3)),
         ("scores", session_nodes(scores=[1.5, 0.5, 0.5]), DraftLimits(3)),
+        ("scores", session_nodes(scores=[0.5, 0.75, 0.5]), DraftLimits(3)),
         ("scores", session_nodes(scores=[0.5, -0.5, 0.5]), DraftLimits(3)),
     ],
 )
@@ -160,6 +161,10 @@ def test_malformed_messages_are_refused(data: bytes) -> None:
         assert isinstance(parse(pb.DraftResponse, data, "peer"), pb.DraftResponse)
 
 
+def test_a_peer_that_says_ok_and_nothing_else_is_refused() -> None:
+    refused(ProtocolError, lambda: parse(pb.DraftResponse, None, "peer"), "peer: DraftResponse is no message")  # type: ignore[arg-type]
+
+
 def description(**changes: Any) -> pb.DatastoreDescription:
     tokenizer = pb.TokenizerDescription(name="t", fingerprint="sha256:" + "0" * 64, vocabulary_size=9)
     return pb.DatastoreDescription(**({"name": "a", "tokenizer": tokenizer} | changes))
@@ -172,7 +177,7 @@ def description(**changes: Any) -> pb.DatastoreDescription:
         [description(), description()],
         [description(tokenizer=pb.TokenizerDescription(name="t", fingerprint="md5", vocabulary_size=9))],
         [description(tokenizer=pb.TokenizerDescription(name="t", fingerprint="sha256:" + "0" * 64))],
-        [description(built={"seconds": 2**62})],
+        [description(built=2**62)],
     ],
 )
 def test_invalid_descriptions_are_refused(datastores: list[pb.DatastoreDescription]) -> None:

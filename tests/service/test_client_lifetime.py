@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import copy
-import multiprocessing
-import pickle
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from rest_store.datastore.datastore import Datastore
-from rest_store.datastore.tree import TokenTree
 from rest_store.errors import ServiceUnavailableError
 from rest_store.service.client.async_client import AsyncDatastoreClient
 from rest_store.service.client.client import DatastoreClient
@@ -51,7 +47,7 @@ from rest_store.drafting.members import MemberSettings
 from rest_store.errors import ServiceUnavailableError
 used = DatastoreClient(sys.argv[1], timeout=60)
 used.draft([1])
-[member] = used.members(MemberSettings(True, 16, None, None), lambda: np.array([1], np.int32))
+[member] = used.members(MemberSettings(True, None), lambda: np.array([1], np.int32))
 def step():
     member.send(DraftLimits(8))
     return member.receive(None)
@@ -75,27 +71,6 @@ def test_a_forked_process_is_told_to_make_its_own_client(service: Service) -> No
         [sys.executable, "-c", FORKED, service.target], capture_output=True, text=True, check=True, timeout=PATIENCE
     )
     assert done.stdout.split() == ["7", "True", "True"]
-
-
-def test_a_pickled_client_reaches_the_same_service(service: Service, store: Datastore) -> None:
-    with DatastoreClient(service.target, datastore=store.path.name, timeout=PATIENCE) as client:
-        expected = client.draft([1, 2])
-        for copied in (pickle.loads(pickle.dumps(client)), copy.copy(client), copy.deepcopy(client)):
-            assert (type(copied), repr(copied)) == (DatastoreClient, repr(client))
-            with copied:
-                assert copied.draft([1, 2]) == expected
-                assert copied.tokenizer == client.tokenizer == store.tokenizer
-
-
-def spawned(client: DatastoreClient) -> TokenTree:
-    return client.draft([1, 2])
-
-
-def test_a_worker_process_gets_a_client_of_its_own(service: Service, store: Datastore) -> None:
-    spawning = multiprocessing.get_context("spawn")
-    with DatastoreClient(service.target, timeout=PATIENCE) as client, ProcessPoolExecutor(1, spawning) as pool:
-        client.draft([1])
-        assert pool.submit(spawned, client).result(PATIENCE) == store.draft([1, 2])
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import grpc
 import pytest
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -9,8 +11,17 @@ from google.rpc import error_details_pb2, status_pb2
 
 from rest_store import errors
 from rest_store.errors import MessageOrderError
-from rest_store.service.errors import DETAILS_KEY, DOMAIN, STATUSES, Status, error_of, status_of
-from tests.service.test_proto import DEFINITION
+from rest_store.service.errors import DETAILS_KEY, DOMAIN, STATUSES, Status, error_of_call, status_of
+from tests.service.test_proto import ROOT
+
+PROTOCOL = ROOT / "docs/reference/protocol.md"
+
+
+def error_of(target: str, code: str, details: str, metadata: object = None) -> errors.RestStoreError:
+    """Our error for a call that failed so."""
+    status = SimpleNamespace(code=lambda: SimpleNamespace(name=code), details=lambda: details)
+    status.trailing_metadata = lambda: metadata
+    return error_of_call(target, status)
 
 
 def metadata_of(reason: str, domain: str = DOMAIN) -> list[tuple[str, bytes]]:
@@ -50,10 +61,12 @@ def test_without_a_reason_of_ours_the_status_decides(metadata: list[tuple[str, b
     assert str(raised) == "served:1: service is unreachable (gone)"
 
 
-@pytest.mark.skipif(not DEFINITION.exists(), reason="an installed package without its definition")
-def test_the_table_is_the_one_in_the_definition() -> None:
-    lines = [line[2:].split() for line in DEFINITION.read_text().splitlines() if line.startswith("//   ")]
-    assert [tuple(line[:2]) for line in lines[1:]] == [(status.reason, status.code) for status in STATUSES]
+@pytest.mark.skipif(not PROTOCOL.exists(), reason="an installed package without its documentation")
+def test_the_protocol_says_what_each_reason_means() -> None:
+    rows = [line.split("|") for line in PROTOCOL.read_text("utf-8").splitlines() if line.startswith("| `")]
+    said = {reason.strip("` "): cells[2] for cells in rows for reason in cells[1].replace(", or none", "").split(",")}
+    for status in STATUSES:
+        assert f"`{status.code}`" in said[status.reason]
 
 
 @pytest.mark.parametrize(

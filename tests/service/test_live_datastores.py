@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 from collections.abc import Iterator
@@ -19,7 +18,9 @@ from rest_store.datastore.datastore import Datastore
 from rest_store.drafting.session import DraftSession
 from rest_store.errors import (
     DatastoreNotFoundError,
+    LimitError,
     LiveFormatError,
+    MessageSizeError,
     StorageError,
     TokenizerMismatchError,
     WriterError,
@@ -27,11 +28,11 @@ from rest_store.errors import (
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.service.client.client import DatastoreClient
 from rest_store.v1 import datastore_pb2 as pb
-from tests.shared.builds import write_tokenizer
+from tests.shared.builds import build_quick, write_tokenizer
 from tests.shared.clients import KINDS, connected
 from tests.shared.services import PATIENCE, Service, failed, metrics_of, reason_of, reload, running
 from tests.shared.sessions import Relay
-from tests.shared.strategies import Corpus, identity, refused, write_datastore
+from tests.shared.strategies import identity, refused
 
 VOCABULARY = 300
 METRICS = "--metrics=127.0.0.1:0"
@@ -69,7 +70,10 @@ def test_what_is_added_is_there_for_everyone_when_add_returns(kind: Any, service
         assert len(set(ids)) == 2
         assert [other.count(tokens) for tokens in (first, second)] == [1, 1]
         assert other.draft(first[:3]).longest_path(first[3:]).tolist() == list(range(5))
-        assert one.add([first, first], [ids[0], ids[0]]) == [ids[0], ids[0]]
+        assert (ids.added, ids.duplicates) == (ids, [])
+        again = one.add([first, [1], [2]], [ids[0], "new", "new"])  # as LiveDatastore.add says it
+        assert (again, again.added, again.duplicates) == ([ids[0], "new", "new"], ["new"], [ids[0], "new"])
+        one.delete(["new"])
         assert other.count(first) == 1
         assert one.delete([ids[0], "never there"], datastore="chat") == 1
         assert one.delete([ids[0]], datastore="chat") == 0
@@ -97,20 +101,19 @@ def test_a_session_drafts_at_its_next_step_what_another_client_has_added(service
         assert session.draft(8).longest_path(text[6:]).size  # the first one is there still
 
 
-def test_what_does_not_fit_into_one_request_is_sent_in_several(directory: Path, tmp_path: Path) -> None:
-    options = ["--live", f"chat={tmp_path / 'chat'}", "--max-contexts", "16", METRICS]
+def test_more_than_one_request_may_have_is_refused_by_name(directory: Path, tmp_path: Path) -> None:
+    options = ["--live", f"chat={tmp_path / 'chat'}", "--max-contexts", "16"]
     with (
         running(f"a={directory}", options=options) as service,
         DatastoreClient(service.target, datastore="chat", timeout=PATIENCE) as client,
     ):
-        ids = [f"{place}" for place in range(40)]
-        assert client.add([[place, 200] for place in range(40)], ids) == ids
-        assert len(client.add([[7] * 500_000, [8] * 500_000, [9] * 500_000])) == 3
-        assert [client.count([place, 200]) for place in range(40)] == [1] * 40
-        assert [client.count([token] * 2) for token in (7, 8, 9)] == [499_999] * 3
-        assert metrics_of(service)["rest_store_requests_total", "OK", "Add"] == 3 + 2
-        assert client.delete(ids) == 40
-        assert metrics_of(service)["rest_store_requests_total", "OK", "Delete"] == 3
+        refused(LimitError, lambda: client.add([[1]] * 17), "number of documents is 17, expected at most 16")
+        refused(LimitError, lambda: client.delete(["x"] * 17), "number of ids is 17, expected at most 16")
+        for tokens in (1_100_000, 20_000_000):
+            with pytest.raises(MessageSizeError):
+                client.add([np.zeros(tokens, np.int32)])
+        assert client.add([np.arange(1_000_000) % 300], ["large"]) == ["large"]
+        assert client.info().token_count == 1_000_000
 
 
 class Forgetful(Relay):
@@ -201,15 +204,17 @@ def test_live_datastores_alone_with_a_tokenizer_for_new_ones(tmp_path: Path) -> 
 
 def test_a_new_one_has_the_tokenizer_of_the_built_ones(tmp_path: Path) -> None:
     """Also its file, so that texts can be added to it later."""
-    (tmp_path / "a").mkdir()
-    directory = write_datastore(tmp_path / "a", Corpus(VOCABULARY, [[[1, 2, 3]]]))
-    serialized = json.dumps({"model": {"type": "WordLevel", "vocab": {"x": 0}}})
-    (directory / "tokenizer.json").write_text(serialized)
-    with running(directory, options=["--live", str(tmp_path / "live")]):
-        pass
-    assert (tmp_path / "live" / "tokenizer.json").read_text() == serialized
-    with LiveDatastore.open(tmp_path / "live", read_only=True) as store:
+    (tmp_path / "corpus.txt").write_text("some text")
+    tokenizer, directory = write_tokenizer(tmp_path / "tokenizer.json"), tmp_path / "code.ds"
+    build_quick(tmp_path / "corpus.txt", tokenizer, directory)
+    with running(directory, options=["--live", str(tmp_path / "live")]) as service:
+        for one in (tokenizer, str(tokenizer), directory):  # a path is a tokenizer
+            with DatastoreClient(service.target, tokenizer=one, timeout=PATIENCE) as client:
+                assert client.tokenizer == Datastore.open(directory).tokenizer
+        service.stop()
+    with LiveDatastore.open(tmp_path / "live") as store:
         assert store.tokenizer == Datastore.open(directory).tokenizer
+        assert len(store.add(["text"])) == 1
 
 
 def test_a_new_one_has_the_tokenizer_that_is_named(tmp_path: Path) -> None:

@@ -15,20 +15,20 @@ import pytest
 from rest_store.errors import (
     ContextTypeError,
     DocumentError,
-    LimitError,
     LiveFormatError,
     MessageSizeError,
     OverloadedError,
     TokenRangeError,
     UnknownDatastoreError,
 )
+from rest_store.live.added import AddedDocuments
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.service.client.client import DatastoreClient
 from rest_store.service.server import writes
 from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.limits import Limits
-from rest_store.service.server.rights import ALL_ALLOWED
 from rest_store.service.server.writes import Writes
+from rest_store.service.tokens import ALL_ALLOWED
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.clients import KINDS, connected
 from tests.shared.services import PATIENCE, Service, reason_of, running
@@ -125,7 +125,6 @@ BAD_DOCUMENTS: dict[str, tuple[Any, Any, str]] = {
     "outside": ([[1], [2, VOCABULARY]], TokenRangeError, "token id in document 1 is 300"),
     "far outside": ([[2**40]], TokenRangeError, "token id in document 0 is 1099511627776"),
     "negative": ([[-1]], TokenRangeError, "token id in document 0 is -1"),
-    "too large for a message": ([[1]] * 2 + [[1] * 1_100_000], MessageSizeError, "size of item 2 is 440"),
     "too large to keep": ([[1] * (MOST_TOKENS + 1)], DocumentError, "the size of document 0 is 4001 tokens"),
 }
 BAD_IDS: dict[str, tuple[Any, str]] = {
@@ -168,20 +167,6 @@ def test_a_client_of_frozen_datastores_has_to_name_a_live_one(service: Service) 
         assert client.delete(client.add([[1]], datastore="chat"), datastore="chat") == 1
 
 
-@pytest.mark.parametrize(
-    "part", [b"\x1a\0", b"\x12\0", b"\x63\x64\x1a\0", b"\x60\1\x1a\0", b"\x65\0\0\0\0\x61" + bytes(8)]
-)
-def test_a_message_of_too_many_parts_is_not_parsed(part: bytes, tmp_path: Path, monkeypatch: Any) -> None:
-    catalog = Catalog([], [("chat", tmp_path / "chat")], identity(VOCABULARY))
-    handlers, parsed = Writes(catalog, Limits()), []
-    monkeypatch.setattr(writes, "parse", lambda kind, data: parsed.append(kind))
-    for handle in (handlers.add, handlers.delete):
-        with pytest.raises(LimitError):
-            asyncio.run(handle(part * (1 << 20), ALL_ALLOWED))
-    assert not parsed
-    catalog.close()
-
-
 @pytest.mark.parametrize("data", [b"\x1a", b"\x1a\x80", b"\x80" * 100, b"\x1b", b"\x1a\5\0", b"\x1f", b"\x61\0"])
 def test_malformed_messages_are_refused(data: bytes, tmp_path: Path) -> None:
     catalog = Catalog([], [("chat", tmp_path / "chat")], identity(VOCABULARY))
@@ -207,12 +192,12 @@ def test_what_waits_to_be_written_is_bounded(
     [served] = catalog.served
     go_on = threading.Event()
 
-    def slowly(*_: object) -> int:
+    def slowly(result: Any) -> Any:
         assert go_on.wait(PATIENCE)
-        return 8
+        return result
 
-    monkeypatch.setattr(served.store, "add", slowly)
-    monkeypatch.setattr(served.store, "delete", slowly)
+    monkeypatch.setattr(served.store, "add", lambda _, ids: slowly(AddedDocuments(ids, set(ids))))
+    monkeypatch.setattr(served.store, "delete", lambda ids: slowly(len(ids)))
     request = request_.SerializeToString()
     least = len(request) + (1 + parts) * writes._PART_BYTES
     monkeypatch.setattr(writes, "_MOST_BYTES", int(2.5 * least))

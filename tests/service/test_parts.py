@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import json
-import pickle
 import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -76,7 +74,8 @@ def test_answers_are_those_of_the_whole(kind: type, groups: list[list[str]], who
     limits = {"max_nodes": MOST, "max_depth": 2}
     with connected(kind, groups) as client:
         info = client.connect(PATIENCE)
-        assert (info.token_count, len(info.parts)) == (whole.info().token_count, 3)
+        assert info.token_count == whole.info().token_count
+        assert [one.part and (one.part.number, one.part.parts) for one in info.datastores] == [(1, 3), (2, 3), (3, 3)]
         for text in texts(25):
             assert client.longest_suffix_match(text) == whole.longest_suffix_match(text)
             assert client.count(text[-3:]) == whole.count(text[-3:])
@@ -125,7 +124,7 @@ def test_a_part_that_is_away_is_an_error_of_queries_and_left_out_of_sessions(ser
         with DraftSession([client, PromptLookup()], [1, 2, 3, 1, 2]) as session:
             session.draft(8)
             served.stop("away2of3")
-            for call in (lambda: client.count([1]), lambda: client.draft([1]), client.info):
+            for call in (lambda: client.count([1]), client.info):
                 with pytest.raises(ServiceUnavailableError, match="away2of3"):
                     call()
             until(lambda: (session.draft(8), session.statistics.absent)[1])
@@ -143,13 +142,10 @@ def test_a_replica_takes_over(served: Serving, directory: Path, whole: Datastore
             assert client.count(text[-1:]) == whole.count(text[-1:])
 
 
-def test_a_client_of_parts_can_be_pickled_and_cannot_write(groups: list[list[str]], whole: Datastore) -> None:
+def test_a_client_of_parts_cannot_write(groups: list[list[str]]) -> None:
     with DatastoreClient(groups, timeout=PATIENCE) as client:
         assert ";" in repr(client)
-        assert client.vocabulary_size == 300
-        for other in (copy.copy(client), pickle.loads(pickle.dumps(client))):
-            with other:
-                assert other.count([1]) == whole.count([1])
+        assert client.tokenizer.vocabulary_size == 300
         refused(LiveFormatError, lambda: client.add([[1]]), "in parts")
         refused(LiveFormatError, lambda: client.delete(["a"]), "in parts")
 
@@ -181,7 +177,7 @@ def make(folder: Path) -> Path:
 
 
 MIXED: dict[str, tuple[type[RestStoreError], list[tuple[str, str | None]], list[str]]] = {
-    "two builds": (PartError, [("one", "1/2"), ("other", "2/2")], ["build of datastore 'served'", "sha256:"]),
+    "two builds": (PartError, [("one", "1/2"), ("other", "2/2")], ["build is 'served' sha256:"]),
     "two tokenizers": (TokenizerMismatchError, [("one", "1/2"), ("tokenizer", "2/2")], []),
     "one part twice": (PartError, [("one", "1/2"), ("one", "1/2 ")], ["part 1/2 is also at"]),
     "a part missing": (PartError, [("one", "1/3"), ("one", "3/3")], ["part 1/3", "one of 2 parts"]),
@@ -195,10 +191,11 @@ def test_parts_that_are_not_one_datastore(case: str, target: Callable[[str, str 
     error, services, fragments = MIXED[case]
     with DatastoreClient([target(*one) for one in services], timeout=PATIENCE) as client:
         refused(error, client.connect, *fragments)
-        refused(error, lambda: client.draft([1]), *fragments)
+        refused(error, lambda: client.count([1]), *fragments)
         with DraftSession([client, PromptLookup()], [1, 2, 1]) as session:
             assert len(session.draft(8)) > 0
-            assert session.statistics.dropped.keys() & {(0, "error"), (0, "tokenizer")}
+            [(name, why)] = session.statistics.dropped
+            assert (name, why in ("error", "tokenizer")) == (client.name, True)
 
 
 def test_parts_of_another_tokenizer_than_the_client(target: Callable[[str, str | None], list[str]]) -> None:
@@ -222,14 +219,11 @@ def run(*words: str) -> tuple[int, str]:
     return done.exit_code, done.output
 
 
-def test_info_and_query_of_parts(groups: list[list[str]], directory: Path, whole: Datastore) -> None:
+def test_info_of_parts(groups: list[list[str]], whole: Datastore) -> None:
     place = ";".join(map(",".join, groups))
     status, text = run("info", place)
     assert (status, text.count("part 2/3")) == (0, 1)
     facts = json.loads(run("info", place, "--json")[1])
-    tokens = [part["datastores"][0]["tokens"] for part in facts["parts"]]
-    assert facts["datastores"][0]["tokens"] == sum(tokens) == whole.info().token_count
-    answers = [json.loads(run("query", one, "--tokens", "1 2", "--json")[1]) for one in (place, str(directory))]
-    assert answers[0]["match"] == answers[1]["match"]
+    assert sum(part["tokens"] for part in facts["datastores"]) == whole.info().token_count
     assert "served, part 1/3" in run("info", groups[0][0])[1]
     assert run("info", f"{place};127.0.0.1:1", "--timeout", "0.2")[0] == 1

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import tracemalloc
-import weakref
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
 from rest_store.datastore.datastore import Datastore
 from rest_store.errors import LimitError, MessageSizeError
-from rest_store.service.server import queries
 from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.executor import Executor
 from rest_store.service.server.limits import Limits
 from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.queries import Queries
-from rest_store.service.server.rights import ALL_ALLOWED
 from rest_store.service.server.servicer import METHODS
+from rest_store.service.tokens import ALL_ALLOWED
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.strategies import Corpus, refused, write_datastore
 
@@ -35,10 +32,9 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
 
 
 def answer(catalog: Catalog, method: str, data: bytes, limits: Limits = LIMITS) -> bytes:
-    with ThreadPoolExecutor(1) as workers:
-        asked = Queries(catalog, limits, Metrics(METHODS, "1"), Executor(workers), "1")
-        handle: Callable[..., Any] = {"Draft": asked.draft, "Count": asked.count}[method]
-        return bytes(asyncio.run(handle(data, ALL_ALLOWED)))
+    asked = Queries(catalog, limits, Metrics(METHODS, "1"), Executor(), "1")
+    handle: Callable[..., Any] = {"Draft": asked.draft, "Count": asked.count}[method]
+    return bytes(asyncio.run(handle(data, ALL_ALLOWED)))
 
 
 NAMES = pb.Selection(datastores=["one"] * 100_000)
@@ -111,49 +107,3 @@ def test_an_answer_that_is_too_large_is_given_up_on_the_way(catalog: Catalog, mo
     limits = Limits(max_message_bytes=len(data))
     refused(MessageSizeError, lambda: answer(catalog, "Draft", data, limits), "response: size is more than", "at most")
     assert drafted < 1000
-
-
-@pytest.mark.parametrize(
-    ("method", "request_"),
-    [
-        ("Draft", pb.DraftRequest(contexts=[pb.Context(tokens=[1])])),
-        ("Count", pb.CountRequest(sequences=[pb.TokenSequence(tokens=[1])])),
-    ],
-)
-def test_no_message_is_held_while_its_work_waits(
-    catalog: Catalog, monkeypatch: pytest.MonkeyPatch, method: str, request_: Any
-) -> None:
-    class Watched:
-        """A message that a weak reference can watch."""
-
-        def __init__(self, message: Any) -> None:
-            self.message = message
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self.message, name)
-
-    parse, run = queries.parse, Executor.run
-    messages: list[weakref.ref[Watched]] = []
-    held: list[Watched | None] = []
-
-    def watched(kind: Any, data: bytes) -> Any:
-        message = Watched(parse(kind, data))
-        messages.append(weakref.ref(message))
-        return message
-
-    async def looking(self: Executor, task: Any, *, small: bool) -> Any:
-        held.extend(message() for message in messages)
-        return await run(self, task, small=small)
-
-    monkeypatch.setattr(queries, "parse", watched)
-    monkeypatch.setattr(Executor, "run", looking)
-    assert answer(catalog, method, request_.SerializeToString())
-    assert held
-    assert set(held) == {None}
-
-
-def test_trees_travel_little_endian_from_any_machine(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = pb.DraftRequest(contexts=[pb.Context(tokens=[1, 2])]).SerializeToString()
-    expected = answer(catalog, "Draft", asked)
-    monkeypatch.setattr("sys.byteorder", "big")
-    assert answer(catalog, "Draft", asked) == expected

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import resource
+import os
 import selectors
+import signal
 import socket
-import struct
 from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from rest_store.errors import ServeError
 from rest_store.service.address import Address
-from rest_store.service.server import calls, limits
+from rest_store.service.server import calls
 from rest_store.service.server.limits import Limits
 from rest_store.service.server.server import Options, Server
 from rest_store.v1 import datastore_pb2 as pb
+from tests.shared.live import until
 from tests.shared.services import PATIENCE, Service, metrics_of, running
 from tests.shared.sessions import SessionTalk, opening, step
-from tests.shared.strategies import refused
 
 ASKED = pb.DraftRequest(contexts=[pb.Context(tokens=[1, 2])])
 OPENING = opening(1, 2, selection=pb.Selection())
@@ -110,59 +109,6 @@ def test_a_connection_without_life_is_ended(
     asyncio.run(run())
 
 
-def test_the_limit_of_connections_fits_the_limit_of_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = (1024, 4096)
-
-    def set_limit(_: int, values: tuple[int, int]) -> None:
-        nonlocal now
-        now = values
-
-    monkeypatch.setattr(resource, "getrlimit", lambda which: now)
-    monkeypatch.setattr(resource, "setrlimit", set_limit)
-    Limits(max_connections=100).allow_files(2)
-    assert now == (1024, 4096)
-    Limits(max_connections=1000).allow_files(2)
-    assert now == (2000 + limits._OTHER_FILES, 4096)
-    most = Limits(max_connections=2000)
-    refused(ServeError, lambda: most.allow_files(2), "max_connections is 2000", "at most 1792")
-    for now in ((1024, resource.RLIM_INFINITY), (resource.RLIM_INFINITY, resource.RLIM_INFINITY)):
-        soft = now[0]
-        most.allow_files(2)
-        assert now[0] in (4512, soft)
-
-
-def literal(name: bytes, value: bytes) -> bytes:
-    """A header field as HPACK takes it without tables (RFC 7541, section 6.2.2); lengths below 127."""
-    return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
-
-
-def call_of(path: bytes) -> bytes:
-    """The bytes of a connection that calls `path`."""
-    fields = {b":method": b"POST", b":scheme": b"http", b":path": path, b":authority": b"x"}
-    fields |= {b"te": b"trailers", b"content-type": b"application/grpc"}
-    block = b"".join(literal(name, value) for name, value in fields.items())
-    return PREFACE + struct.pack(">I", len(block))[1:] + struct.pack(">BBI", 1, 4, 1) + block
-
-
-@pytest.fixture(scope="module")
-def open_service(directory: Path) -> Service:
-    with running(directory) as service:
-        yield service
-
-
-def test_a_method_whose_name_is_not_utf8_stops_nothing(open_service: Service) -> None:
-    """As the asyncio server of gRPC does from 1.84 on; pyproject.toml asks for an older one."""
-    with open_service.stub() as stub, contextlib.ExitStack() as stack:
-        talk = SessionTalk(stub)
-        talk.ask(OPENING)
-        for connection in connected(stack, open_service.target, 3):
-            connection.sendall(call_of(b"/\xff\xfe/x"))
-            connection.recv(4096)
-            assert talk.ask(step(3)).sequence == 0
-            assert len(stub.Draft(ASKED, timeout=PATIENCE).trees) == 1
-        talk.close()
-
-
 def test_health_checks_beyond_their_limit_are_refused_and_cost_nobody_else(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -189,3 +135,51 @@ def test_health_checks_beyond_their_limit_are_refused_and_cost_nobody_else(
         await server.drain()
 
     asyncio.run(run())
+
+
+def test_workers_share_an_address_and_end_together(directory: Path) -> None:
+    def workers(service: Service) -> list[int]:
+        process = service.process.pid
+        return [*map(int, Path(f"/proc/{process}/task/{process}/children").read_text("ascii").split())]
+
+    with running(f"served={directory}", options=["--workers", "3"]) as service:
+        first = workers(service)
+        assert len(first) == 3
+        with contextlib.ExitStack() as stack:  # each a connection, which one of the workers has
+            stubs = [stack.enter_context(service.stub()) for _ in range(30)]
+            assert all(len(stub.Draft(ASKED, timeout=PATIENCE).trees) == 1 for stub in stubs)
+            sockets = [len([*Path(f"/proc/{worker}/fd").iterdir()]) for worker in first]
+            assert min(sockets) < max(sockets) < min(sockets) + 30
+        with pytest.raises(RuntimeError, match="in use"), running(directory, listen=[service.target]):
+            pass
+        with (
+            pytest.raises(RuntimeError, match="in use"),
+            running(directory, listen=[service.target], options=["--workers", "2"]),
+        ):
+            pass
+        service.signal(signal.SIGHUP)
+        until(lambda: sum("reloaded served" in line for line in service.log) == 3)
+        assert service.stop() == 0
+        service.restart()
+        again = workers(service)
+        os.kill(again[1], signal.SIGKILL)
+        assert service._ended() == 9
+        assert not any(Path(f"/proc/{worker}").exists() for worker in [*first, *again])
+        service.restart()
+        last = workers(service)
+        service.kill()
+        until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in last))  # nobody is left behind
+
+
+def test_workers_are_for_frozen_datastores_and_ports(directory: Path, tmp_path: Path) -> None:
+    absent = str(tmp_path / "absent")
+    for arguments, status, found in (
+        ([str(directory), "--live", str(tmp_path / "chat")], 2, "needs frozen datastores"),
+        ([str(directory), "--listen", f"unix:{tmp_path}/socket"], 2, "and HOST:PORT to listen on"),
+        ([absent], 1, "absent"),
+    ):
+        with (
+            pytest.raises(RuntimeError, match=f"(?s)status {status}.*{found}"),
+            running(options=["--workers", "2", *arguments]),
+        ):
+            pass

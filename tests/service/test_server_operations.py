@@ -7,11 +7,14 @@ import os
 import platform
 import shutil
 import signal
-import subprocess
-import sys
+import socket
+import struct
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -20,15 +23,13 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 import rest_store
 from rest_store.datastore.datastore import Datastore
-from rest_store.errors import ServeError
 from rest_store.service.address import Address
-from rest_store.service.server import server as server_module
 from rest_store.service.server.queries import Queries
-from rest_store.service.server.server import Options, Server, serve
+from rest_store.service.server.server import Options, Server
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
 from tests.shared.live import until
-from tests.shared.services import PATIENCE, Service, failed, metrics_of, reason_of, reload, running
+from tests.shared.services import PATIENCE, Service, metrics_of, reason_of, reload, running
 from tests.shared.sessions import SessionTalk, opening, step
 from tests.shared.strategies import Corpus, edit_file, write_datastore
 
@@ -201,46 +202,17 @@ def test_a_reload_that_is_asked_for_during_another_reads_what_is_newer(tmp_path:
         (target,) = await server.start()
         async with grpc.aio.insecure_channel(target) as channel:
             stub = datastore_pb2_grpc.DatastoreServiceStub(channel)
-            server.ask_reload()
+            reloads = [asyncio.create_task(server.reload())]
             assert await asyncio.to_thread(opened.wait, PATIENCE)
             replace(old, new)
-            server.ask_reload()
+            reloads.append(asyncio.create_task(server.reload()))
             go_on.set()
+            await asyncio.wait(reloads)
             expected = Datastore.open(old).draft([1, 2]).packed
-            while (await stub.Draft(ASKED, timeout=PATIENCE)).trees[0].nodes != expected:
-                await asyncio.sleep(0)
+            assert (await stub.Draft(ASKED, timeout=PATIENCE)).trees[0].nodes == expected
         await server.drain()
 
     asyncio.run(run())
-
-
-EARLY = """
-import os, signal, sys
-from rest_store.cli import main
-from rest_store.service.server import command, server
-
-def hang_up_first(call):
-    def hanging_up(*arguments):
-        os.kill(os.getpid(), signal.SIGHUP)
-        return call(*arguments)
-    return hanging_up
-
-command.Address.parse = hang_up_first(command.Address.parse)
-server.Catalog = hang_up_first(server.Catalog)
-main(["serve", sys.argv[1], "--listen", "127.0.0.1:0"])
-"""
-
-
-def test_sighup_before_a_service_is_ready_is_a_reload_once_it_is(directory: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", EARLY, str(directory)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        assert any("reloaded served" in line for line in iter(process.stderr.readline, ""))
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE) == 0
-        assert "ready" in process.stdout.read()
 
 
 def test_sigterm_ends_streams_between_two_steps_and_refuses_what_comes(service: Service) -> None:
@@ -260,6 +232,50 @@ def test_sigterm_ends_streams_between_two_steps_and_refuses_what_comes(service: 
         with pytest.raises(grpc.RpcError) as caught:
             stub.Draft(ASKED, timeout=PATIENCE)
         assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+
+
+def test_work_whose_client_has_gone_is_dropped(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a request in pieces, the piece that runs is finished, and no other one is begun."""
+    pieces: list[int] = []
+    go_on = threading.Event()
+    draft_batch = Datastore.draft_batch
+
+    def held(store: Datastore, contexts: list[list[int]], **limits: int) -> object:
+        pieces.append(len(contexts))
+        assert go_on.wait(PATIENCE)
+        return draft_batch(store, contexts, **limits)
+
+    monkeypatch.setattr(Datastore, "draft_batch", held)
+    contexts = [pb.Context(tokens=[1, 2])] * 64
+    heavy = pb.DraftRequest(limits=pb.DraftLimits(max_nodes=1024), contexts=contexts)  # 8 pieces of 8
+
+    async def run() -> None:
+        server = Server(Options([("served", directory)], [Address.parse("127.0.0.1:0")]), "1")
+        (target,) = await server.start()
+        threads = server._executor.workers._max_workers
+        in_flight = server._admission.requests
+        async with grpc.aio.insecure_channel(target) as channel:
+            stub = datastore_pb2_grpc.DatastoreServiceStub(channel)
+            calls = [stub.Draft(heavy, timeout=PATIENCE) for _ in range(threads + 3)]
+            while in_flight.used < len(calls) or len(pieces) < threads:
+                await asyncio.sleep(0.01)
+            for call in calls:
+                call.cancel()
+            while in_flight.used:
+                await asyncio.sleep(0.01)
+            go_on.set()
+            assert len((await stub.Draft(heavy, timeout=PATIENCE)).trees) == 64
+        assert pieces == [8] * (threads + 8)
+        requests = {tuple(sample.labels.values()): sample.value for sample in of(server, "rest_store_requests_total")}
+        assert requests["Draft", "CANCELLED"] == len(calls)
+        assert requests["Draft", "OK"] == 1
+        await server.drain()
+
+    def of(server: Server, name: str) -> list[Any]:
+        families = server.metrics.registry.collect()
+        return [sample for family in families for sample in family.samples if sample.name == name]
+
+    asyncio.run(run())
 
 
 def test_memory_does_not_grow_with_requests(service: Service) -> None:
@@ -301,14 +317,31 @@ def test_a_defect_is_reported_as_such_and_logged(
     assert "1 // 0" in caplog.text
 
 
-def test_a_service_that_cannot_go_on_ends(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def fail(_: Server) -> None:
-        raise RuntimeError("no more")
+def test_http_tells_life_from_readiness_and_says_nothing_of_broken_connections(directory: Path) -> None:
+    def status_of(url: str) -> int:
+        try:
+            with urllib.request.urlopen(url, timeout=PATIENCE) as response:
+                return int(response.status)
+        except urllib.error.HTTPError as error:
+            return error.code
 
-    monkeypatch.setattr(server_module, "_WATCH_SECONDS", 0.01)
-    monkeypatch.setattr(Server, "_watch", fail)
-    options = Options([("served", directory)], [Address.parse("127.0.0.1:0")])
-    failed(ServeError, lambda: asyncio.run(serve(options, "1", lambda *_: None)), "it has failed and ends", "no more")
+    with running(directory, options=["--metrics", "127.0.0.1:0"]) as service, service.stub() as stub:
+        assert service.metrics is not None
+        alive, ready = (service.metrics.replace("/metrics", path) for path in ("/healthz", "/readyz"))
+        assert [status_of(url) for url in (alive, ready, ready + "?verbose", alive + "z")] == [200, 200, 200, 404]
+        host, port = service.metrics.split("/")[2].split(":")
+        for _ in range(20):
+            with socket.create_connection((host, int(port))) as broken:
+                broken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # ends with a reset
+                broken.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        for file in directory.glob("shard-*"):
+            os.truncate(file, 0)
+        with pytest.raises(grpc.RpcError):
+            stub.Draft(pb.DraftRequest(contexts=[pb.Context(tokens=[1, 2, 3])]))
+        until(lambda: status_of(ready) == 503)
+        assert status_of(alive) == 200
+        service.stop()
+        assert "Traceback" not in "".join(service.log)
 
 
 def test_a_service_starts_with_the_greatest_limits(directory: Path) -> None:

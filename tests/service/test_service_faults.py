@@ -24,11 +24,12 @@ from rest_store.service.errors import error_of_call
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.live import until
 from tests.shared.services import PATIENCE, Service, Talk, metrics_of, reason_of, running
+from tests.shared.sessions import packed
 from tests.shared.strategies import Corpus, write_datastore
 
 chance = random.Random(0)
 CORPUS = Corpus(300, [[[chance.randrange(100) for _ in range(50)] for _ in range(400)]])  # several pages
-OPENING = pb.DraftSessionRequest(open=pb.SessionOpening(tokens=[1, 2]), draft=pb.TreeRequest(max_nodes=8))
+OPENING = pb.DraftSessionRequest(open=pb.SessionOpening(tokens=packed([1, 2])), draft=pb.TreeRequest(max_nodes=8))
 STEP = pb.DraftSessionRequest(accepted=[pb.Accepted(tokens=[1])], draft=pb.TreeRequest(max_nodes=8))
 ASKED = pb.DraftRequest(contexts=[pb.Context(tokens=[1, 2])])
 OTHER = pb.DraftRequest(contexts=[pb.Context(tokens=[1, 2])], selection=pb.Selection(datastores=["other"]))
@@ -177,7 +178,9 @@ def test_a_datastore_truncated_underneath_is_unavailable_until_it_is_restored(
         expected = stub.Draft(every).trees
         talk = Talk(stub)
         talk.ask(
-            pb.DraftSessionRequest(open=pb.SessionOpening(selection=only_served(), tokens=[1, 2]), draft=STEP.draft)
+            pb.DraftSessionRequest(
+                open=pb.SessionOpening(selection=only_served(), tokens=packed([1, 2])), draft=STEP.draft
+            )
         )
         truncate(directory)
         with pytest.raises(grpc.RpcError) as caught:

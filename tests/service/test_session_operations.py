@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import random
-import shutil
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +15,8 @@ import pytest
 
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.service.address import Address
+from rest_store.service.server import served_session, session_streams
 from rest_store.service.server import server as server_module
-from rest_store.service.server import session_streams
 from rest_store.service.server.limits import Limits
 from rest_store.service.server.server import Options, Server
 from rest_store.v1 import datastore_pb2 as pb
@@ -87,9 +86,8 @@ def test_sessions_take_no_more_memory_than_they_may(original: Path) -> None:
 
 
 def test_sessions_take_no_more_memory_than_is_shown(original: Path) -> None:
-    """With long texts, large trees and what they learn."""
+    """With long texts and large trees."""
     number = 40
-    rows = top_k([[likely % 100] * 8 for likely in range(2000)])
 
     async def run(service: Service) -> None:
         async with grpc.aio.insecure_channel(service.target) as channel:
@@ -98,7 +96,7 @@ def test_sessions_take_no_more_memory_than_is_shown(original: Path) -> None:
             calls = [stub.DraftSession(timeout=PATIENCE) for _ in range(number)]
             for call in calls:
                 text = [CHANCE.randrange(300) for _ in range(2000)]
-                await call.write(opening(*text, nodes=200, prompt_lookup=True, recycled_logits=b"", top_k=rows))
+                await call.write(opening(*text, nodes=200, prompt_lookup=True))
                 assert len((await call.read()).nodes) == 11 * 200
             grown = service.resident_bytes() - before
             count, shown = sessions_of(service)
@@ -112,6 +110,51 @@ def test_sessions_take_no_more_memory_than_is_shown(original: Path) -> None:
         until(lambda: sessions_of(service) == (0, 0))
 
 
+def test_long_texts_wait_for_a_thread_of_their_own_and_are_dropped_with_their_clients(
+    original: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int] = []
+    go_on = threading.Event()
+    take_prompt = served_session.take_prompt
+
+    def held(native: Any, text: Any, rows: Any) -> None:
+        if len(text) > 4096:
+            begun.append(len(text))
+            assert go_on.wait(PATIENCE)
+        take_prompt(native, text, rows)
+
+    monkeypatch.setattr(served_session, "take_prompt", held)
+    long, heavy = opening(*[1] * 5000), pb.DraftRequest(contexts=[pb.Context(tokens=[1])] * 500)
+
+    async def run() -> None:
+        server = Server(Options([("a", original)], [Address.parse("127.0.0.1:0")], drain_seconds=0), "1")
+        (target,) = await server.start()
+        async with grpc.aio.insecure_channel(target) as channel:
+            stub = datastore_pb2_grpc.DatastoreServiceStub(channel)
+            waiting = [stub.DraftSession(timeout=PATIENCE) for _ in range(6)]
+            for call in waiting:
+                await call.write(long)
+                while not begun:  # the first one has the thread
+                    await asyncio.sleep(0.01)
+            while len(server._sessions.open) < len(waiting):
+                await asyncio.sleep(0.01)
+            other = stub.DraftSession(timeout=PATIENCE)
+            for message in (opening(1, 2), step(3), step(4, nodes=200)):  # a large tree takes a thread, too
+                await other.write(message)
+                assert (await other.read()).nodes
+            assert len((await stub.Draft(heavy, timeout=PATIENCE)).trees) == 500
+            for call in waiting[1:]:
+                call.cancel()
+            while len(server._sessions.open) > 2:
+                await asyncio.sleep(0.01)
+            go_on.set()
+            assert (await waiting[0].read()).nodes
+            assert begun == [5000]
+        await server.drain()
+
+    asyncio.run(run())
+
+
 def test_the_guide_says_what_sessions_reserve(original: Path) -> None:
     guide = " ".join((Path(__file__).parents[2] / "docs/how-to/service.md").read_text(encoding="utf-8").split())
     with running(f"a={original}", options=[METRICS]) as service, service.stub() as stub:
@@ -120,41 +163,6 @@ def test_the_guide_says_what_sessions_reserve(original: Path) -> None:
             talk.ask(opening(*[1] * length, nodes=16, prompt_lookup=True))
             assert said.format(sessions_of(service)[1] / 1e6) in guide
             talk.close()
-
-
-def test_what_sessions_share_makes_room_for_sessions(original: Path) -> None:
-    """It is kept for the next ones, but not at their cost."""
-    most = 3_000_000
-    with running(f"a={original}", options=[METRICS, f"--max-session-memory={most}"]) as service, service.stub() as stub:
-        (talk,), _ = refused_openings(stub, 1)
-        alone = sessions_of(service)[1]
-        talk.close()
-        for number in range(40):
-            talk = SessionTalk(stub)
-            talk.ask(opening(1, 2, shared_calibration=f"name {number}", recycled_logits=b"%d" % number))
-            talk.ask(step(3, top_k=top_k([[4, 5]])))
-            talk.close()
-        count, kept = sessions_of(service)
-        assert count == 0
-        assert 0 < kept <= most
-        talks, _ = refused_openings(stub, 30)
-        assert len(talks) == int(most / alone)
-        assert sessions_of(service)[1] == len(talks) * alone
-
-
-def test_what_sessions_learn_is_within_their_memory(original: Path) -> None:
-    """Recycled logits grow as they learn; a session that has no more memory for them ends."""
-    most = 6_500_000
-    rows = top_k([[number % 100, (number * 7) % 100] for number in range(1000)])
-    with running(f"a={original}", options=[METRICS, f"--max-session-memory={most}"]) as service, service.stub() as stub:
-        talks, _ = refused_openings(stub, 8, recycled_logits=b"")
-        ended = 0
-        for talk in talks:
-            reason = refusal(talk, step(*[CHANCE.randrange(300) for _ in range(1000)], top_k=rows))
-            assert reason in (None, "OVERLOADED")
-            ended += reason is not None
-            assert sessions_of(service)[1] <= most
-        assert 0 < ended < len(talks) == 8
 
 
 def test_sessions_that_share_a_name_or_a_key_learn_together(original: Path) -> None:
@@ -230,31 +238,6 @@ def test_idle_sessions_let_go_of_what_live_datastores_have_replaced(tmp_path: Pa
         maps = Path(f"/proc/{service.process.pid}/maps")
         until(lambda: not any("(deleted)" in line and "/segment-" in line for line in maps.read_text().splitlines()))
         talk.close()
-
-
-def test_a_datastore_truncated_underneath_ends_its_sessions(original: Path, tmp_path: Path) -> None:
-    directory = shutil.copytree(original, tmp_path / "a")
-    with running(f"a={directory}", f"b={original}", options=[METRICS]) as service, service.stub() as stub:
-        talk, other = SessionTalk(stub), SessionTalk(stub)
-        talk.ask(opening(1, 2))
-        other.ask(opening(1, 2, selection=pb.Selection(datastores=["b"])))
-        for file in [*directory.glob("*.tokens"), *directory.glob("*.suffixes")]:
-            os.truncate(file, 4096)
-        tokens = iter(range(100))
-
-        def until_noticed() -> None:
-            while True:  # pages that are in the kernel's caches are as they were
-                talk.ask(step(next(tokens)))
-
-        for fails in (until_noticed, lambda: SessionTalk(stub).ask(opening(1, 2))):
-            with pytest.raises(grpc.RpcError) as caught:
-                fails()
-            assert reason_of(caught.value) == "DATASTORE_UNAVAILABLE"
-            assert str(directory) not in caught.value.details()
-        assert other.ask(step(3)).nodes
-        assert sessions_of(service)[0] == 1
-        other.close()
-        assert sessions_of(service) == (0, 0)
 
 
 def test_a_drained_service_answers_the_step_it_is_in(original: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,8 +15,10 @@ from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.service.client.async_client import AsyncDatastoreClient
 from rest_store.service.client.client import DatastoreClient
+from tests.shared.clients import LATE
 from tests.shared.live import until
 from tests.shared.services import PATIENCE, Service, running
+from tests.shared.sessions import Relay, Request
 from tests.shared.strategies import ONE_TO_NINE, write_datastore
 
 TEXT = [1, 2, 3, 50, 60, 1, 2]
@@ -70,6 +73,35 @@ def test_sessions_of_a_batch_have_a_stream_each(service: Service, directory: Pat
             for batch in (sessions, here):
                 accept_all(batch, [[token]] * 5)
         assert all(session.statistics.dropped == {} for session in sessions)
+
+
+def test_one_late_answer_costs_that_step_and_no_session(service: Service) -> None:
+    go_on = threading.Event()
+    go_on.set()
+
+    def held(name: str, data: bytes) -> bytes:
+        assert name != "DraftSession" or go_on.wait(PATIENCE)
+        return data
+
+    with Relay(service.target, held) as relay, DatastoreClient(relay.target, timeout=LATE) as client:
+        client.connect(PATIENCE)
+
+        def opened() -> int:
+            requests = [Request.FromString(data) for name, data in relay.received if name == "DraftSession"]
+            return sum(request.HasField("open") for request in requests)
+
+        sessions = [DraftSession([client, PromptLookup()], [*TEXT, place]) for place in range(8)]
+        until(lambda: (draft_all(sessions, 8), not any(session.statistics.absent for session in sessions))[1])
+        before = opened()
+        go_on.clear()
+        draft_all(sessions, 8)
+        assert [session.statistics.absent[client.name].steps for session in sessions] == [1] * 8
+        accept_all(sessions, [[3]] * 8)
+        go_on.set()
+        until(lambda: (draft_all(sessions, 8), not any(session.statistics.absent for session in sessions))[1])
+        assert opened() == before, "each goes on where it was"
+        for session in sessions:
+            session.close()
 
 
 def test_a_killed_service_costs_drafts_until_it_is_back(service: Service) -> None:

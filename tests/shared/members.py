@@ -33,6 +33,9 @@ class ScriptedSource:
         log: what it was called with, in order.
     """
 
+    def __str__(self) -> str:
+        return "scripted"
+
     def __init__(self, *answers: TokenTree | BaseException | type[BaseException]) -> None:
         self.answers = list(answers)
         self.log: list[tuple[Any, ...]] = []
@@ -78,6 +81,9 @@ class Elsewhere:
     Args:
         *parts: datastores of each member.
     """
+
+    def __str__(self) -> str:
+        return "elsewhere"
 
     def __init__(self, *parts: Sequence[object]) -> None:
         self.parts = parts

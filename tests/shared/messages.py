@@ -33,7 +33,9 @@ METHODS = {
     "Delete": pb.DeleteRequest,
 }
 OPENING = pb.DraftSessionRequest(
-    open=pb.SessionOpening(selection=pb.Selection(datastores=["one"]), tokens=[1, 2, 3], prompt_lookup=True)
+    open=pb.SessionOpening(
+        selection=pb.Selection(datastores=["one"]), tokens=bytes([1, 0, 0, 0, 2, 0, 0, 0]), prompt_lookup=True
+    )
 ).SerializeToString()
 STEP = pb.DraftSessionRequest(accepted=[pb.Accepted(tokens=[4])], draft=pb.TreeRequest(max_nodes=8)).SerializeToString()
 
@@ -62,7 +64,7 @@ def some_message(chance: random.Random, kind: type[Message]) -> Message:
                 value.extend(chance.choice(FRACTIONS) for _ in range(chance.choice([0, 1, 3, 5, 5, 2000])))
             else:
                 setattr(message, field.name, chance.choice(FRACTIONS))
-        elif kind is pb.Document and field.name == "tokens" and chance.random() < 0.7:
+        elif kind in (pb.Document, pb.SessionOpening) and field.name == "tokens" and chance.random() < 0.7:
             message.tokens = np.array(some_tokens(chance), "<u4").tobytes()
         elif field.type == field.TYPE_BYTES:
             setattr(message, field.name, chance.randbytes(chance.choice([0, 4, 8, 16, 64, 65, 400])))

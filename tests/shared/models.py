@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from build_index.documents import Document
+from build_index.target_tokenizer import TargetTokenizer
 
 CHATML = (
     "{% for message in messages %}"
@@ -76,6 +78,16 @@ def conversation(*contents: str) -> Document:
     return Document(messages=tuple(zip(roles, contents, strict=False)), origin="chats.jsonl:7")
 
 
+def decoded(tokenizer: TargetTokenizer, tokens: Sequence[int]) -> str:
+    """The text of tokens, control tokens included."""
+    return Tokenizer.from_str(tokenizer.to_json()).decode(list(tokens), skip_special_tokens=False)
+
+
+def rendered(tokenizer: TargetTokenizer, *contents: str) -> str:
+    """The text of a conversation as its tokens have it."""
+    return decoded(tokenizer, tokenizer.encode_documents([conversation(*contents)])[0])
+
+
 def serialized(tokenizer: Tokenizer) -> dict[str, Any]:
     fields: dict[str, Any] = json.loads(tokenizer.to_str())
     return fields
@@ -98,7 +110,8 @@ def write_gguf(path: Path) -> Path:
 
     fields = json.loads(byte_level_bpe().to_str())
     vocabulary = {**fields["model"]["vocab"], **{token["content"]: token["id"] for token in fields["added_tokens"]}}
-    control = {token["content"] for token in fields["added_tokens"] if token["special"]}
+    added = [token["content"] for token in fields["added_tokens"]]
+    control = [token["content"] for token in fields["added_tokens"] if token["special"]]
     tokens = sorted(vocabulary, key=lambda token: int(vocabulary[token]))
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(64)
@@ -110,9 +123,10 @@ def write_gguf(path: Path) -> Path:
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(len(tokens))
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
+    writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list(tokens)
-    writer.add_token_types([gguf.TokenType.CONTROL if token in control else gguf.TokenType.NORMAL for token in tokens])
+    kinds = dict.fromkeys(added, gguf.TokenType.USER_DEFINED) | dict.fromkeys(control, gguf.TokenType.CONTROL)
+    writer.add_token_types([kinds.get(token, gguf.TokenType.NORMAL) for token in tokens])
     writer.add_token_merges([" ".join(merge) for merge in fields["model"]["merges"]])
     writer.add_bos_token_id(vocabulary["<|im_start|>"])
     writer.add_eos_token_id(vocabulary["<|im_end|>"])

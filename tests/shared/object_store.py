@@ -1,6 +1,6 @@
 """A proxy before a real S3 server that can break connections, and what tests store there.
 
-The fixture `s3` is both. What is public is also served over HTTP.
+The fixture `s3` is both.
 """
 
 from __future__ import annotations
@@ -21,8 +21,6 @@ class Proxy(ThreadingHTTPServer):
 
     Attributes:
         breaks: number of answers with content that are cut in the middle, from now on.
-        pages: pages of HTML by path, which are not passed on.
-        ranges: whether parts of files are sent; otherwise always all of a file.
         requests: method, path and bytes of content of each answer.
     """
 
@@ -38,8 +36,6 @@ class Proxy(ThreadingHTTPServer):
 
     def reset(self) -> None:
         self.breaks = 0
-        self.pages: dict[str, str] = {}
-        self.ranges = True
         self.requests: list[tuple[str, str, int]] = []
 
     def handle_error(self, request: Any, client_address: Any) -> None:
@@ -52,21 +48,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         server = self.server
-        page = server.pages.get(self.path)
-        if page is not None:
-            status, headers, body = 200, {"Content-Type": "text/html"}, page.encode()
-        else:
-            dropped = ("host", "connection") if server.ranges else ("host", "connection", "range")
-            headers = {name: value for name, value in self.headers.items() if name.lower() not in dropped}
-            upstream = http.client.HTTPConnection("127.0.0.1", server.target)
-            content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            upstream.request(self.command, self.path, content or None, headers)
-            answer = upstream.getresponse()
-            status, body = answer.status, answer.read()
-            headers = {name: answer.headers[name] for name in ("ETag", "Content-Type") if name in answer.headers}
-            if self.command == "HEAD" and "Content-Length" in answer.headers:
-                headers["Content-Length"] = answer.headers["Content-Length"]
-            upstream.close()
+        headers = {name: value for name, value in self.headers.items() if name.lower() not in ("host", "connection")}
+        upstream = http.client.HTTPConnection("127.0.0.1", server.target)
+        content = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        upstream.request(self.command, self.path, content or None, headers)
+        answer = upstream.getresponse()
+        status, body = answer.status, answer.read()
+        headers = {name: answer.headers[name] for name in ("ETag", "Content-Type") if name in answer.headers}
+        if self.command == "HEAD" and "Content-Length" in answer.headers:
+            headers["Content-Length"] = answer.headers["Content-Length"]
+        upstream.close()
         headers.setdefault("Content-Length", str(len(body)))
         broken = self.command == "GET" and server.breaks > 0 and status in (200, 206) and "list-type" not in self.path
         if broken:
@@ -87,11 +78,11 @@ class _Handler(BaseHTTPRequestHandler):
         """Keep the output of tests clean."""
 
 
-def upload(files: Mapping[str, bytes | str], **options: Any) -> None:
-    """Store files by their names in the bucket `corpus`; `options` are those of S3."""
+def upload(files: Mapping[str, bytes | str]) -> None:
+    """Store files by their names in the bucket `corpus`."""
     system = fsspec.filesystem("s3", use_listings_cache=False)
     for name, data in files.items():
-        system.pipe(f"corpus/{name}", data if isinstance(data, bytes) else data.encode(), **options)
+        system.pipe(f"corpus/{name}", data if isinstance(data, bytes) else data.encode())
 
 
 def forget_connections() -> None:

@@ -34,10 +34,15 @@ class SessionTalk(Talk):
 def opening(*tokens: int, nodes: int | None = 8, **fields: Any) -> Request:
     """Return the first message of a session over the datastore "a", which asks for a tree unless `nodes` is None."""
     fields = {"selection": pb.Selection(datastores=["a"]), **fields}
-    message = Request(open=pb.SessionOpening(tokens=tokens, **fields))
+    message = Request(open=pb.SessionOpening(tokens=packed(tokens), **fields))
     if nodes is not None:
         message.draft.max_nodes = nodes
     return message
+
+
+def packed(tokens: Sequence[int]) -> bytes:
+    """Return tokens as an opening has them."""
+    return np.array(tokens, "<u4").tobytes()
 
 
 def step(*tokens: int, nodes: int | None = 8, **fields: Any) -> Request:
@@ -143,7 +148,10 @@ class Relay(grpc.GenericRpcHandler):
         for name, data in self.received:
             if name == "DraftSession":
                 session = Request.FromString(data)
-                found += [*session.open.tokens, *(token for one in session.accepted for token in one.tokens)]
+                found += [
+                    *np.frombuffer(session.open.tokens, "<i4").tolist(),
+                    *(token for one in session.accepted for token in one.tokens),
+                ]
             elif name == "Draft":
                 for context in pb.DraftRequest.FromString(data).contexts:
                     found += context.tokens

@@ -101,7 +101,8 @@ def write_datastore(directory: Path, corpus: Corpus) -> Path:
         if symbols.size < 2_000:
             order = np.array(sorted_suffixes(symbols.tolist(), separator_id(corpus.vocabulary_size)))
         else:
-            order = suffix_array(symbols, vocabulary_size=corpus.vocabulary_size)
+            rows = tokens.payload.reshape(-1, tokens.header.width)
+            order = suffix_array(rows, vocabulary_size=corpus.vocabulary_size)
         write_suffixes(directory / f"{name}.suffixes", tokens, order)
         records.append(ShardRecord.of(name, Shard.open(directory, name)))
     manifest = Manifest("rest-store test", identity(corpus.vocabulary_size), tuple(records), (), {})
@@ -197,7 +198,7 @@ def seal_header(data: bytearray) -> None:
 
 
 def seal_datastore(directory: Path) -> None:
-    """Correct all checksums of a datastore, so that only a full read finds faults in its payloads."""
+    """Correct all checksums and counts of a datastore, so that only a full read finds faults in its payloads."""
     fields = json.loads((directory / FILE_NAME).read_text(encoding="utf-8"))
     for record in fields["shards"]:
         digest = b""
@@ -206,11 +207,17 @@ def seal_datastore(directory: Path) -> None:
             data = bytearray(path.read_bytes())
             if kind == "suffixes":
                 data[80:112] = digest
+            else:
+                positions, documents = struct.unpack_from("<QQ", data, 24)
+                record |= {"position_count": positions, "document_count": documents}
+                record["token_count"] = positions - documents
             digest = hashlib.sha256(data[256:-8]).digest()
             data[48:80] = digest
             seal_header(data)
             path.write_bytes(data)
             record[f"{kind}_sha256"], record[f"{kind}_size"] = digest.hex(), len(data)
+    for count in ("token_count", "document_count"):
+        fields[count] = sum(record[count] for record in fields["shards"])
     seal_manifest(directory, fields)
 
 

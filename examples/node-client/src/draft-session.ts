@@ -95,7 +95,7 @@ export class DraftSession {
     const { datastores, tokenizerFingerprint } = this.options;
     return {
       selection: { datastores, tokenizerFingerprint },
-      tokens: this.text,
+      tokens: new Uint8Array(Int32Array.from(this.text).buffer),
       promptLookup: true,
       recycledLogits: Buffer.alloc(0), // a source, of this session alone
     };

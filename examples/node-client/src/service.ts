@@ -36,13 +36,10 @@ export class Service {
       client.close();
       throw error;
     });
-    const service = new Service(client, metadata, description);
-    if (service.maxSessionTokens) return service;
-    service.close();
-    throw new DraftError(grpc.status.UNIMPLEMENTED, "", `${target} runs no sessions`);
+    return new Service(client, metadata, description);
   }
 
-  /** The most tokens of the text of a session; 0: there are no sessions. */
+  /** The most tokens of the text of a session. */
   get maxSessionTokens(): number {
     return this.description.limits.maxSessionTokens;
   }

@@ -2,8 +2,6 @@
 
 #include "python/bindings.hpp"
 
-#include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
@@ -12,11 +10,10 @@
 #include "sort/sort_and_pack.hpp"
 #include "trees/kernel.hpp"
 
-namespace nb = nanobind;
-using namespace nb::literals;
 using namespace rest_store;
+using namespace nb::literals;
 
-using Bytes = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Bytes = Array<std::uint8_t>;
 
 std::vector<ShardView> shard_views(const nb::list& shards) {
   std::vector<ShardView> out;
@@ -26,18 +23,19 @@ std::vector<ShardView> shard_views(const nb::list& shards) {
     const auto field = [&](const char* name) { return nb::cast<std::uint64_t>(shard.attr(name)); };
     out.push_back({symbols.data(), reinterpret_cast<const std::uint64_t*>(keys.data()), entries.data(),
                    field("position_count"), field("entry_count"), field("key_count"),
-                   static_cast<std::uint32_t>(field("width")), static_cast<std::uint32_t>(field("bits")),
-                   nb::cast<nb::tuple>(shard.attr("files")).size() != 0});
+                   static_cast<std::uint32_t>(field("width")), static_cast<std::uint32_t>(field("bits"))});
   }
   return out;
 }
 
 namespace {
 
-// Raise the error of a shard with a page that could not be read.
-void require_readable(const nb::list& shards) {
-  if (!FileMapping::any_lost()) return;
-  for (nb::handle shard : shards) shard.attr("require_readable")();
+// The mappings of the files that shards are in.
+std::vector<const FileMapping*> mappings_of(const nb::list& shards) {
+  std::vector<const FileMapping*> out;
+  for (nb::handle shard : shards)
+    for (nb::handle file : shard.attr("files")) out.push_back(nb::cast<const FileMapping*>(file.attr("mapping")));
+  return out;
 }
 
 using Tokens = std::vector<Token>;
@@ -46,7 +44,7 @@ using Tokens = std::vector<Token>;
 class NativeKernel {
  public:
   NativeKernel(const nb::list& shards, std::uint32_t vocabulary)
-      : shards_(shards), kernel_(shard_views(shards), vocabulary) {}
+      : shards_(shards), mappings_(mappings_of(shards)), kernel_(shard_views(shards), vocabulary) {}
 
   nb::tuple longest_suffix_match(const Tokens& context) {
     const Suffix suffix = suffix_of(context, kMaxSuffix);
@@ -89,16 +87,18 @@ class NativeKernel {
     return count;
   }
 
-  void require_readable() const { ::require_readable(shards_); }
+  // Raise the error of a shard with a page that could not be read.
+  void require_readable() const {
+    if (std::none_of(mappings_.begin(), mappings_.end(), [](const FileMapping* mapping) { return mapping->lost(); }))
+      return;
+    for (nb::handle shard : shards_) shard.attr("require_readable")();
+  }
 
  private:
   // Gives scratch back to the kernel that it was taken from.
   struct GiveBack {
     NativeKernel* kernel;
-    void operator()(Kernel::Scratch* scratch) const {
-      std::unique_ptr<Kernel::Scratch> owned(scratch);
-      if (!owned->drafter.holds_excess()) kernel->scratch_.push_back(std::move(owned));
-    }
+    void operator()(Kernel::Scratch* scratch) const { kernel->scratch_.emplace_back(scratch); }
   };
 
   // Scratch for a query: what an earlier one has left, or new. The GIL guards it.
@@ -117,6 +117,7 @@ class NativeKernel {
   }
 
   nb::list shards_;
+  std::vector<const FileMapping*> mappings_;  // kept open by the shards
   Kernel kernel_;
   std::vector<std::unique_ptr<Kernel::Scratch>> scratch_;
 };
@@ -152,7 +153,6 @@ NB_MODULE(_kernel, module) {
   module.doc() = "The compiled kernel; rest_store.datastore.kernel loads it.";
   module.def("sort_suffixes", &sort_suffixes, "sorter"_a, "symbols"_a, "width"_a, "bits"_a, "keys"_a, "entries"_a);
   bind_calibrations(module);
-  bind_evidence(module);
   bind_sessions(module);
   nb::class_<NativeKernel>(module, "NativeKernel", nb::is_weak_referenceable())
       .def(nb::init<const nb::list&, std::uint32_t>(), "shards"_a, "vocabulary_size"_a)

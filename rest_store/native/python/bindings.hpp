@@ -1,16 +1,40 @@
-// What the parts of the Python module share.
+// What the parts of the Python module share: arrays of numpy as spans, vectors as bytes of Python, and shards.
 #pragma once
 
 #include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
 
+#include <span>
 #include <vector>
 
 #include "search/shard_view.hpp"
 
+namespace rest_store {
+
+namespace nb = nanobind;
+
+template <class Item, std::size_t Dimensions = 1>
+using Array = nb::ndarray<const Item, nb::ndim<Dimensions>, nb::c_contig, nb::device::cpu>;
+
+template <class Item>
+std::span<const Item> span_of(const Array<Item>& array) {
+  return {array.data(), array.size()};
+}
+
+inline std::span<const Token> tokens_of(const Array<std::int32_t>& array) {
+  return {reinterpret_cast<const Token*>(array.data()), array.size()};
+}
+
+template <class Item>
+nb::bytes bytes_of(const std::vector<Item>& items) {
+  return nb::bytes(reinterpret_cast<const char*>(items.data()), items.size() * sizeof(Item));
+}
+
+}  // namespace rest_store
+
 // The shards of a datastore, objects of rest_store.datastore.shard_view.ShardView; they own nothing.
 std::vector<rest_store::ShardView> shard_views(const nanobind::list& shards);
 
-// Add the classes and functions of each part to the module; sessions take calibrations and readers of evidence.
+// Add the classes and functions of each part to the module, in this order.
 void bind_calibrations(nanobind::module_& module);
-void bind_evidence(nanobind::module_& module);
 void bind_sessions(nanobind::module_& module);

@@ -2,7 +2,6 @@
 
 #include <nanobind/stl/vector.h>
 
-#include "python/arrays.hpp"
 #include "python/bindings.hpp"
 #include "python/native_calibration.hpp"
 #include "session/candidates.hpp"
@@ -10,30 +9,14 @@
 
 namespace rest_store {
 
-namespace {
-
-// A packed tree, in bytes: features, thresholds and leaves, one after the other.
-constexpr std::size_t kTreeSize =
-    sizeof(ObliviousTree::features) + sizeof(ObliviousTree::thresholds) + sizeof(ObliviousTree::leaves);
-
-}  // namespace
-
 Gbdt gbdt_of(const nb::bytes& packed) {
   constexpr std::size_t kHead = sizeof(float);
-  if (packed.size() < kHead || (packed.size() - kHead) % kTreeSize != 0) throw nb::value_error("of a wrong size");
+  if (packed.size() < kHead || (packed.size() - kHead) % sizeof(ObliviousTree) != 0)
+    throw nb::value_error("of a wrong size");
   Gbdt gbdt;
   std::memcpy(&gbdt.base, packed.c_str(), kHead);
-  gbdt.trees.resize((packed.size() - kHead) / kTreeSize);
-  const char* from = packed.c_str() + kHead;
-  const auto read = [&](auto& column) {
-    std::memcpy(column.data(), from, sizeof column);
-    from += sizeof column;
-  };
-  for (ObliviousTree& tree : gbdt.trees) {
-    read(tree.features);
-    read(tree.thresholds);
-    read(tree.leaves);
-  }
+  gbdt.trees.resize((packed.size() - kHead) / sizeof(ObliviousTree));
+  std::copy_n(packed.c_str() + kHead, packed.size() - kHead, reinterpret_cast<char*>(gbdt.trees.data()));
   for (const ObliviousTree& tree : gbdt.trees)
     for (const std::uint16_t feature : tree.features)
       if (feature >= kFeatures) throw nb::value_error("of other features");
@@ -46,22 +29,6 @@ Gbdt gbdt_of(const nb::bytes& packed) {
 using namespace rest_store;
 
 namespace {
-
-nb::bytes packed_of(const Gbdt& gbdt) {
-  std::vector<char> out(sizeof(float) + gbdt.trees.size() * kTreeSize);
-  std::memcpy(out.data(), &gbdt.base, sizeof(float));
-  char* to = out.data() + sizeof(float);
-  const auto write = [&](const auto& column) {
-    std::memcpy(to, column.data(), sizeof column);
-    to += sizeof column;
-  };
-  for (const ObliviousTree& tree : gbdt.trees) {
-    write(tree.features);
-    write(tree.thresholds);
-    write(tree.leaves);
-  }
-  return bytes_of(out);
-}
 
 nb::bytes fit_gbdt(const Array<float, 2>& rows, const Array<std::uint8_t>& labels, const Array<std::uint32_t>& ends,
                    std::uint32_t trees, double rate, double ridge, double share) {
@@ -86,18 +53,17 @@ nb::bytes fit_gbdt(const Array<float, 2>& rows, const Array<std::uint8_t>& label
   Gbdt gbdt;
   {
     const nb::gil_scoped_release release;
-    GbdtOptions options;
-    options.trees = trees;
-    options.rate = rate;
-    options.ridge = ridge;
-    options.row_share = share;
+    const GbdtOptions options{trees, rate, ridge, share};
     gbdt = GbdtFitter(features, span_of(labels), span_of(ends), kFeatures).fit(options);
   }
-  return packed_of(gbdt);
+  std::vector<char> out(sizeof(float) + gbdt.trees.size() * sizeof(ObliviousTree));
+  std::memcpy(out.data(), &gbdt.base, sizeof(float));
+  std::copy_n(reinterpret_cast<const char*>(gbdt.trees.data()), out.size() - sizeof(float), out.data() + sizeof(float));
+  return bytes_of(out);
 }
 
-// The log odds of rows of features by the trees of frozen stores, as float32[rows]: 16 rows at once or 32, of one place
-// and so with the same shared features, with one of INSTRUCTIONS. For tests.
+// The log odds of rows of features by the trees of frozen stores, as float32[rows]: 16 rows at once or 32, with one of
+// INSTRUCTIONS. For tests.
 nb::bytes log_odds(const NativeCalibration& calibration, const Array<float, 2>& rows, bool is_wide,
                    std::size_t instructions) {
   const auto chosen = static_cast<Instructions>(instructions);
@@ -120,10 +86,6 @@ nb::bytes log_odds(const NativeCalibration& calibration, const Array<float, 2>& 
 
 void bind_calibrations(nb::module_& module) {
   module.attr("FEATURES") = kFeatures;
-  nb::list shared;  // columns
-  for (std::size_t column = 0; column < kFeatures; ++column)
-    if (kSharedColumns[column]) shared.append(column);
-  module.attr("SHARED_FEATURES") = shared;
   nb::list instructions;  // that this machine has
   for (std::size_t i = 0; i < 3; ++i)
     if (has(static_cast<Instructions>(i))) instructions.append(i);
@@ -134,10 +96,6 @@ void bind_calibrations(nb::module_& module) {
       .def(nb::init<const NativeCalibration&>())
       .def("log_odds", &log_odds)
       .def_prop_rw("weights", &NativeCalibration::weights, &NativeCalibration::set_weights)
-      .def_prop_ro("gbdt",
-                   [](const NativeCalibration& calibration) { return packed_of(calibration.trees().frozen_gbdt); })
-      .def_prop_ro("live_gbdt", [](const NativeCalibration& calibration) {
-        const Gbdt& live = calibration.trees().live_gbdt;
-        return live.trees.empty() ? nb::bytes("", 0) : packed_of(live);
-      });
+      .def_prop_ro("gbdt", [](const NativeCalibration& calibration) { return calibration.trees().frozen_gbdt; })
+      .def_prop_ro("live_gbdt", [](const NativeCalibration& calibration) { return calibration.trees().live_gbdt; });
 }

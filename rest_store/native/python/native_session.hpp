@@ -7,12 +7,21 @@
 #include <limits>
 #include <sstream>
 
-#include "python/arrays.hpp"
+#include "python/bindings.hpp"
 #include "python/native_calibration.hpp"
-#include "python/native_evidence_reader.hpp"
 #include "session/tree_builder.hpp"
 
 namespace rest_store {
+
+// A datastore's reader of evidence, and the arrays that keep its mappings open.
+struct NativeEvidenceReader {
+  NativeEvidenceReader(const nb::list& shards, std::uint32_t vocabulary, bool live, std::shared_ptr<SuffixCache> cache)
+      : keep(shards),
+        reader(std::make_unique<EvidenceReader>(shard_views(shards), vocabulary, live, std::move(cache))) {}
+
+  nb::list keep;
+  std::unique_ptr<EvidenceReader> reader;
+};
 
 // Rows of most likely tokens: int32[n, k] or int64[n, k]. -1, or any other number that is no token, ends a row.
 class TopK {
@@ -117,18 +126,15 @@ class NativeSession {
 
   // The next draft, as packed_draft() has it; `costs` may be empty.
   nb::tuple draft(std::size_t max_nodes, const Array<double>& costs, bool is_chain, float min_score) {
-    build(limits_of(max_nodes, costs, is_chain, min_score));
+    const DraftLimits limits = limits_of(max_nodes, costs, is_chain, min_score);
+    {
+      const nb::gil_scoped_release release;
+      begin().build(limits);
+    }
     return tree();
   }
 
-  // The same draft in the layout of the message DraftSessionResponse.
-  nb::bytes draft_nodes(std::size_t max_nodes, const Array<double>& costs, bool is_chain, float min_score) {
-    build(limits_of(max_nodes, costs, is_chain, min_score));
-    return nodes();
-  }
-
-  // `draft` and `draft_nodes` in steps, for batches: begin() and TreeBuilder::build(), or its own steps, need no GIL;
-  // then tree() or nodes().
+  // `draft` in steps, for batches: begin() and the builder's steps, which need no GIL, then tree().
   TreeBuilder& begin() {
     before_ = calibration_.online_now();
     builder_.set_online(before_);
@@ -136,19 +142,6 @@ class NativeSession {
   }
   nb::tuple tree() const {
     return packed_draft(builder_.nodes(), [&](const DraftNode& node) { return origins_of(node); });
-  }
-  nb::bytes nodes() const {
-    const std::vector<DraftNode>& nodes = builder_.nodes();
-    const std::size_t size = nodes.size();
-    std::vector<char> out(size * kNodeSize);
-    for (std::size_t i = 0; i < size; ++i) {
-      const auto parent = static_cast<std::int16_t>(nodes[i].parent);
-      std::memcpy(&out[i * sizeof(Token)], &nodes[i].token, sizeof(Token));
-      std::memcpy(&out[size * kScores + i * sizeof(float)], &nodes[i].score, sizeof(float));
-      std::memcpy(&out[size * kParents + i * sizeof(parent)], &parent, sizeof(parent));
-      out[size * kOrigins + i] = static_cast<char>(origins_of(nodes[i]));
-    }
-    return bytes_of(out);
   }
 
   // Append what the target model produced; returns how many of its tokens are in the tree drafted last. `top_k` has a
@@ -202,9 +195,6 @@ class NativeSession {
   }
 
  private:
-  // A node of the message DraftSessionResponse, and where its columns begin, in bytes for each node.
-  static constexpr std::size_t kScores = sizeof(Token), kParents = kScores + sizeof(float),
-                               kOrigins = kParents + sizeof(std::int16_t), kNodeSize = kOrigins + 1;
   static constexpr std::ptrdiff_t kFirstStore = 2;  // in places_
 
   std::size_t store_at(std::uint32_t place) const {
@@ -238,11 +228,6 @@ class NativeSession {
     const std::size_t before = length() - rows.rows();
     for (std::size_t i = 0; i < rows.rows(); ++i)
       if (i < from || i >= to) builder_.learn_likely_within(before + i + 1, top_tokens_of(rows, i));
-  }
-
-  void build(const DraftLimits& limits) {
-    const nb::gil_scoped_release release;
-    begin().build(limits);
   }
 
   TopTokens top_tokens_of(const TopK& rows, std::size_t row) const {

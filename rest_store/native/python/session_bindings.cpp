@@ -1,6 +1,7 @@
 // Python bindings of draft sessions, alone and in batches.
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -56,14 +57,6 @@ nb::bytes top_tokens_of(const nb::ndarray<const float, nb::ndim<2>, nb::device::
   return bytes_of(out);
 }
 
-// Build the drafts of different sessions together, with the limits of each.
-void build_together(const std::vector<NativeSession*>& sessions, const std::vector<DraftLimits>& limits) {
-  const nb::gil_scoped_release release;
-  std::vector<BatchDraft> drafts;
-  for (std::size_t i = 0; i < sessions.size(); ++i) drafts.push_back({&sessions[i]->begin(), limits[i]});
-  build_all(drafts);
-}
-
 // A tree as packed_draft() has it. ValueError: its columns are of unequal length.
 ScoredTree scored_tree(const nb::bytes& packed, const nb::bytes& scores, const nb::bytes& origins) {
   constexpr std::size_t kNodeSize = 20, kTokens = 8, kParents = 12;  // bytes of a node, and before these columns
@@ -92,25 +85,15 @@ nb::tuple merge_trees(const std::vector<std::tuple<nb::bytes, nb::bytes, nb::byt
 nb::list draft_all(const std::vector<NativeSession*>& sessions, const std::vector<std::size_t>& max_nodes,
                    bool is_chain, float min_score) {
   if (max_nodes.size() != sessions.size()) throw nb::value_error("of unequal length");
-  std::vector<DraftLimits> limits;
-  for (const std::size_t most : max_nodes)
-    limits.push_back({most, is_chain ? Shape::kChain : Shape::kTree, {}, min_score});
-  build_together(sessions, limits);
+  {
+    const nb::gil_scoped_release release;
+    std::vector<BatchDraft> drafts;
+    for (std::size_t i = 0; i < sessions.size(); ++i)
+      drafts.push_back({&sessions[i]->begin(), {max_nodes[i], is_chain ? Shape::kChain : Shape::kTree, {}, min_score}});
+    build_all(drafts);
+  }
   nb::list out;
   for (const NativeSession* session : sessions) out.append(session->tree());
-  return out;
-}
-
-// What `NativeSession::draft_nodes` returns for each of different sessions, with the arguments of each.
-nb::list draft_nodes_all(const std::vector<NativeSession*>& sessions,
-                         const std::vector<std::tuple<std::size_t, Array<double>, bool, float>>& drafts) {
-  if (drafts.size() != sessions.size()) throw nb::value_error("of unequal length");
-  std::vector<DraftLimits> limits;
-  for (const auto& [max_nodes, costs, is_chain, min_score] : drafts)
-    limits.push_back(limits_of(max_nodes, costs, is_chain, min_score));
-  build_together(sessions, limits);
-  nb::list out;
-  for (const NativeSession* session : sessions) out.append(session->nodes());
   return out;
 }
 
@@ -138,13 +121,16 @@ std::vector<std::size_t> accept_all(const std::vector<NativeSession*>& sessions,
 void bind_sessions(nb::module_& module) {
   module.attr("MAX_STORES") = kMaxStores;
   module.attr("TOKEN_MEMORY") = PromptLookup::kTokenMemory;
+  module.attr("EVIDENCE_MEMORY") = sizeof(Evidence);  // of each node and store
   module.attr("NODE_MEMORY") = sizeof(SourceEvidence);
   module.def("packed_top_k", &packed_top_k);
   module.def("top_tokens", &top_tokens_of, nb::arg("logits"), nb::arg("count"), nb::arg("drafted").none());
   module.def("draft_all", &draft_all);
-  module.def("draft_nodes_all", &draft_nodes_all);
   module.def("accept_all", &accept_all);
   module.def("merge_trees", &merge_trees);
+  nb::class_<SuffixCache>(module, "SuffixCache").def(nb::init<std::size_t, bool>());
+  nb::class_<NativeEvidenceReader>(module, "NativeEvidenceReader")
+      .def(nb::init<const nb::list&, std::uint32_t, bool, std::shared_ptr<SuffixCache>>());
   nb::class_<RecycledLogits>(module, "NativeRecycledLogits")
       .def(nb::init<>())
       .def("__len__", &RecycledLogits::size)
@@ -166,7 +152,6 @@ void bind_sessions(nb::module_& module) {
       .def("prompt", &NativeSession::prompt, nb::arg("tokens"), nb::arg("top_k").none())
       .def("draft", &NativeSession::draft, nb::arg("max_nodes"), nb::arg("costs"), nb::arg("is_chain") = false,
            nb::arg("min_score") = 0.0F)
-      .def("draft_nodes", &NativeSession::draft_nodes)
       .def("accept", &NativeSession::accept, nb::arg("tokens"), nb::arg("top_k").none(), nb::arg("node_top_k").none())
       .def("forget", &NativeSession::forget)
       .def("length", &NativeSession::length)

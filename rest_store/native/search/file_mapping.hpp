@@ -57,12 +57,9 @@ class FileMapping {
   std::size_t size() const { return size_; }
 
   // Whether a page could not be read. It and the rest of the file now read as zeros.
-  bool lost() const { return any_lost() && range_->lost.load(std::memory_order_acquire); }
-
-  // Whether any mapping of this process has ever lost a page: false spares looking at each.
-  static bool any_lost() {
+  bool lost() const {
     std::atomic_thread_fence(std::memory_order_acquire);  // what was read before may be zeros of another thread's loss
-    return losses().load(std::memory_order_acquire);
+    return range_->lost.load(std::memory_order_acquire);
   }
 
   // Advise the system not to read ahead.
@@ -91,11 +88,6 @@ class FileMapping {
     return value;
   }
 
-  static std::atomic<bool>& losses() {
-    static std::atomic<bool> value{false};
-    return value;
-  }
-
   // The handler in whose place ours was installed last; null: the default. Never freed: a signal may be reading it.
   static std::atomic<const struct sigaction*>& previous() {
     static std::atomic<const struct sigaction*> value{nullptr};
@@ -115,7 +107,6 @@ class FileMapping {
   // Install the handler, and again where another one has taken its place, as Ray's does, which ends the process.
   static void install() {
     first();  // what the handler uses must exist before it can be called
-    losses();
     previous();
     page_size();
     const std::lock_guard lock(mutex());
@@ -144,7 +135,6 @@ class FileMapping {
       const std::uintptr_t end = range->end.load(), begin = range->begin.load();
       if (address < begin || address >= end || range->end.load() != end) continue;
       range->lost.store(true, std::memory_order_release);  // before a zero can be read
-      losses().store(true, std::memory_order_release);
       const std::uintptr_t page = address / page_size() * page_size();
       return mmap(reinterpret_cast<void*>(page), end - page, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
                   0) != MAP_FAILED;

@@ -4,7 +4,6 @@
 #include <array>
 #include <vector>
 
-#include "search/key_tree.hpp"
 #include "search/search.hpp"
 
 namespace rest_store {
@@ -39,7 +38,6 @@ struct Match {
 // A context whose longest match is wanted.
 struct MatchQuery {
   const std::vector<ShardView>* shards;
-  KeyTree* key_tree;
   const Suffix* suffix;
   Match* out;
   std::uint32_t present = 0;  // a length known to occur; if no longer one does, `out` gets neither count nor intervals
@@ -50,8 +48,8 @@ struct MatchQuery {
 class Matcher {
  public:
   // The result is valid until the next call.
-  const Match& longest(const std::vector<ShardView>& shards, KeyTree& key_tree, const Suffix& suffix) {
-    const MatchQuery query{&shards, &key_tree, &suffix, &match_};
+  const Match& longest(const std::vector<ShardView>& shards, const Suffix& suffix) {
+    const MatchQuery query{&shards, &suffix, &match_};
     longest(std::span(&query, 1));
     return match_;
   }
@@ -120,26 +118,17 @@ class Matcher {
       probe_count = std::min(gap, static_cast<std::uint32_t>(probes));
       first_group = group;
       std::uint32_t length = present;
-      std::array<KeyTree::Walk, kProbes> walks{};
       for (std::uint32_t i = 0; i < probe_count; ++i) {
         if (!growing) length = present + ((i + 1) * (gap + 1) + probe_count) / (probe_count + 1);
         else if (present == 0 && probes == 1) length = std::min(3U, gap);
         else length = std::min(length + std::max(1U, present / 2), absent - (probe_count - i));
         lengths[i] = length;
         ranges[i].begin = searches.size();
-        const Search pattern(shards[0], query.suffix->last(length), length * query.suffix->width, group + i);
         for (std::size_t s = 0; s < shards.size(); ++s)
-          if (length < absent_in[s]) {
-            searches.push_back(pattern);
-            searches.back().shard = &shards[s];
-          }
+          if (length < absent_in[s])
+            searches.emplace_back(shards[s], query.suffix->last(length), length * query.suffix->width, group + i);
         ranges[i].end = searches.size();
-        walks[i] = {pattern.least};
       }
-      query.key_tree->descend(std::span(walks.data(), probe_count));
-      for (std::uint32_t i = 0; i < probe_count; ++i)
-        for (std::size_t at = ranges[i].begin; at < ranges[i].end; ++at)
-          searches[at].keys_within(query.key_tree->places(walks[i], place_of(searches[at])));
       return probe_count;
     }
 

@@ -61,13 +61,6 @@ struct Search {
     low = select(order < 0, middle + 1, low);
     high = select(order > 0, middle, high);
   }
-
-  // Restrict the search in the keys: the first key not less than `least` is in places.begin .. places.end.
-  void keys_within(Interval places) {
-    base = places.begin;
-    span = places.width();
-    prefetch(shard->keys + base + span / 2);
-  }
 };
 
 // Find, for every search, the first key that is not less than the pattern. All searches take their steps together.

@@ -54,7 +54,6 @@ struct ShardView {
   std::uint64_t key_count;
   std::uint32_t width;
   std::uint32_t bits;
-  bool in_files = true;  // else in memory: a shard of a live datastore, which another soon replaces
 
   const std::uint8_t* entry_address(Rank rank) const { return entries + ((rank * bits) >> 3); }
 

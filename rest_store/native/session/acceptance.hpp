@@ -8,48 +8,55 @@ namespace rest_store {
 
 // Weights by kind of source, moved a little after each step towards what was accepted. Bounded, and pulled back to
 // zero, so that no text spoils a calibration for good.
-struct OnlineCalibration {
-  static constexpr std::size_t kOrigins = 4;  // prompt lookup, recycled logits, datastores, several sources at once
+class OnlineCalibration {
+ public:
+  // A bias, then of prompt lookup, recycled logits, datastores, several sources at once.
+  static constexpr std::size_t kWeights = 5;
+  using Weights = std::array<float, kWeights>;
 
-  float bias = 0;
-  std::array<float, kOrigins> weights{};
+  const Weights& weights() const { return weights_; }
+  void set_weights(const Weights& weights) {
+    for (std::size_t i = 0; i < kWeights; ++i) weights_[i] = std::clamp(weights[i], -kBound, kBound);
+  }
 
   // What to add to the log odds of a candidate with these origins.
   float log_odds(std::uint32_t origins) const {
-    float sum = bias;
-    for (std::size_t i = 0; i < kOrigins; ++i)
-      if (has(origins, i)) sum += weights[i];
+    float sum = 0;
+    for (std::size_t i = 0; i < kWeights; ++i)
+      if (concerns(origins, i)) sum += weights_[i];
     return sum;
   }
 
   // A candidate with these origins had `probability`, and came next or did not.
   void learn(std::uint32_t origins, float probability, bool right) {
     const float step = kRate * (static_cast<float>(right) - probability);
-    bias += step;
-    for (std::size_t i = 0; i < kOrigins; ++i)
-      if (has(origins, i)) weights[i] += step;
+    for (std::size_t i = 0; i < kWeights; ++i)
+      if (concerns(origins, i)) weights_[i] += step;
   }
 
   // Shrink all weights a little.
   void decay() {
-    bias *= kDecay;
-    for (float& weight : weights) weight *= kDecay;
-    clamp();
+    for (float& weight : weights_) weight = std::clamp(kDecay * weight, -kBound, kBound);
   }
 
-  void clamp() {
-    bias = std::clamp(bias, -kBound, kBound);
-    for (float& weight : weights) weight = std::clamp(weight, -kBound, kBound);
+  // Add what one step has changed, so that concurrent sessions do not undo each other's changes.
+  void add(const OnlineCalibration& before, const OnlineCalibration& after) {
+    Weights sums = weights_;
+    for (std::size_t i = 0; i < kWeights; ++i) sums[i] += after.weights_[i] - before.weights_[i];
+    if (std::all_of(sums.begin(), sums.end(), [](float sum) { return std::isfinite(sum); })) set_weights(sums);
   }
 
  private:
   static constexpr float kRate = 0.01F, kDecay = 0.9998F, kBound = 1.0F;
 
-  static bool has(std::uint32_t origins, std::size_t kind) {
-    if (kind < 2) return (origins >> kind & 1) != 0;
-    if (kind == 2) return origins >> 2 != 0;
+  static bool concerns(std::uint32_t origins, std::size_t weight) {
+    if (weight == 0) return true;
+    if (weight < 3) return (origins >> (weight - 1) & 1) != 0;
+    if (weight == 3) return origins >> 2 != 0;
     return (origins & (origins - 1)) != 0;
   }
+
+  Weights weights_{};
 };
 
 // The acceptance probability of each of `candidates`: a softmax over their log odds and those of "none of these", which

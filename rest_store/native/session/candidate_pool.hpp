@@ -3,7 +3,9 @@
 
 #include <array>
 
-#include "search/shard_view.hpp"
+#include "session/evidence.hpp"
+#include "session/prompt_lookup.hpp"
+#include "session/recycled_logits.hpp"
 
 namespace rest_store {
 
@@ -12,12 +14,11 @@ constexpr std::size_t kMaxStores = 6;  // stores of one session: sources with co
 // The tokens that any source proposes, and what a fixed rule makes of each: a hash table by token over columns.
 class CandidatePool {
  public:
-  static constexpr std::size_t kMax = 192;    // more are ignored
-  static constexpr std::size_t kNone = kMax;  // no row
+  static constexpr std::size_t kMax = PromptLookup::kMaxCandidates + kRecycledOrders * kTopK +
+                                      kMaxStores * kLevels * kContinuations;  // that all sources can have
   static constexpr std::uint8_t kUnmatched = 255;
 
   std::size_t size = 0;
-  bool overflowed = false;  // whether a token was ignored
   std::array<Token, kMax> tokens;
   std::array<std::uint32_t, kMax> origins;  // bit 0: prompt lookup, bit 1: recycled logits, bit 2 + i: store i
   std::array<std::uint8_t, kMax> matched;   // place among the candidates of prompt lookup, or kUnmatched
@@ -27,7 +28,6 @@ class CandidatePool {
 
   void clear(std::size_t store_count) {
     size = 0;
-    overflowed = false;
     store_count_ = store_count;
     if (++round_ == 0) {
       slots_.fill({});
@@ -35,14 +35,10 @@ class CandidatePool {
     }
   }
 
-  // The row of `token` with `origin` among its origins; a new row if need be, kNone if there are too many.
-  std::size_t add(Token token, std::uint32_t origin) {
+  // The row of `token` with `origin` among its origins; a new row if need be.
+  std::uint16_t add(Token token, std::uint32_t origin) {
     Slot& slot = slots_[slot_of(token)];
     if (slot.round != round_) {
-      if (size == kMax) {
-        overflowed = true;
-        return kNone;
-      }
       slot = {token, round_, static_cast<std::uint16_t>(size)};
       tokens[size] = token;
       origins[size] = 0;
@@ -63,12 +59,15 @@ class CandidatePool {
 
   // Where `token` is, or where it would be.
   std::size_t slot_of(Token token) const {
-    std::size_t place = (token * 0x9E3779B1U) >> 23;
+    std::size_t place = (token * 0x9E3779B1U) >> (32 - kSlotBits);
     while (slots_[place].round == round_ && slots_[place].token != token) place = (place + 1) % slots_.size();
     return place;
   }
 
-  std::array<Slot, 512> slots_{};
+  static constexpr unsigned kSlotBits = 11;
+  static_assert(2 * kMax <= std::size_t{1} << kSlotBits);
+
+  std::array<Slot, std::size_t{1} << kSlotBits> slots_{};
   std::uint16_t round_ = 0;
   std::size_t store_count_ = 0;
 };

@@ -5,10 +5,7 @@
 #include <bit>
 
 #include "session/candidate_pool.hpp"
-#include "session/evidence.hpp"
 #include "session/integer_trees.hpp"
-#include "session/prompt_lookup.hpp"
-#include "session/recycled_logits.hpp"
 
 namespace rest_store {
 
@@ -66,20 +63,6 @@ constexpr std::size_t kRecycledRank4 = kRecycledTimes1 + kRecycledOrders;
 constexpr std::size_t kFeatures = kRecycledRank4 + 1;
 constexpr std::array<std::size_t, kRecycledOrders> kRecycledRanks{kRecycledRank1, kRecycledRank2, kRecycledRank3,
                                                                   kRecycledRank4};
-
-// Whether a column has the same value in all rows: what is known of the place, not of one candidate.
-constexpr std::array<bool, kFeatures> kSharedColumns = [] {
-  std::array<bool, kFeatures> shared{};
-  for (const std::size_t column : {kDepth, kParentScore, kParentProbability, kMeanAccepted, kLookupLongest,
-                                   kLookupCount1, kLookupCount2, kLookupCount4, kLookupHitRate, kRecycledHitRate})
-    shared[column] = true;
-  for (std::size_t first = kFirstStore; first < kRecycledShare1; first += kStoreFeatures) {
-    shared[first + kLength] = shared[first + kHitRate] = shared[first + kMiddleLength] = true;
-    for (std::size_t i = 0; i < kSuffixFeatures; ++i) shared[first + kCounts + i] = true;
-  }
-  for (std::size_t i = 0; i < kRecycledOrders; ++i) shared[kRecycledTimes1 + i] = true;
-  return shared;
-}();
 
 // How often a source's best candidate was right of late; a running mean.
 struct HitRate {
@@ -142,11 +125,6 @@ class CandidateTable {
             const PromptLookup& lookup, std::size_t limit) {
     pool_.clear(sources.stores.size());
     set_priors(sources, hit_rates);
-    if (pool_.overflowed) {
-      pool_.clear(sources.stores.size());
-      add_most_relevant(sources);
-      set_priors(sources, hit_rates);
-    }
     sort(limit);
     set_features(sources, hit_rates, node, lookup);
     const auto frozen = best_stores<kRankedStores>(sources, hit_rates, false);
@@ -156,22 +134,6 @@ class CandidateTable {
   }
 
  private:
-  // Add the tokens that matter most, for when there are too many: those of each store's longest match, so that no store
-  // is ignored, recycled logits, prompt lookup, then the stores' other matches, the longer first.
-  void add_most_relevant(const SourceEvidence& sources) {
-    const auto add_level = [&](std::size_t store, const BackoffLevel* level) {
-      for (const Continuation& next : level->next) pool_.add(next.token, static_cast<std::uint32_t>(2 + store));
-    };
-    for (std::size_t store = 0; store < sources.stores.size(); ++store)
-      if (const BackoffLevel* longest = sources.stores[store].longest()) add_level(store, longest);
-    for (const LikelyTokens& likely : sources.recycled)
-      for (const Token token : likely.tokens()) pool_.add(token, 1);
-    for (const LookupCandidate& candidate : sources.lookup.candidates) pool_.add(candidate.token, 0);
-    for (std::size_t i = 0; i < kLevels; ++i)
-      for (std::size_t store = 0; store < sources.stores.size(); ++store)
-        if (const BackoffLevel& level = sources.stores[store].levels[i]; level.length > 0) add_level(store, &level);
-  }
-
   // The fixed rule: each source interpolates its suffix lengths, shortest first, where a shorter suffix counts for a
   // few observations of the next longer one; sources are mixed by hit rate and match length.
   void set_priors(const SourceEvidence& sources, const HitRates& hit_rates) {
@@ -186,7 +148,6 @@ class CandidateTable {
       }
       if (candidate.length == lookup.length && candidate.length > 4) interpolated = 0.5F * interpolated + 0.5F;
       const std::size_t row = pool_.add(candidate.token, 0);
-      if (row == CandidatePool::kNone) continue;
       pool_.matched[row] = static_cast<std::uint8_t>(&candidate - lookup.candidates.data());
       pool_.lookup[row] = interpolated;
       pool_.prior[row] += lookup_weight * interpolated;
@@ -199,10 +160,9 @@ class CandidateTable {
       const float weight = longest_order ? weight_of(hit_rates.recycled, 2 * static_cast<float>(order)) : 0;
       total += weight;
       for (std::size_t rank = 0; rank < likely.size(); ++rank) {
-        const std::size_t row = pool_.add(likely.tokens()[rank], 1);
-        recycled_rows_[order - 1][rank] = static_cast<std::uint8_t>(row);
-        if (row != CandidatePool::kNone)
-          pool_.prior[row] += weight * kFirstShare[order - 1] / static_cast<float>((rank + 1) * (rank + 1));
+        const std::uint16_t row = pool_.add(likely.tokens()[rank], 1);
+        recycled_rows_[order - 1][rank] = row;
+        pool_.prior[row] += weight * kFirstShare[order - 1] / static_cast<float>((rank + 1) * (rank + 1));
       }
       longest_order = false;
     }
@@ -214,11 +174,11 @@ class CandidateTable {
         const float count = static_cast<float>(std::min<std::uint64_t>(levels[i].count, 10'000)), pseudo_count = 3;
         const float backoff = pseudo_count / (count + pseudo_count), gain = count / (count + pseudo_count);
         for (std::size_t row = 0; row < pool_.size; ++row) interpolated[row] *= backoff;
-        std::uint8_t* rows = store_rows_[store][i].data();
+        std::uint16_t* rows = store_rows_[store][i].data();
         for (const Continuation& next : levels[i].next) {
-          const std::size_t row = pool_.add(next.token, static_cast<std::uint32_t>(2 + store));
-          *rows++ = static_cast<std::uint8_t>(row);
-          if (row != CandidatePool::kNone) interpolated[row] += gain * next.share;
+          const std::uint16_t row = pool_.add(next.token, static_cast<std::uint32_t>(2 + store));
+          *rows++ = row;
+          interpolated[row] += gain * next.share;
         }
       }
       const BackoffLevel* longest = sources.stores[store].longest();
@@ -249,11 +209,10 @@ class CandidateTable {
         order_[place] = order_[place - 1];
       }
       best[place] = key;
-      order_[place] = static_cast<std::uint8_t>(row);
+      order_[place] = static_cast<std::uint16_t>(row);
     }
     lanes_ = size_ <= kLanes ? kLanes : kCandidates;
     std::fill_n(places_.begin(), pool_.size, kNoPlace);
-    places_[CandidatePool::kNone] = kNoPlace;
     for (std::size_t row = 0; row < size_; ++row) places_[order_[row]] = static_cast<std::uint8_t>(row);
   }
 
@@ -352,7 +311,7 @@ class CandidateTable {
       set_column(first + kCounts + i, level ? static_cast<float>(level->count) : 0);
       set_column(first + kShares + i, 0);
       if (!level) continue;
-      const std::uint8_t* pooled = store_rows_[store][static_cast<std::size_t>(level - evidence.levels.data())].data();
+      const std::uint16_t* pooled = store_rows_[store][static_cast<std::size_t>(level - evidence.levels.data())].data();
       const std::size_t column = (first + kShares + i) * kCandidates;
       for (const Continuation& next : level->next) {
         const std::size_t row = places_[*pooled++];
@@ -365,13 +324,13 @@ class CandidateTable {
   static constexpr LookupCandidate kNoCandidate{};
 
   CandidatePool pool_;
-  // The rows of the pool, or kNone, of recycled logits and of the continuations of each store's levels.
-  std::array<std::array<std::uint8_t, kTopK>, kRecycledOrders> recycled_rows_{};
-  std::array<std::array<std::array<std::uint8_t, kContinuations>, kLevels>, kMaxStores> store_rows_{};
+  // The rows of the pool of recycled logits and of the continuations of each store's levels.
+  std::array<std::array<std::uint16_t, kTopK>, kRecycledOrders> recycled_rows_{};
+  std::array<std::array<std::array<std::uint16_t, kContinuations>, kLevels>, kMaxStores> store_rows_{};
   std::size_t size_ = 0;
-  std::size_t lanes_ = kCandidates;                             // rows that are filled
-  std::array<std::uint8_t, kCandidates> order_{};               // rows of the pool, best first
-  std::array<std::uint8_t, CandidatePool::kMax + 1> places_{};  // of each row of the pool in that order, or kNoPlace
+  std::size_t lanes_ = kCandidates;                         // rows that are filled
+  std::array<std::uint16_t, kCandidates> order_{};          // rows of the pool, best first
+  std::array<std::uint8_t, CandidatePool::kMax> places_{};  // of each row of the pool in that order, or kNoPlace
   alignas(64) std::array<float, kFeatures * kCandidates + 1> columns_{};  // and what is of no row
 };
 

@@ -17,16 +17,22 @@ inline std::uint64_t hash_of(std::span<const Token> tokens, std::uint64_t hash =
   return hash;
 }
 
+constexpr std::uint32_t kShort = 4;  // tokens of the longest suffix that is known by its tokens
+constexpr Token kNoToken = ~Token{0};
+
+// The tokens of a short suffix, the last one first, filled up with kNoToken.
+using ShortSuffix = std::array<Token, kShort>;
+
+inline ShortSuffix short_suffix(std::span<const Token> tokens) {
+  ShortSuffix out;
+  out.fill(kNoToken);
+  std::copy(tokens.rbegin(), tokens.rend(), out.begin());
+  return out;
+}
+
 struct Continuation {
   Token token = 0;
   float share = 0;  // estimated, of the match's occurrences
-};
-
-// The first and the last of the sampled occurrences that continue with one token, by their numbers in the sample.
-// Unknown if these occurrences are not side by side in one shard.
-struct Run {
-  std::uint8_t first = 1, last = 0;
-  bool is_known() const { return first <= last; }
 };
 
 // The stride at which at most `samples` of `count` occurrences are read.
@@ -34,67 +40,47 @@ inline std::uint64_t stride_of(std::uint64_t count, std::size_t samples) {
   return count <= samples ? 1 : (count + samples - 1) / samples;
 }
 
-// The next tokens of a match, heaviest first.
+// The next tokens of a match, the most frequent first.
 struct Continuations {
   std::uint32_t size = 0;
   std::array<Continuation, kContinuations> top{};
-  std::array<Run, kContinuations> runs{};  // where each was read
 
   const Continuation* begin() const { return top.data(); }
   const Continuation* end() const { return top.data() + size; }
 };
 
-// Sums of weights by token.
-class TokenWeights {
+// How often tokens were read.
+class TokenCounts {
  public:
-  void clear() {
-    sums_.clear();
-    shard_ = 0;
+  void clear() { sums_.clear(); }
+
+  // Of each shard, the tokens come in ascending order.
+  void add(Token token) {
+    if (last_ < sums_.size() && sums_[last_].token == token) return static_cast<void>(++sums_[last_].count);
+    const auto is_same = [&](const Sum& sum) { return sum.token == token; };
+    last_ = static_cast<std::size_t>(std::find_if(sums_.begin(), sums_.end(), is_same) - sums_.begin());
+    if (last_ == sums_.size()) sums_.push_back({token, 0});
+    ++sums_[last_].count;
   }
 
-  // The tokens of another shard follow, in ascending order.
-  void begin_shard() { shard_ = sums_.size(); }
-  void add_read(Token token, std::uint8_t number) {
-    if (sums_.size() > shard_ && sums_.back().token == token) {
-      sums_.back().weight += 1;
-      sums_.back().run.last = number;
-    } else if (Sum* sum = find(token, shard_)) {
-      sum->weight += 1;
-      sum->run = {};
-    } else {
-      sums_.push_back({token, 1, {number, number}});
-    }
-  }
-
-  // The heaviest tokens, of equal weights the lesser token first, as shares of `total`.
-  void heaviest(double total, Continuations& out) {
+  // The most frequent tokens, of equal counts the lesser token first, as shares of `total`.
+  void most_frequent(double total, Continuations& out) {
     const std::size_t size = std::min(sums_.size(), kContinuations);
     std::partial_sort(
         sums_.begin(), sums_.begin() + static_cast<std::ptrdiff_t>(size), sums_.end(),
-        [](const Sum& a, const Sum& b) { return a.weight != b.weight ? a.weight > b.weight : a.token < b.token; });
+        [](const Sum& a, const Sum& b) { return a.count != b.count ? a.count > b.count : a.token < b.token; });
     out.size = static_cast<std::uint32_t>(size);
-    for (std::size_t i = 0; i < size; ++i) {
-      out.top[i] = {sums_[i].token, static_cast<float>(sums_[i].weight / total)};
-      out.runs[i] = sums_[i].run;
-    }
+    for (std::size_t i = 0; i < size; ++i) out.top[i] = {sums_[i].token, static_cast<float>(sums_[i].count / total)};
   }
 
  private:
   struct Sum {
     Token token;
-    double weight;
-    Run run;
+    std::uint32_t count;
   };
 
-  // The sum of `token` among the first `count`.
-  Sum* find(Token token, std::size_t count) {
-    for (std::size_t i = 0; i < count; ++i)
-      if (sums_[i].token == token) return &sums_[i];
-    return nullptr;
-  }
-
   std::vector<Sum> sums_;
-  std::size_t shard_ = 0;  // sums before those of the shard that is being read
+  std::size_t last_ = 0;  // the sum of the token that was read last
 };
 
 // One match whose continuations are wanted: where its `length` tokens occur in each of `shards`, and how many
@@ -132,17 +118,16 @@ class ContinuationReader {
       }
     next = 0;
     for (std::size_t i = 0; i < queries.size(); ++i) {
-      const std::size_t first = next, count = ends_[i] - next;
-      weights_.clear();
+      const std::size_t count = ends_[i] - next;
+      counts_.clear();
       for (; next < ends_[i]; ++next) {
         const Probe& probe = probes_[next];
-        if (next > first && probe.shard != probes_[next - 1].shard) weights_.begin_shard();
         const std::uint8_t* at = probe.shard->suffix(probe.place);
         Token token = 0;
         for (std::uint32_t byte = 0; byte < probe.shard->width; ++byte) token = token << 8 | at[byte];
-        if (token < queries[i].vocabulary) weights_.add_read(token, static_cast<std::uint8_t>(next - first));
+        if (token < queries[i].vocabulary) counts_.add(token);
       }
-      weights_.heaviest(static_cast<double>(count), *queries[i].out);
+      counts_.most_frequent(static_cast<double>(count), *queries[i].out);
     }
   }
 
@@ -173,7 +158,7 @@ class ContinuationReader {
 
   std::vector<Probe> probes_;
   std::vector<std::size_t> ends_;  // of each query's probes
-  TokenWeights weights_;
+  TokenCounts counts_;
 };
 
 }  // namespace rest_store

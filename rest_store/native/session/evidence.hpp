@@ -106,7 +106,6 @@ class EvidenceReader {
       : shards_(std::move(shards)),
         vocabulary_(vocabulary),
         live_(live),
-        key_tree_(shards_),
         cache_(std::move(cache)),
         number_(cache_->add_reader()) {}
   EvidenceReader(const EvidenceReader&) = delete;
@@ -177,8 +176,7 @@ class EvidenceReader {
     };
     for (std::size_t i = 0; i < requests.size(); ++i)
       if (EvidenceReader& reader = *requests[i].reader; may_be_long(i))
-        scratch.matches.push_back(
-            {&reader.shards_, &reader.key_tree_, &scratch.pending[i].suffix, &scratch.longest[i], kShort});
+        scratch.matches.push_back({&reader.shards_, &scratch.pending[i].suffix, &scratch.longest[i], kShort});
     if (scratch.matches.empty()) return;
     scratch.matcher.longest(scratch.matches);
     for (std::size_t i = 0; i < requests.size(); ++i) {
@@ -245,46 +243,30 @@ class EvidenceReader {
   }
 
   // Begin to search for the last `length` tokens of `suffix`.
-  void seek(const Suffix& suffix, std::uint32_t length, BackoffLevel& level, Scratch& scratch) {
+  void seek(const Suffix& suffix, std::uint32_t length, BackoffLevel& level, Scratch& scratch) const {
     level.length = length;
-    KeyTree::Walk walk{0};
-    for (const ShardView& shard : shards_) {
-      scratch.searches.emplace_back(shard, suffix.last(length), length * width(), scratch.searched.size());
-      walk.least = scratch.searches.back().least;
-    }
-    key_tree_.descend(std::span(&walk, 1));
-    for (std::size_t i = 0; i < shards_.size(); ++i)
-      scratch.searches[scratch.searches.size() - shards_.size() + i].keys_within(key_tree_.places(walk, i));
-    scratch.searched.push_back({&level, shards_.size(), scratch.searches.size() - shards_.size()});
+    scratch.searched.push_back({&level, shards_.size(), scratch.searches.size()});
+    for (const ShardView& shard : shards_)
+      scratch.searches.emplace_back(shard, suffix.last(length), length * width(), scratch.searched.size() - 1);
   }
 
-  // Begin to search for the occurrences of `from` that continue with `token`, the last one of `suffix`. The
-  // continuations of `from` were sampled at even strides: the samples bound where these occurrences lie.
+  // Begin to search for the occurrences of `from` that continue with `token`, the last one of `suffix`.
   void narrow(const BackoffLevel& from, Token token, const Suffix& suffix, BackoffLevel& to, Scratch& scratch) const {
     const Continuations& next = from.next;
-    const std::uint64_t stride = stride_of(from.count, samples_of(from.length));
-    std::size_t place = 0;
-    while (place < next.size && next.top[place].token != token) ++place;
-    if (stride == 1 && place == next.size && next.size < kContinuations) return to.clear();  // all were read
-    const Run run = place < next.size ? next.runs[place] : Run();
+    const bool has_all = next.size < kContinuations && stride_of(from.count, samples_of(from.length)) == 1;
+    const auto is_next = [&](const Continuation& one) { return one.token == token; };
+    if (has_all && std::none_of(next.begin(), next.end(), is_next)) return to.clear();
     to.length = from.length + 1;
-    scratch.narrowed.push_back({&to, shards_.size(), scratch.boundaries.size()});
-    std::uint64_t before = 0;  // occurrences in the shards before
-    for (std::size_t i = 0; i < shards_.size(); ++i) {
-      const Interval whole = from.intervals[i];
-      Interval begin = whole, end = whole;  // where the boundaries may be
-      const std::uint64_t first = stride / 2 + run.first * stride, last = stride / 2 + run.last * stride;
-      if (run.is_known() && first >= before && first < before + whole.width()) {
-        begin.end = whole.begin + (first - before);
-        begin.begin += begin.end - whole.begin >= stride ? begin.end - whole.begin - stride + 1 : 0;
-        end.begin += last - before + 1;
-        end.end = std::min(whole.end, end.begin + stride - 1);
-      }
-      before += whole.width();
-      scratch.boundaries.push_back(
-          {&shards_[i], suffix.last(1), width(), from.length, false, begin.begin, begin.end, 0});
-      scratch.boundaries.push_back({&shards_[i], suffix.last(1), width(), from.length, true, end.begin, end.end, 0});
+    if (has_all && next.top[0].share == 1) {  // all occurrences continue so
+      to.intervals = from.intervals;
+      to.count = from.count;
+      return;
     }
+    scratch.narrowed.push_back({&to, shards_.size(), scratch.boundaries.size()});
+    for (std::size_t i = 0; i < shards_.size(); ++i)
+      for (const bool after : {false, true})
+        scratch.boundaries.push_back({&shards_[i], suffix.last(1), width(), from.length, after, from.intervals[i].begin,
+                                      from.intervals[i].end, 0});
   }
 
   // Finish all searches; clear the levels of suffixes that do not occur.
@@ -340,7 +322,6 @@ class EvidenceReader {
   const std::vector<ShardView> shards_;
   const std::uint32_t vocabulary_;
   const bool live_;
-  KeyTree key_tree_;
   const std::shared_ptr<SuffixCache> cache_;
   const std::uint64_t number_;  // among the readers that share the cache
 };

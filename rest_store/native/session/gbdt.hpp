@@ -14,11 +14,13 @@ namespace rest_store {
 
 constexpr std::size_t kGbdtDepth = 6;
 
+// In files as in memory.
 struct ObliviousTree {
-  std::array<float, std::size_t{1} << kGbdtDepth> leaves{};
-  std::array<float, kGbdtDepth> thresholds{};  // a greater feature sets the level's bit
   std::array<std::uint16_t, kGbdtDepth> features{};
+  std::array<float, kGbdtDepth> thresholds{};  // a greater feature sets the level's bit
+  std::array<float, std::size_t{1} << kGbdtDepth> leaves{};
 };
+static_assert(sizeof(ObliviousTree) == 2 * kGbdtDepth + 4 * kGbdtDepth + (std::size_t{4} << kGbdtDepth));
 
 // Trees as they are fitted and kept in files; IntegerTrees evaluates them.
 struct Gbdt {

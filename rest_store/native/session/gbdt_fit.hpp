@@ -11,10 +11,10 @@
 namespace rest_store {
 
 struct GbdtOptions {
-  std::uint32_t trees = 100;
-  double rate = 0.12;
-  double ridge = 20;
-  double row_share = 0.5;  // of the groups, sampled anew for each tree
+  std::uint32_t trees;
+  double rate;
+  double ridge;
+  double row_share;  // of the groups, sampled anew for each tree
 };
 
 class GbdtFitter {
@@ -96,9 +96,8 @@ class GbdtFitter {
     ObliviousTree tree;
     splits_.clear();
     for (const std::uint32_t row : sampled_) leaves_[row] = 0;
-    sums_.assign(features_ * kBins, {});
-    sum_gradients(sampled_, sums_);
     for (std::size_t level = 0; level < kGbdtDepth; ++level) {
+      sum_gradients(std::size_t{1} << level);
       const auto [feature, bin] = best_split(std::size_t{1} << level, options.ridge);
       splits_.push_back({feature, bin});
       tree.features[level] = static_cast<std::uint16_t>(feature);
@@ -115,32 +114,18 @@ class GbdtFitter {
     return tree;
   }
 
-  // Split every leaf at `bin` of `feature`. The side with fewer rows is summed up; the sums of the other side are
-  // those of the parent minus these.
+  // Split every leaf at `bin` of `feature`.
   void split_rows(std::size_t level, std::size_t feature, std::size_t bin) {
-    for (std::vector<std::uint32_t>& side : sides_) side.clear();
-    for (const std::uint32_t row : sampled_) {
-      const bool greater = bins_[row * features_ + feature] > bin;
-      leaves_[row] |= static_cast<std::uint8_t>(greater << level);
-      sides_[greater].push_back(row);
-    }
-    if (level + 1 == kGbdtDepth) return;
-    const bool fewer = sides_[1].size() < sides_[0].size();
-    const std::size_t half = sums_.size();
-    sums_.resize(2 * half);
-    counted_.assign(half, {});
-    sum_gradients(sides_[fewer], counted_, (std::size_t{1} << level) - 1);
-    for (std::size_t i = 0; i < half; ++i) {
-      const Sums left{sums_[i].gradient - counted_[i].gradient, sums_[i].hessian - counted_[i].hessian};
-      sums_[i] = fewer ? left : counted_[i];
-      sums_[half + i] = fewer ? counted_[i] : left;
-    }
+    for (const std::uint32_t row : sampled_)
+      leaves_[row] |= static_cast<std::uint8_t>((bins_[row * features_ + feature] > bin) << level);
   }
 
-  void sum_gradients(const std::vector<std::uint32_t>& rows, std::vector<Sums>& out, std::size_t mask = 0) const {
-    for (const std::uint32_t row : rows) {
+  // Sum up the sampled rows of each of `width` leaves, by feature and bin.
+  void sum_gradients(std::size_t width) {
+    sums_.assign(width * features_ * kBins, {});
+    for (const std::uint32_t row : sampled_) {
       const std::uint8_t* bins = bins_.data() + row * features_;
-      Sums* sums = out.data() + (leaves_[row] & mask) * features_ * kBins;
+      Sums* sums = sums_.data() + leaves_[row] * features_ * kBins;
       const Sums add = gradients_[row];
       for (std::size_t feature = 0; feature < features_; ++feature) {
         Sums& sum = sums[feature * kBins + bins[feature]];
@@ -193,10 +178,9 @@ class GbdtFitter {
   std::vector<std::uint8_t> bins_;
   std::vector<std::vector<float>> edges_;
   std::vector<float> odds_;
-  std::vector<Sums> gradients_, sums_, counted_;
+  std::vector<Sums> gradients_, sums_;
   std::vector<std::uint8_t> leaves_;
   std::vector<std::uint32_t> sampled_;
-  std::array<std::vector<std::uint32_t>, 2> sides_;  // of a split: the sampled rows up to its bin, and the others
   std::vector<std::pair<std::size_t, std::size_t>> splits_;
 };
 

@@ -1,34 +1,34 @@
 // Gradient-boosted decision trees as they are evaluated: 16 or 32 rows at once, in integers.
 //
 // A model compares a feature with few thresholds, again and again: each such split is made once for all rows, and a
-// tree reads its six. Features that have the same value in all rows come last in a tree: they choose a part of its
-// leaves for all rows. Leaves are 16-bit multiples of one quantum, so that all rows take theirs from one register or
-// two, and so that sums are the same, bit for bit, whatever instructions and in whatever order they add them up.
+// tree reads its six. Leaves are 16-bit multiples of one quantum, so that all rows take theirs from a few registers,
+// and so that sums are the same, bit for bit, whatever instructions and in whatever order they add them up.
 #pragma once
 
 #include <cstring>
 #include <limits>
-#include <numeric>
-#include <utility>
 
 #include "session/gbdt.hpp"
 
-// Wide registers are used where the system has them at run time.
+// Wide registers are used where the system has them at run time. AVX-512 makes a draft 8% faster than AVX2.
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
 #define REST_STORE_AVX2 __attribute__((target("avx2")))
-#define REST_STORE_AVX512 __attribute__((target("avx2,avx512f,avx512bw,avx512vl")))
+#define REST_STORE_AVX512 __attribute__((target("avx2,avx512f,avx512bw,avx512vl,prefer-vector-width=512")))
 #endif
 
 namespace rest_store {
 
 constexpr std::size_t kLanes = 16;  // rows evaluated together, or twice as many
 
+// Columns of features: feature f of row r at [f * kColumn + r].
+constexpr std::size_t kColumn = 2 * kLanes;
+
 enum class Instructions { kPortable, kAvx2, kAvx512 };
 
 // Whether this machine has them.
 inline bool has(Instructions instructions) {
-#ifdef REST_STORE_AVX512
+#ifdef REST_STORE_AVX2
   if (instructions == Instructions::kAvx2) return __builtin_cpu_supports("avx2") != 0;
   if (instructions == Instructions::kAvx512)
     return __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bw") != 0 &&
@@ -44,19 +44,13 @@ inline Instructions best_instructions() {
   return best;
 }
 
-// Columns of features: feature f of row r at [f * kColumn + r].
-constexpr std::size_t kColumn = 2 * kLanes;
-
 // Immutable, thread-safe.
 class IntegerTrees {
  public:
   IntegerTrees() = default;
-
-  // `shared`: of each feature, whether all rows that are evaluated together have the same value.
-  IntegerTrees(Gbdt gbdt, std::span<const bool> shared) : base_(gbdt.base) {
-    arrange(gbdt, shared);
+  explicit IntegerTrees(const Gbdt& gbdt) : base_(gbdt.base) {
     number_splits(gbdt);
-    round_leaves(gbdt, shared);
+    round_leaves(gbdt);
   }
 
   bool empty() const { return leaves_.empty(); }
@@ -80,6 +74,8 @@ class IntegerTrees {
 
  private:
   static constexpr std::int32_t kGreatest = std::numeric_limits<std::int16_t>::max();
+  static constexpr std::size_t kSet = 16;  // leaves whose bytes fill a register
+  static constexpr std::size_t kSets = (std::size_t{1} << kGbdtDepth) / kSet;
 
   // The thresholds of one feature: from those of the column before on, up to `end`.
   struct Column {
@@ -87,46 +83,10 @@ class IntegerTrees {
   };
 
   using Splits = std::array<std::uint32_t, kGbdtDepth>;  // of a tree: the number of each, times kLanes
-  struct alignas(64) Leaves {
+  struct alignas(64) Leaves {                            // of a tree: as words, and in sets of low and of high bytes
     std::array<std::int16_t, std::size_t{1} << kGbdtDepth> words;
+    std::array<std::array<std::array<std::uint8_t, kSet>, 2>, kSets> bytes;
   };
-  struct alignas(64) LeafBytes {  // of four times 16 leaves: the low ones, the high ones
-    std::array<std::array<std::array<std::uint8_t, 16>, 2>, 4> values;
-  };
-
-  // Trees whose sums fit into 16 bits, up to `end`. Their last `shared` levels compare shared features.
-  struct Block {
-    std::size_t end, shared;
-  };
-  static constexpr std::size_t kMostShared = 2;  // further levels are read as those of other features
-
-  static std::size_t shared_levels(const ObliviousTree& tree, std::span<const bool> shared) {
-    const auto is_shared = [&](std::uint16_t feature) { return shared[feature]; };
-    const auto count = std::count_if(tree.features.begin(), tree.features.end(), is_shared);
-    return std::min(kMostShared, static_cast<std::size_t>(count));
-  }
-
-  // Move the levels of shared features behind the others, and trees with more of them behind those with fewer.
-  static void arrange(Gbdt& gbdt, std::span<const bool> shared) {
-    for (ObliviousTree& tree : gbdt.trees) {
-      std::array<std::size_t, kGbdtDepth> order;  // the level that each level was before
-      std::iota(order.begin(), order.end(), std::size_t{0});
-      std::stable_partition(order.begin(), order.end(), [&](std::size_t at) { return !shared[tree.features[at]]; });
-      const ObliviousTree before = tree;
-      for (std::size_t level = 0; level < kGbdtDepth; ++level) {
-        tree.features[level] = before.features[order[level]];
-        tree.thresholds[level] = before.thresholds[order[level]];
-      }
-      for (std::size_t leaf = 0; leaf < tree.leaves.size(); ++leaf) {
-        std::size_t place = 0;
-        for (std::size_t level = 0; level < kGbdtDepth; ++level) place |= (leaf >> level & 1) << order[level];
-        tree.leaves[leaf] = before.leaves[place];
-      }
-    }
-    std::stable_sort(gbdt.trees.begin(), gbdt.trees.end(), [&](const ObliviousTree& a, const ObliviousTree& b) {
-      return shared_levels(a, shared) < shared_levels(b, shared);
-    });
-  }
 
   // Number the splits of all trees, feature by feature.
   void number_splits(const Gbdt& gbdt) {
@@ -145,19 +105,19 @@ class IntegerTrees {
       thresholds_.insert(thresholds_.end(), thresholds.begin(), thresholds.end());
       if (!thresholds.empty()) columns_.push_back({feature, thresholds_.size()});
     }
-    splits_.resize(gbdt.trees.size());
-    for (std::size_t tree = 0; tree < splits_.size(); ++tree)
+    for (const ObliviousTree& tree : gbdt.trees) {
+      Splits& splits = splits_.emplace_back();
       for (std::size_t level = 0; level < kGbdtDepth; ++level) {
-        const std::uint16_t feature = gbdt.trees[tree].features[level];
-        const std::vector<float>& thresholds = of_feature[feature];
-        const auto place = std::lower_bound(thresholds.begin(), thresholds.end(), gbdt.trees[tree].thresholds[level]);
-        const std::size_t number = first[feature] + static_cast<std::size_t>(place - thresholds.begin());
-        splits_[tree][level] = static_cast<std::uint32_t>(kLanes * number);
+        const std::vector<float>& thresholds = of_feature[tree.features[level]];
+        const auto place = std::lower_bound(thresholds.begin(), thresholds.end(), tree.thresholds[level]);
+        const std::size_t number = first[tree.features[level]] + static_cast<std::size_t>(place - thresholds.begin());
+        splits[level] = static_cast<std::uint32_t>(kLanes * number);
       }
+    }
   }
 
   // The quantum is the least power of two that keeps the greatest leaf within 16 bits, and any sum within 32.
-  void round_leaves(const Gbdt& gbdt, std::span<const bool> shared) {
+  void round_leaves(const Gbdt& gbdt) {
     const std::size_t count = gbdt.trees.size();
     float greatest = 0;
     for (const ObliviousTree& tree : gbdt.trees)
@@ -165,27 +125,24 @@ class IntegerTrees {
     const double most = std::min<double>(
         kGreatest, std::numeric_limits<std::int32_t>::max() / std::max(1.0, static_cast<double>(count)));
     if (greatest > 0) quantum_ = std::exp2(std::ceil(std::log2(static_cast<double>(greatest) / most)));
-    const double scale = 1 / quantum_;
-    leaves_.resize(count);
-    leaf_bytes_.resize(count);
-    std::int32_t bound = 0;
+    std::int32_t bound = 0;  // of the sums of the last block
     for (std::size_t tree = 0; tree < count; ++tree) {
+      Leaves& leaves = leaves_.emplace_back();
       std::int32_t reach = 0;
-      for (std::size_t i = 0; i < leaves_[tree].words.size(); ++i) {
-        const double leaf = static_cast<double>(gbdt.trees[tree].leaves[i]) * scale;
+      for (std::size_t i = 0; i < gbdt.trees[tree].leaves.size(); ++i) {
+        const double leaf = static_cast<double>(gbdt.trees[tree].leaves[i]) / quantum_;
         const auto rounded = static_cast<std::int32_t>(leaf + std::copysign(0.5, leaf));
-        leaves_[tree].words[i] = static_cast<std::int16_t>(rounded);
-        leaf_bytes_[tree].values[i / 16][0][i % 16] = static_cast<std::uint8_t>(rounded);
-        leaf_bytes_[tree].values[i / 16][1][i % 16] = static_cast<std::uint8_t>(rounded >> 8);
+        leaves.words[i] = static_cast<std::int16_t>(rounded);
+        leaves.bytes[i / kSet][0][i % kSet] = static_cast<std::uint8_t>(rounded);
+        leaves.bytes[i / kSet][1][i % kSet] = static_cast<std::uint8_t>(rounded >> 8);
         reach = std::max(reach, std::abs(rounded));
       }
-      const std::size_t levels = shared_levels(gbdt.trees[tree], shared);
-      if (blocks_.empty() || blocks_.back().shared != levels || bound + reach > kGreatest) {
-        blocks_.push_back({0, levels});
+      if (blocks_.empty() || bound + reach > kGreatest) {
+        blocks_.push_back(0);
         bound = 0;
       }
       bound += reach;
-      blocks_.back().end = tree + 1;
+      blocks_.back() = tree + 1;
     }
   }
 
@@ -194,23 +151,21 @@ class IntegerTrees {
   void add_up(const float* columns, std::int32_t* sums, Scratch& scratch, Instructions instructions) const {
     scratch.resize(std::max(scratch.size(), thresholds_.size() * groups * kLanes / sizeof(Bytes) + 1));
     std::uint8_t* const greater = scratch[0].values.data();
-#ifdef REST_STORE_AVX512
+#ifdef REST_STORE_AVX2
     if (instructions == Instructions::kAvx512) {
-      split_avx512<groups>(columns, greater);
-      return add_up_avx512<groups>(greater, sums);
+      return add_up_avx512<groups>(columns, greater, sums);
     }
     if (instructions == Instructions::kAvx2) {
-      split_avx2<groups>(columns, greater);
-      return add_up_avx2<groups>(greater, sums);
+      return add_up_avx2<groups>(columns, greater, sums);
     }
 #endif
     static_cast<void>(instructions);
-    split_portable<groups>(columns, greater);
-    add_up_portable<groups>(greater, sums);
+    add_up_portable<groups>(columns, greater, sums);
   }
 
+  // Inlined, so that it is compiled for the instructions of each caller.
   template <std::size_t groups>
-  void split_portable(const float* columns, std::uint8_t* greater) const {
+  [[gnu::always_inline]] void split(const float* columns, std::uint8_t* greater) const {
     std::size_t split = 0;
     for (const Column& column : columns_) {
       std::array<float, groups * kLanes> values;
@@ -224,7 +179,8 @@ class IntegerTrees {
   }
 
   template <std::size_t groups>
-  void add_up_portable(const std::uint8_t* greater, std::int32_t* sums) const {
+  void add_up_portable(const float* columns, std::uint8_t* greater, std::int32_t* sums) const {
+    split<groups>(columns, greater);
     std::array<std::int32_t, groups * kLanes> out{};
     for (std::size_t tree = 0; tree < leaves_.size(); ++tree)
       for (std::size_t row = 0; row < groups * kLanes; row += 8) {  // a byte of a word for each of eight
@@ -239,23 +195,8 @@ class IntegerTrees {
     std::copy(out.begin(), out.end(), sums);
   }
 
-#ifdef REST_STORE_AVX512
-  static_assert(kLanes == 16 && kGbdtDepth == 6 && kMostShared == 2);
-
-  template <std::size_t groups>
-  REST_STORE_AVX512 void split_avx512(const float* columns, std::uint8_t* greater) const {
-    std::size_t split = 0;
-    for (const Column& column : columns_) {
-      __m512 values[groups];
-      for (std::size_t i = 0; i < groups; ++i)
-        values[i] = _mm512_loadu_ps(columns + column.feature * kColumn + i * kLanes);
-      for (; split < column.end; ++split)
-        for (std::size_t i = 0; i < groups; ++i, greater += kLanes) {
-          const __mmask16 mask = _mm512_cmp_ps_mask(values[i], _mm512_set1_ps(thresholds_[split]), _CMP_GT_OQ);
-          _mm_store_si128(reinterpret_cast<__m128i*>(greater), _mm_movm_epi8(mask));
-        }
-    }
-  }
+#ifdef REST_STORE_AVX2
+  static_assert(kLanes == 16 && kGbdtDepth == 6);
 
   // What is read of a split, in the lower bytes.
   template <std::size_t groups>
@@ -264,48 +205,29 @@ class IntegerTrees {
     else return _mm256_zextsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(at)));
   }
 
-  // The sums of 16 bits of the trees from `tree` on, up to `end`. The bits of six splits are the number of a row's
-  // leaf: the shared ones say where in `words` its part of the leaves begins, the others choose one of that part.
-  template <std::size_t groups, std::size_t shared>
-  REST_STORE_AVX512 __m512i sum_avx512(const std::uint8_t* greater, std::size_t tree, std::size_t end) const {
-    constexpr std::size_t own = kGbdtDepth - shared;
-    __m512i sum = _mm512_setzero_si512();
-    for (; tree < end; ++tree) {
-      const Splits& splits = splits_[tree];
-      __m256i leaf = load_avx512<groups>(greater + groups * splits[0]);  // bits that are not set below are not read
-      for (std::size_t level = 1; level < own; ++level) {
-        const __m256i bit = _mm256_set1_epi8(static_cast<char>(1 << level));
-        const __m256i rows = load_avx512<groups>(greater + groups * splits[level]);
-        leaf = _mm256_ternarylogic_epi32(leaf, rows, bit, 0xD8);  // bit ? rows : leaf
-      }
-      const std::int16_t* words = leaves_[tree].words.data();
-      for (std::size_t level = own; level < kGbdtDepth; ++level)
-        words += greater[groups * splits[level]] & (1U << level);
-      const __m512i places = _mm512_cvtepu8_epi16(leaf);
-      if constexpr (shared == 0) {
-        const __m512i first = _mm512_load_si512(words), second = _mm512_load_si512(words + 32);
-        sum = _mm512_add_epi16(sum, _mm512_permutex2var_epi16(first, places, second));
-      } else if constexpr (shared == 1) {
-        sum = _mm512_add_epi16(sum, _mm512_permutexvar_epi16(places, _mm512_load_si512(words)));
-      } else {
-        const __m256i part = _mm256_load_si256(reinterpret_cast<const __m256i*>(words));
-        sum = _mm512_add_epi16(sum, _mm512_permutexvar_epi16(places, _mm512_maskz_broadcast_i64x4(0xFF, part)));
-      }
-    }
-    return sum;
-  }
-
+  // The bits of six splits are the number of a row's leaf, which is taken from two registers. The sums of a block fit
+  // into 16 bits.
   template <std::size_t groups>
-  REST_STORE_AVX512 void add_up_avx512(const std::uint8_t* greater, std::int32_t* sums) const {
+  REST_STORE_AVX512 void add_up_avx512(const float* columns, std::uint8_t* greater, std::int32_t* sums) const {
+    split<groups>(columns, greater);
     __m512i out[groups];
     for (__m512i& sum : out) sum = _mm512_setzero_si512();
     std::size_t tree = 0;
-    for (const auto& [end, shared] : blocks_) {
+    for (const std::size_t end : blocks_) {
+      __m512i block = _mm512_setzero_si512();
+      for (; tree < end; ++tree) {
+        __m256i leaf = load_avx512<groups>(greater + groups * splits_[tree][0]);  // bits above the sixth are not read
+        for (std::size_t level = 1; level < kGbdtDepth; ++level) {
+          const __m256i bit = _mm256_set1_epi8(static_cast<char>(1 << level));
+          const __m256i rows = load_avx512<groups>(greater + groups * splits_[tree][level]);
+          leaf = _mm256_ternarylogic_epi32(leaf, rows, bit, 0xD8);  // bit ? rows : leaf
+        }
+        const std::int16_t* words = leaves_[tree].words.data();
+        const __m512i first = _mm512_load_si512(words), second = _mm512_load_si512(words + 32);
+        block = _mm512_add_epi16(block, _mm512_permutex2var_epi16(first, _mm512_cvtepu8_epi16(leaf), second));
+      }
       alignas(64) std::int16_t of_rows[2 * kLanes];
-      _mm512_store_si512(of_rows, shared == 0   ? sum_avx512<groups, 0>(greater, tree, end)
-                                  : shared == 1 ? sum_avx512<groups, 1>(greater, tree, end)
-                                                : sum_avx512<groups, 2>(greater, tree, end));
-      tree = end;
+      _mm512_store_si512(of_rows, block);
       for (std::size_t i = 0; i < groups; ++i) {
         const auto* from = reinterpret_cast<const __m256i*>(of_rows + i * kLanes);
         out[i] = _mm512_add_epi32(out[i], _mm512_maskz_cvtepi16_epi32(0xFFFF, _mm256_load_si256(from)));
@@ -314,35 +236,19 @@ class IntegerTrees {
     for (std::size_t i = 0; i < groups; ++i) _mm512_store_si512(sums + i * kLanes, out[i]);
   }
 
-  template <std::size_t groups>
-  REST_STORE_AVX2 void split_avx2(const float* columns, std::uint8_t* greater) const {
-    std::size_t split = 0;
-    for (const Column& column : columns_)
-      for (; split < column.end; ++split)
-        for (std::size_t i = 0; i < groups; ++i, greater += kLanes) {
-          const float* values = columns + column.feature * kColumn + i * kLanes;
-          const __m256 threshold = _mm256_set1_ps(thresholds_[split]);
-          const __m256 first = _mm256_cmp_ps(_mm256_loadu_ps(values), threshold, _CMP_GT_OQ);
-          const __m256 second = _mm256_cmp_ps(_mm256_loadu_ps(values + 8), threshold, _CMP_GT_OQ);
-          const __m256i words = _mm256_permute4x64_epi64(
-              _mm256_packs_epi32(_mm256_castps_si256(first), _mm256_castps_si256(second)), _MM_SHUFFLE(3, 1, 2, 0));
-          _mm_store_si128(reinterpret_cast<__m128i*>(greater),
-                          _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
-        }
-  }
-
   // 16 bytes of a split, twice.
   REST_STORE_AVX2 static __m256i load_twice(const std::uint8_t* at) {
     return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(at)));
   }
 
-  // The same with registers that hold the low and the high bytes of 16 leaves: four splits choose one of 16 leaves, the
-  // other two one of four such sets.
+  // Registers hold the low and the high bytes of 16 leaves: four splits choose one of 16 leaves, the other two one of
+  // four such sets. The sums of a block fit into 16 bits.
   template <std::size_t groups>
-  REST_STORE_AVX2 void add_up_avx2(const std::uint8_t* greater, std::int32_t* sums) const {
+  REST_STORE_AVX2 void add_up_avx2(const float* columns, std::uint8_t* greater, std::int32_t* sums) const {
+    split<groups>(columns, greater);
     std::fill_n(sums, groups * kLanes, 0);
     std::size_t tree = 0;
-    for (const auto& [end, unused] : blocks_) {
+    for (const std::size_t end : blocks_) {
       __m128i block[2 * groups];  // sums of 8 rows each
       for (__m128i& sum : block) sum = _mm_setzero_si128();
       for (; tree < end; ++tree)
@@ -353,10 +259,10 @@ class IntegerTrees {
             const __m256i bit = _mm256_set1_epi8(static_cast<char>(1 << level));
             leaf = _mm256_or_si256(leaf, _mm256_and_si256(load_twice(rows + groups * splits_[tree][level]), bit));
           }
-          __m256i bytes[4];
-          for (std::size_t part = 0; part < 4; ++part) {
-            const auto* from = reinterpret_cast<const __m256i*>(&leaf_bytes_[tree].values[part]);
-            bytes[part] = _mm256_shuffle_epi8(_mm256_load_si256(from), leaf);
+          __m256i bytes[kSets];
+          for (std::size_t set = 0; set < kSets; ++set) {
+            const auto* from = reinterpret_cast<const __m256i*>(&leaves_[tree].bytes[set]);
+            bytes[set] = _mm256_shuffle_epi8(_mm256_load_si256(from), leaf);
           }
           const __m256i fifth = load_twice(rows + groups * splits_[tree][4]);
           const __m256i sixth = load_twice(rows + groups * splits_[tree][5]);
@@ -378,10 +284,9 @@ class IntegerTrees {
   double quantum_ = 1;  // of leaves
   std::vector<float> thresholds_;
   std::vector<Column> columns_;
-  std::vector<Splits> splits_;
-  std::vector<Leaves> leaves_;         // of each tree
-  std::vector<LeafBytes> leaf_bytes_;  // the same leaves, in the layout for AVX2
-  std::vector<Block> blocks_;
+  std::vector<Splits> splits_;       // of each tree
+  std::vector<Leaves> leaves_;       // of each tree
+  std::vector<std::size_t> blocks_;  // trees whose sums fit into 16 bits: where each block ends
 };
 
 // The trees for steps with frozen stores alone, and those for steps in which a live store takes part. Without the

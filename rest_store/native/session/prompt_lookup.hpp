@@ -49,6 +49,9 @@ class PromptLookup {
 
   const std::vector<Token>& tokens() const { return tokens_; }
 
+  static constexpr std::size_t kWalk = 24;  // occurrences seen of one suffix
+  static constexpr std::size_t kMaxCandidates = kWalk * kOrders.size();
+
   // Most bytes that a token may take; tables are at most half full and double.
   static constexpr std::size_t kTokenMemory =
       4 * sizeof(std::uint32_t) + kOrders.size() * (2 * sizeof(std::uint32_t) + 4 * 2 * sizeof(std::uint32_t));
@@ -91,7 +94,6 @@ class PromptLookup {
   }
 
  private:
-  static constexpr std::uint32_t kWalk = 24;      // occurrences seen of one suffix
   static constexpr std::uint32_t kVisited = 256;  // among others, should a text be made of n-grams with the same tag
   static constexpr std::uint32_t kCompared = 48;  // tokens compared to tell the length of a match
   static constexpr float kOlder = 0.85F;          // weight of an occurrence, as a share of the next one's

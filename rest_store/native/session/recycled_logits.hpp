@@ -11,7 +11,7 @@
 
 namespace rest_store {
 
-constexpr std::size_t kRecycledOrders = 4;  // contexts are known by their last 1, 2, 3 and 4 tokens
+constexpr std::size_t kRecycledOrders = kShort;  // contexts are known by their last 1, 2, 3 and 4 tokens
 
 // Thread-safe, so that generations may share one. Memory is bounded: new rows displace old ones.
 class RecycledLogits {
@@ -23,7 +23,7 @@ class RecycledLogits {
     const std::lock_guard lock(mutex_);
     try {
       for (std::size_t order = 1; order <= kRecycledOrders && order <= tail.size(); ++order)
-        likely_after(key_of(tail.last(order))).learn(top);
+        likely_after(short_suffix(tail.last(order))).learn(top);
     } catch (const std::bad_alloc&) {
     }
   }
@@ -34,9 +34,9 @@ class RecycledLogits {
     const std::lock_guard lock(mutex_);
     if (rows_.empty()) return out;
     const std::size_t orders = std::min(kRecycledOrders, tail.size());
-    std::array<Key, kRecycledOrders> keys;
+    std::array<ShortSuffix, kRecycledOrders> keys;
     for (std::size_t i = 0; i < orders; ++i) {
-      keys[i] = key_of(tail.last(i + 1));
+      keys[i] = short_suffix(tail.last(i + 1));
       const auto* row = reinterpret_cast<const std::uint8_t*>(&rows_[place_of(keys[i], 0)]);
       prefetch(row);
       prefetch(row + sizeof(Row) - 1);
@@ -91,7 +91,7 @@ class RecycledLogits {
     for (std::size_t at = 0; at < rows.size(); at += kWidth) {
       const auto row = rows.subspan(at, kWidth), likely = row.subspan(kRecycledOrders, kTopK);
       const auto size = static_cast<std::size_t>(std::find(likely.begin(), likely.end(), -1) - likely.begin());
-      Key key;
+      ShortSuffix key;
       std::array<Token, kTopK> tokens;
       std::array<std::uint16_t, kTopK> weights;
       std::copy_n(row.begin(), kRecycledOrders, key.begin());
@@ -114,55 +114,34 @@ class RecycledLogits {
   static constexpr std::size_t kLeastRows = std::size_t{1} << 10, kMaxRows = std::size_t{1} << 17;  // 68 bytes each
   static constexpr std::size_t kWays = 4;  // places that a row may take
 
-  static constexpr Token kNoToken = ~Token{0};
-
-  // The last tokens of a context, the last one first, filled up with kNoToken.
-  using Key = std::array<Token, kRecycledOrders>;
-
   struct Row {
-    Key key;
+    ShortSuffix key;
     LikelyTokens likely;  // size 0: free
   };
 
-  static Key key_of(std::span<const Token> tokens) {
-    Key key;
-    key.fill(kNoToken);
-    std::copy(tokens.rbegin(), tokens.rend(), key.begin());
-    return key;
-  }
-
-  std::size_t place_of(const Key& key, std::size_t way) const {
+  std::size_t place_of(const ShortSuffix& key, std::size_t way) const {
     return ((hash_of(key) >> 20) + way) & (rows_.size() - 1);
   }
 
-  // Whether `row` is one that rows() may return.
+  // Whether the numbers of `row` are tokens, weights and times.
   static bool is_row(std::span<const std::int32_t> row, std::uint64_t vocabulary) {
-    const auto is_token = [&](std::int32_t value) {
-      return value >= 0 && static_cast<std::uint64_t>(value) < vocabulary;
-    };
-    const auto is_weight = [](std::int32_t value) {
-      return value > 0 && value <= static_cast<std::int32_t>(LikelyTokens::kGreatestWeight);
-    };
-    const auto count_of = [](std::span<const std::int32_t> values, const auto& is_value) {  // then -1; 0 if malformed
-      const auto end = std::find(values.begin(), values.end(), -1);
-      const bool whole = std::all_of(values.begin(), end, is_value) &&
-                         std::all_of(end, values.end(), [](std::int32_t value) { return value == -1; });
-      return whole ? end - values.begin() : 0;
+    const auto is_up_to = [](std::span<const std::int32_t> values, std::int64_t most) {
+      return std::all_of(values.begin(), values.end(),
+                         [&](std::int32_t value) { return -1 <= value && value <= most; });
     };
     const auto weights = row.subspan(kRecycledOrders + kTopK, kTopK);
-    const auto count = count_of(row.subspan(kRecycledOrders, kTopK), is_token);
-    return count_of(row.first(kRecycledOrders), is_token) > 0 && count > 0 && count_of(weights, is_weight) == count &&
-           std::is_sorted(weights.begin(), weights.end(), std::greater<>()) && row.back() > 0 &&
-           row.back() <= static_cast<std::int32_t>(LikelyTokens::kMostTimes);
+    return is_up_to(row.first(kRecycledOrders + kTopK), static_cast<std::int64_t>(vocabulary) - 1) &&
+           is_up_to(weights, LikelyTokens::kGreatestWeight) && is_up_to(row.last(1), LikelyTokens::kMostTimes) &&
+           row.back() > 0;
   }
 
   // What is known after `key`, or a place for it.
-  LikelyTokens& likely_after(const Key& key) {
+  LikelyTokens& likely_after(const ShortSuffix& key) {
     if (rows_.size() < kMaxRows && 2 * (used_ + 1) > rows_.size()) grow();
     return place_for(key);
   }
 
-  LikelyTokens& place_for(const Key& key) {
+  LikelyTokens& place_for(const ShortSuffix& key) {
     for (std::size_t way = 0; way < kWays; ++way) {
       Row& row = rows_[place_of(key, way)];
       if (row.likely.size() > 0 && row.key != key) continue;

@@ -13,8 +13,6 @@
 
 namespace rest_store {
 
-constexpr std::uint32_t kShort = 4;  // tokens of the longest suffix that is cached
-
 // One suffix of the context: how often it occurs, where, and what follows.
 struct BackoffLevel {
   std::uint32_t length = 0;  // tokens; 0: no such level
@@ -28,16 +26,6 @@ struct BackoffLevel {
     next.size = 0;
   }
 };
-
-// The tokens of a short suffix, the last one first, padded with a value that is not a token.
-using ShortSuffix = std::array<Token, kShort>;
-
-inline ShortSuffix short_suffix(std::span<const Token> tokens) {
-  ShortSuffix out;
-  out.fill(~Token{0});
-  std::copy(tokens.rbegin(), tokens.rend(), out.begin());
-  return out;
-}
 
 // Has one place for each suffix, and many suffixes for each place. Thread-safe.
 class SuffixCache {

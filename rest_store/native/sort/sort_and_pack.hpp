@@ -11,35 +11,30 @@
 
 namespace rest_store {
 
-// The symbols of a shard and all their bytes in suffix order: positions in `symbols` without its tail.
-struct SortedBytes {
-  std::span<const std::int32_t> order;
-  std::span<const std::uint8_t> symbols;  // payload of a tokens file, and eight more bytes
-  std::uint32_t width;                    // bytes of a symbol
-};
-
-// Write the keys and the entries of `bits` each. `entries` has room for whole words and a tail of zeros.
-// Throws std::out_of_range if the sizes are not those of these symbols.
-inline void pack_suffixes(const SortedBytes& sorted, std::uint32_t bits, std::span<std::uint64_t> keys,
+// Write the keys and the entries of `bits` each. `order` has the positions of all bytes of `symbols` without their tail
+// of eight, in suffix order; `entries` has room for whole words and a tail of zeros. Throws std::out_of_range if the
+// sizes are not those of these symbols.
+inline void pack_suffixes(std::span<const std::int32_t> order, std::span<const std::uint8_t> symbols,
+                          std::uint32_t width, std::uint32_t bits, std::span<std::uint64_t> keys,
                           std::span<std::uint8_t> entries) {
-  const std::size_t size = sorted.order.size();
-  if (sorted.symbols.size() != size + 8 || entries.size() < 8 || entries.size() % 8 != 0 || bits < 1 || bits > 30)
+  const std::size_t size = order.size();
+  if (symbols.size() != size + 8 || entries.size() < 8 || entries.size() % 8 != 0 || bits < 1 || bits > 30)
     throw std::out_of_range("arrays of other sizes");
-  const std::uint64_t separator = (std::uint64_t{1} << (8 * sorted.width)) - 1;
+  const std::uint64_t separator = (std::uint64_t{1} << (8 * width)) - 1;
   const std::uint64_t room = 8 * (entries.size() - 8) / bits;
   std::uint64_t rank = 0, word = 0;
   std::uint8_t* out = entries.data();
   unsigned used = 0;  // bits of `word`
-  for (const std::int32_t at : sorted.order) {
+  for (const std::int32_t at : order) {
     const auto place = static_cast<std::uint32_t>(at);
     if (place >= size) throw std::out_of_range("a place past the end");
-    if (place % sorted.width != 0) continue;
-    const std::uint64_t key = load_big(sorted.symbols.data() + place);
-    if (key >> (64 - 8 * sorted.width) == separator) continue;
+    if (place % width != 0) continue;
+    const std::uint64_t key = load_big(symbols.data() + place);
+    if (key >> (64 - 8 * width) == separator) continue;
     if (rank == room || rank / kKeyStride >= keys.size()) throw std::out_of_range("arrays of other sizes");
     if (rank % kKeyStride == 0) keys[rank / kKeyStride] = key;
     ++rank;
-    const std::uint64_t position = place / sorted.width;
+    const std::uint64_t position = place / width;
     word |= position << used;
     used += bits;
     if (used >= 64) {
@@ -70,7 +65,7 @@ inline std::int32_t sort_and_pack(ByteSorter sorter, std::span<const std::uint8_
   const std::size_t size = symbols.size() - 8;
   const auto order = std::make_unique_for_overwrite<std::int32_t[]>(size);
   const std::int32_t status = sorter(symbols.data(), order.get(), static_cast<std::int32_t>(size));
-  if (status == 0) pack_suffixes({{order.get(), size}, symbols, width}, bits, keys, entries);
+  if (status == 0) pack_suffixes({order.get(), size}, symbols, width, bits, keys, entries);
   return status;
 }
 

@@ -1,15 +1,17 @@
 // Draft trees: the continuations of a match with the most occurrences, with exact counts.
 //
-// Continuations form a trie, and each of its nodes is an interval of ranks in every shard. The trie is grown level by
-// level. Suffixes are sorted: where the next tokens at two ranks are equal, so are all between them. So only ranks
-// between different tokens are read, and none closer together than it takes to see every child with enough
-// occurrences. Of the children seen, those that may have enough are counted exactly, by binary searches.
+// Continuations form a trie, and each of its nodes is an interval of ranks in some of the shards. The trie is grown
+// level by level from rows, occurrences that are read at some ranks. If there are few occurrences, all are read. If
+// there are many, the trie of a sample tells about how many occurrences the last node of the tree has, and then rows
+// are added until every child with so many is seen. Suffixes are sorted: where the next tokens at two ranks are equal,
+// so are all between them, and nothing is read there. Of the children seen, those that may have enough occurrences are
+// counted exactly, by binary searches.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
-#include <numeric>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "search/match.hpp"
@@ -40,29 +42,32 @@ class Drafter {
   PackedTree draft(const std::vector<ShardView>& shards, const Match& match, std::uint32_t vocabulary,
                    const Limits& limits) {
     if (match.count == 0) return {};
-    vocabulary_ = vocabulary;
-    begin(shards, match);
-    // The fewer occurrences a node has to have, the more is read. How many the last one of the tree has is estimated
-    // from how many nodes have more than was asked for before.
-    std::uint64_t least = match.count > kFew * limits.max_nodes ? match.count / limits.max_nodes : 1;
-    for (;;) {
-      grow(match, limits, least);
-      const std::size_t count = nodes_.size() - 1;
-      if (count >= limits.max_nodes || least == 1) break;
-      least = std::max<std::uint64_t>(1, least * (3 * count + 1) / (4 * limits.max_nodes));
+    limits_ = limits;
+    begin(shards, match, vocabulary);
+    is_exact_ = false;
+    set_strides(match.count <= kFew * limits.max_nodes ? 1 : 2 * match.count / (kSampled * limits.max_nodes));
+    read_sample();
+    grow(1);
+    if (unseen_ > 0) {  // so the counts are estimates
+      is_exact_ = true;
+      std::uint64_t least = counts_.size() < limits.max_nodes ? 1 : counts_.back();
+      do {
+        least = std::max<std::uint64_t>(1, least * kCaution / 16);
+        grow(least);
+      } while (counts_.size() < limits.max_nodes && least > 1);
     }
     return {match.length, match.count, pack(limits.max_nodes)};
   }
 
-  // Whether an unusual query has left much more memory allocated than most queries need.
-  bool holds_excess() const { return probes_.capacity() > kKept || nodes_.capacity() > kKept; }
-
  private:
-  static constexpr std::size_t kKept = std::size_t{1} << 16;
-  static constexpr std::uint64_t kFew = 4;      // times max_nodes: so many occurrences are all read
-  static constexpr std::uint64_t kFanOut = 16;  // parts in which a gap between different tokens is cut
+  static constexpr std::uint64_t kFew = 16;      // times max_nodes: so many occurrences are all read
+  static constexpr std::uint64_t kSampled = 7;   // times max_nodes: rows of a sample in one shard
+  static constexpr std::uint64_t kCaution = 14;  // sixteenths of an estimate that a node has to have
+  static constexpr std::uint64_t kFanOut = 16;   // parts in which a gap between different tokens is cut
+  static constexpr unsigned kIndexBits = 24;     // of a node; its count has the others
+  static constexpr std::uint32_t kNone = ~std::uint32_t{0};
 
-  // A node of the trie; the first is the match itself. Its intervals, one for each part, are in `intervals_`.
+  // A node of the trie; the first is the match itself.
   struct Node {
     std::uint32_t parent;
     std::uint32_t depth;
@@ -74,94 +79,70 @@ class Drafter {
   struct Part {
     const ShardView* shard;
     double root;           // of the occurrences in it
-    std::uint64_t stride;  // ranks between those that are read, at most
+    std::uint64_t stride;  // of rows
   };
 
-  // A rank at which the next token is read, in the interval of an open node.
-  struct Probe {
+  // An occurrence that is read: where it is, and its token at the present level.
+  struct Row {
     Rank rank;
-    std::uint32_t node, part;
+    Position position;
     Token token;
   };
 
-  // Probes first .. last - 1 of a node in one part. `at` is the first whose token has not been taken yet, `token` that
-  // token, or the vocabulary at the end; probes run .. at - 1 have the token taken last.
-  struct Cursor {
-    std::size_t first, run, at, last;
-    Token token;
+  // The occurrences of a node in one part, and the rows first .. last - 1 among them.
+  struct Piece {
+    std::uint32_t part;
+    std::uint32_t first, last;
+    Interval ranks;
   };
 
-  // A child that may have enough occurrences; its intervals are in `found_`, as soon as they are known.
+  // A node of the deepest level, or a candidate for the next: pieces first .. last - 1, and where the node is.
+  struct Open {
+    std::uint32_t node;
+    std::uint32_t first, last;
+  };
+
+  // The rows first .. last - 1 of a piece, which have one token.
+  struct Run {
+    std::uint32_t piece;
+    std::uint32_t first, last;
+    std::uint32_t next;  // run of the same child in a piece before, or kNone
+  };
+
+  // A child that rows show: its last run, and its occurrences, at most, or estimated.
+  struct Child {
+    Token token;
+    std::uint32_t run;
+    std::uint64_t count;
+  };
+
+  // A child that may have enough occurrences: pieces first .. last - 1 of those found, whose boundaries are searched.
   struct Candidate {
     std::uint32_t parent;
     Token token;
+    std::uint32_t first, last;
   };
 
-  // A boundary of the child whose interval is `found`.
-  struct ChildBoundary : Boundary {
+  // A boundary of the piece `found`.
+  struct PieceBoundary : Boundary {
     std::size_t found;
   };
 
-  void begin(const std::vector<ShardView>& shards, const Match& match) {
+  void begin(const std::vector<ShardView>& shards, const Match& match, std::uint32_t vocabulary) {
+    child_of_.resize(vocabulary, kNone);
+    match_ = &match;
     parts_.clear();
     root_.clear();
-    for (std::size_t i = 0; i < shards.size(); ++i) {
-      const Interval& interval = match.intervals[i];
-      if (interval.width() == 0) continue;
-      parts_.push_back({&shards[i], std::sqrt(static_cast<double>(interval.width())), 1});
-      root_.push_back(interval);
-    }
-  }
-
-  // Grow the trie of all nodes with at least `least` occurrences, or fewer levels and nodes of it if it has more than
-  // enough: the heaviest `max_nodes` are among them.
-  void grow(const Match& match, const Limits& limits, std::uint64_t least) {
-    nodes_.assign(1, {0, 0, 0, match.count});
-    intervals_ = root_;
-    std::size_t level = 0;  // first node of the deepest level
-    for (std::uint32_t depth = 1; depth <= limits.max_depth; ++depth) {
-      const std::size_t end = nodes_.size();
-      split(level, match.length + depth - 1, least);
-      level = end;
-      if (nodes_.size() == end) break;
-      // Of equal counts the shallower node is taken, so deeper ones have to have more.
-      if (nodes_.size() > limits.max_nodes) least = std::max(least, nth_count(limits.max_nodes) + 1);
-    }
-  }
-
-  // Append the children with at least `least` occurrences of the nodes from `first` on, in order of their paths.
-  void split(std::size_t first, std::uint32_t skip, std::uint64_t least) {
-    const std::size_t end = nodes_.size();
-    set_strides(least);
-    probes_.clear();
-    fresh_.clear();
-    for (std::size_t node = first; node < end; ++node) {
-      if (nodes_[node].count < least) continue;
-      for (std::size_t part = 0; part < parts_.size(); ++part) {
-        const Interval& interval = intervals_[node * parts_.size() + part];
-        if (interval.width() == 0) continue;
-        add_probe(probes_, interval.begin, node, part);
-        if (interval.width() > 1) add_probe(probes_, interval.end - 1, node, part);
+    for (std::size_t i = 0; i < shards.size(); ++i)
+      if (const Interval& ranks = match.intervals[i]; ranks.width() > 0) {
+        root_.push_back({static_cast<std::uint32_t>(parts_.size()), 0, 0, ranks});
+        parts_.push_back({&shards[i], std::sqrt(static_cast<double>(ranks.width())), 1});
       }
-    }
-    read(skip);
-    while (refine()) read(skip);
-    find_candidates(least);
-    search_boundaries(skip);
-    for (std::size_t i = 0; i < candidates_.size(); ++i) {
-      const auto intervals = std::span(found_).subspan(i * parts_.size(), parts_.size());
-      std::uint64_t count = 0;
-      for (const Interval& interval : intervals) count += interval.width();
-      if (count < least) continue;
-      const Candidate& child = candidates_[i];
-      nodes_.push_back({child.parent, nodes_[child.parent].depth + 1, child.token, count});
-      intervals_.insert(intervals_.end(), intervals.begin(), intervals.end());
-    }
   }
 
-  // A child that no probe shows has less than a stride of occurrences in each part. All strides together are half of
-  // what is asked for, so that a child that one probe shows has too few as well. For a given sum, the fewest ranks are
-  // read if the stride of a part grows with the square root of its occurrences.
+  // A child that no row shows has less than a stride of occurrences in each part. All strides together are half of
+  // `least`, so that a child that one row shows has fewer as well. For a given sum, the fewest rows are read if the
+  // stride of a part grows with the square root of its occurrences.
   void set_strides(std::uint64_t least) {
     double roots = 0;
     for (const Part& part : parts_) roots += part.root;
@@ -173,140 +154,221 @@ class Drafter {
     }
   }
 
-  void add_probe(std::vector<Probe>& probes, Rank rank, std::size_t node, std::size_t part) {
-    fresh_.push_back(static_cast<std::uint32_t>(probes.size()));
-    probes.push_back({rank, static_cast<std::uint32_t>(node), static_cast<std::uint32_t>(part), 0});
-  }
-
-  // Read the tokens of fresh probes: entries, then symbols, all prefetched.
-  void read(std::uint32_t skip) {
-    constexpr std::size_t kAhead = 32;
-    const std::size_t count = fresh_.size();
-    symbols_.resize(count);
-    const auto entry = [&](std::size_t i) {
-      const Probe& probe = probes_[fresh_[i]];
-      return parts_[probe.part].shard->entry_address(probe.rank);
-    };
-    for (std::size_t i = 0; i < std::min(kAhead, count); ++i) prefetch(entry(i));
-    for (std::size_t i = 0; i < count + kAhead; ++i) {
-      if (i + kAhead < count) prefetch(entry(i + kAhead));
-      if (i < count) {
-        const Probe& probe = probes_[fresh_[i]];
-        const ShardView& shard = *parts_[probe.part].shard;
-        symbols_[i] = shard.suffix(shard.position(probe.rank) + skip);
-        prefetch(symbols_[i]);
-      }
-      if (i >= kAhead) {
-        Probe& probe = probes_[fresh_[i - kAhead]];
-        probe.token = static_cast<Token>(load_big(symbols_[i - kAhead]) >> (64 - 8 * parts_[probe.part].shard->width));
-      }
-    }
-  }
-
-  // Add probes between those with different tokens that are more than a stride apart; return whether there are any.
-  bool refine() {
+  // Read a row of each stride.
+  void read_sample() {
     refined_.clear();
     fresh_.clear();
-    for (std::size_t i = 0; i < probes_.size(); ++i) {
-      const Probe& probe = probes_[i];
-      refined_.push_back(probe);
-      if (i + 1 == probes_.size() || !same_interval(probe, probes_[i + 1]) || probe.token == probes_[i + 1].token)
-        continue;
-      const std::uint64_t gap = probes_[i + 1].rank - probe.rank, stride = parts_[probe.part].stride;
-      if (gap <= stride) continue;
-      const std::uint64_t step = gap <= 4 * kFanOut * stride ? stride : gap / kFanOut;
-      for (Rank rank = probe.rank + step; rank < probes_[i + 1].rank; rank += step)
-        add_probe(refined_, rank, probe.node, probe.part);
+    for (Piece& piece : root_) {
+      piece.first = static_cast<std::uint32_t>(refined_.size());
+      add_rows(piece.part, piece.ranks, parts_[piece.part].stride);
+      piece.last = static_cast<std::uint32_t>(refined_.size());
     }
-    probes_.swap(refined_);
-    return !fresh_.empty();
+    root_rows_.swap(refined_);
+    read_positions(root_rows_, match_->length);
   }
 
-  static bool same_interval(const Probe& a, const Probe& b) { return a.node == b.node && a.part == b.part; }
+  // Grow the trie of all nodes with at least `least` occurrences, or fewer levels and nodes of it if it has more than
+  // enough: the heaviest are among them.
+  void grow(std::uint64_t least) {
+    nodes_.assign(1, {0, 0, 0, match_->count});
+    counts_.clear();
+    pieces_ = root_;
+    rows_ = root_rows_;
+    open_.assign(1, {0, 0, static_cast<std::uint32_t>(pieces_.size())});
+    for (std::uint32_t depth = 0; depth < limits_.max_depth && !open_.empty(); ++depth) {
+      split(match_->length + depth, least);
+      if (counts_.size() < limits_.max_nodes) continue;
+      const auto last = counts_.begin() + limits_.max_nodes - 1;
+      std::nth_element(counts_.begin(), last, counts_.end(), std::greater<>());
+      counts_.resize(limits_.max_nodes);
+      // Of equal counts the shallower node is taken, so deeper ones have to have more.
+      least = std::max(least, counts_.back() + 1);
+      std::erase_if(open_, [&](const Open& open) { return nodes_[open.node].count < least; });
+    }
+  }
 
-  // Collect the children that probes show and that may have `least` occurrences, and the boundaries to be searched.
-  void find_candidates(std::uint64_t least) {
+  // Append the children with at least `least` occurrences of the open nodes, in order of their paths, and open them.
+  void split(std::uint32_t skip, std::uint64_t least) {
+    read_tokens(skip);
+    if (is_exact_) {
+      set_strides(least);
+      while (refine(skip)) read_tokens(skip);
+      if (open_[0].node == 0) {  // for when nodes turn out to be too few
+        root_rows_ = rows_;
+        root_ = pieces_;
+      }
+    }
     candidates_.clear();
     found_.clear();
     boundaries_.clear();
-    for (std::size_t i = 0; i < probes_.size();) {
-      const std::uint32_t node = probes_[i].node;
-      cursors_.assign(parts_.size(), {0, 0, 0, 0, vocabulary_});
-      while (i < probes_.size() && probes_[i].node == node) {
-        const std::size_t begin = i;
-        while (i < probes_.size() && same_interval(probes_[i], probes_[begin])) ++i;
-        cursors_[probes_[begin].part] = {begin, begin, begin, i, probes_[begin].token};
+    for (const Open& open : open_) find_candidates(open, least);
+    if (is_exact_) search_boundaries(skip);
+    open_.clear();
+    pieces_.clear();
+    for (const Candidate& child : candidates_) {
+      const auto first = static_cast<std::uint32_t>(pieces_.size());
+      std::uint64_t count = 0;
+      for (std::uint32_t i = child.first; i < child.last; ++i) {
+        if (found_[i].ranks.width() == 0) continue;
+        count += found_[i].ranks.width();
+        pieces_.push_back(found_[i]);
       }
-      for (;;) {
-        Token token = vocabulary_;
-        for (const Cursor& cursor : cursors_) token = std::min(token, cursor.token);
-        if (token >= vocabulary_) break;
-        if (take(token) >= least) add_candidate(node, token, least);
-      }
-    }
-  }
-
-  // Move the cursors at `token` past it. Returns how often it may occur, at most.
-  std::uint64_t take(Token token) {
-    std::uint64_t most = unseen_;
-    for (Cursor& cursor : cursors_) {
-      cursor.run = cursor.at;
-      if (cursor.token != token) continue;
-      while (cursor.at < cursor.last && probes_[cursor.at].token == token) ++cursor.at;
-      cursor.token = cursor.at < cursor.last ? probes_[cursor.at].token : vocabulary_;
-      most += gap_before(cursor, cursor.at).end - gap_before(cursor, cursor.run).begin;
-    }
-    return most;
-  }
-
-  // The ranks at which the boundary before probe `i` of a node in one part may lie.
-  Interval gap_before(const Cursor& cursor, std::size_t i) const {
-    return {i == cursor.first ? probes_[i].rank : probes_[i - 1].rank + 1,
-            i == cursor.last ? probes_[i - 1].rank + 1 : probes_[i].rank};
-  }
-
-  // Add the child of `node` by `token`, which has been taken last, unless it occurs too rarely.
-  void add_candidate(std::uint32_t node, Token token, std::uint64_t least) {
-    const std::size_t boundary_count = boundaries_.size(), found_count = found_.size();
-    std::uint64_t most = 0;
-    for (std::size_t part = 0; part < parts_.size(); ++part) {
-      const Cursor& cursor = cursors_[part];
-      if (cursor.first == cursor.last) {
-        found_.push_back({});
+      if (count < least) {
+        pieces_.resize(first);
         continue;
       }
-      const Interval begin = gap_before(cursor, cursor.run), end = gap_before(cursor, cursor.at);
-      if (begin.width() > 0) add_boundary(part, begin, false);
-      if (end.width() > 0) add_boundary(part, end, true);
-      found_.push_back({begin.begin, end.begin});
+      open_.push_back({static_cast<std::uint32_t>(nodes_.size()), first, static_cast<std::uint32_t>(pieces_.size())});
+      nodes_.push_back({child.parent, nodes_[child.parent].depth + 1, child.token, count});
+      counts_.push_back(count);
+    }
+  }
+
+  // Add a row of each `step` of `ranks`: none are left out that are as many.
+  void add_rows(std::uint32_t part, const Interval& ranks, std::uint64_t step) {
+    for (Rank rank = ranks.begin + step - 1; rank < ranks.end; rank += step) {
+      fresh_.push_back({static_cast<std::uint32_t>(refined_.size()), part});
+      refined_.push_back({rank, 0, 0});
+      prefetch(parts_[part].shard->entry_address(rank));
+    }
+  }
+
+  // Read where fresh rows are.
+  void read_positions(std::vector<Row>& rows, std::uint32_t skip) {
+    for (const auto& [row, part] : fresh_) {
+      const ShardView& shard = *parts_[part].shard;
+      rows[row].position = shard.position(rows[row].rank);
+      prefetch(shard.suffix(rows[row].position + skip));
+    }
+  }
+
+  // Read the tokens of all rows of open nodes.
+  void read_tokens(std::uint32_t skip) {
+    for (const Open& open : open_)
+      for (std::uint32_t i = open.first; i < open.last; ++i) {
+        const ShardView& shard = *parts_[pieces_[i].part].shard;
+        const std::uint32_t shift = 64 - 8 * shard.width;
+        for (std::uint32_t row = pieces_[i].first; row < pieces_[i].last; ++row)
+          rows_[row].token = static_cast<Token>(load_big(shard.suffix(rows_[row].position + skip)) >> shift);
+      }
+  }
+
+  // Add rows to gaps of a stride or more, but for those between equal tokens; return whether there are any.
+  bool refine(std::uint32_t skip) {
+    refined_.clear();
+    fresh_.clear();
+    for (const Open& open : open_)
+      for (std::uint32_t i = open.first; i < open.last; ++i) {
+        Piece& piece = pieces_[i];
+        const std::uint64_t stride = parts_[piece.part].stride;
+        const auto first = static_cast<std::uint32_t>(refined_.size());
+        for (std::uint32_t row = piece.first; row <= piece.last; ++row) {
+          const bool is_inner = row > piece.first && row < piece.last;
+          const Interval gap = gap_before(piece, row);
+          if (gap.width() >= stride && !(is_inner && rows_[row - 1].token == rows_[row].token))
+            add_rows(piece.part, gap, gap.width() <= 4 * kFanOut * stride ? stride : gap.width() / kFanOut);
+          if (row < piece.last) refined_.push_back(rows_[row]);
+        }
+        piece.first = first;
+        piece.last = static_cast<std::uint32_t>(refined_.size());
+      }
+    rows_.swap(refined_);
+    read_positions(rows_, skip);
+    return !fresh_.empty();
+  }
+
+  // The ranks at which the boundary before a row of a piece may lie.
+  Interval gap_before(const Piece& piece, std::uint32_t row) const {
+    return {row == piece.first ? piece.ranks.begin : rows_[row - 1].rank + 1,
+            row == piece.last ? piece.ranks.end : rows_[row].rank};
+  }
+
+  // Collect the children of a node that rows show and that may have `least` occurrences.
+  void find_candidates(const Open& open, std::uint64_t least) {
+    children_.clear();
+    runs_.clear();
+    for (std::uint32_t i = open.first; i < open.last; ++i) {
+      const Piece& piece = pieces_[i];
+      for (std::uint32_t row = piece.first; row < piece.last;) {
+        const std::uint32_t first = row;
+        const Token token = rows_[row].token;
+        while (row < piece.last && rows_[row].token == token) ++row;
+        if (token < child_of_.size()) add_run(token, {i, first, row, kNone});
+      }
+    }
+    for (const Child& child : children_) child_of_[child.token] = kNone;
+    std::erase_if(children_, [&](const Child& child) { return child.count < least; });
+    std::sort(children_.begin(), children_.end(), [](const Child& a, const Child& b) { return a.token < b.token; });
+    for (const Child& child : children_) add_candidate(open, child, least);
+  }
+
+  void add_run(Token token, const Run& run) {
+    std::uint32_t& at = child_of_[token];
+    if (at == kNone) {
+      at = static_cast<std::uint32_t>(children_.size());
+      children_.push_back({token, kNone, is_exact_ ? unseen_ : 0});
+    }
+    const Interval end = gap_before(pieces_[run.piece], run.last);
+    Child& child = children_[at];
+    child.count += (is_exact_ ? end.end : end.begin) - gap_before(pieces_[run.piece], run.first).begin;
+    runs_.push_back(
+        {run.piece, run.first, run.last, std::exchange(child.run, static_cast<std::uint32_t>(runs_.size()))});
+  }
+
+  // Add a child of `open`, unless it occurs too rarely, and the boundaries to be searched: of its runs and, where no
+  // row shows it, of where it may be.
+  void add_candidate(const Open& open, const Child& child, std::uint64_t least) {
+    const std::size_t boundary_count = boundaries_.size();
+    const auto first = static_cast<std::uint32_t>(found_.size());
+    std::uint64_t most = 0;
+    std::uint32_t next = child.run;
+    for (std::uint32_t i = open.last; i-- > open.first;) {
+      const Piece& piece = pieces_[i];
+      Run run{i, 0, 0, kNone};
+      if (next != kNone && runs_[next].piece == i) {
+        run = runs_[next];
+        next = run.next;
+      } else if (is_exact_) {
+        const auto rows = std::span(rows_).subspan(piece.first, piece.last - piece.first);
+        const auto at =
+            std::partition_point(rows.begin(), rows.end(), [&](const Row& row) { return row.token < child.token; });
+        run.first = run.last = piece.first + static_cast<std::uint32_t>(at - rows.begin());
+      } else {
+        continue;
+      }
+      const Interval begin = gap_before(piece, run.first), end = gap_before(piece, run.last);
+      if (begin.begin == end.end) continue;
+      if (is_exact_ && begin.width() > 0) add_boundary(piece, begin, false);
+      if (is_exact_ && end.width() > 0) add_boundary(piece, end, true);
+      found_.push_back({piece.part, run.first, run.last, {begin.begin, end.begin}});
       most += end.end - begin.begin;
     }
     if (most >= least) {
-      candidates_.push_back({node, token});
+      candidates_.push_back({open.node, child.token, first, static_cast<std::uint32_t>(found_.size())});
     } else {
       boundaries_.resize(boundary_count);
-      found_.resize(found_count);
+      found_.resize(first);
     }
   }
 
-  void add_boundary(std::size_t part, const Interval& within, bool after) {
-    const ShardView& shard = *parts_[part].shard;
+  void add_boundary(const Piece& piece, const Interval& within, bool after) {
+    const ShardView& shard = *parts_[piece.part].shard;
     boundaries_.push_back({{&shard, nullptr, shard.width, 0, after, within.begin, within.end, 0}, found_.size()});
   }
 
   // Search the boundaries of candidates, whose next token is `skip` symbols into a suffix.
   void search_boundaries(std::uint32_t skip) {
-    patterns_.resize(candidates_.size());
-    for (std::size_t i = 0; i < candidates_.size(); ++i)
-      patterns_[i] = big_endian(candidates_[i].token, parts_[0].shard->width);
-    for (ChildBoundary& boundary : boundaries_) {
-      boundary.pattern = reinterpret_cast<const std::uint8_t*>(&patterns_[boundary.found / parts_.size()]);
+    patterns_.resize(found_.size());
+    for (const Candidate& child : candidates_)
+      for (std::uint32_t i = child.first; i < child.last; ++i)
+        patterns_[i] = big_endian(child.token, parts_[0].shard->width);
+    for (PieceBoundary& boundary : boundaries_) {
+      boundary.pattern = reinterpret_cast<const std::uint8_t*>(&patterns_[boundary.found]);
       boundary.skip = skip;
     }
     find_boundaries(std::span(boundaries_));
-    for (const ChildBoundary& boundary : boundaries_)
-      (boundary.after ? found_[boundary.found].end : found_[boundary.found].begin) = boundary.low;
-    for (Interval& interval : found_) interval.end = std::max(interval.begin, interval.end);  // in a damaged file
+    for (const PieceBoundary& boundary : boundaries_)
+      (boundary.after ? found_[boundary.found].ranks.end : found_[boundary.found].ranks.begin) = boundary.low;
+    for (Piece& piece : found_) piece.ranks.end = std::max(piece.ranks.begin, piece.ranks.end);  // in a damaged file
   }
 
   // Eight bytes that begin with those of `token` in a tokens file.
@@ -314,28 +376,14 @@ class Drafter {
     return __builtin_bswap64(std::uint64_t{token} << (64 - 8 * width));
   }
 
-  // The `n`-th greatest count of the nodes, of which there are as many.
-  std::uint64_t nth_count(std::size_t n) {
-    counts_.clear();
-    for (std::size_t i = 1; i < nodes_.size(); ++i) counts_.push_back(nodes_[i].count);
-    const auto nth = counts_.begin() + static_cast<std::ptrdiff_t>(n - 1);
-    std::nth_element(counts_.begin(), nth, counts_.end(), std::greater<>());
-    return *nth;
-  }
-
   // The best nodes: by count, then by depth and path, the order in which they were added.
   std::vector<char> pack(std::size_t max_nodes) {
-    order_.resize(nodes_.size() - 1);
-    std::iota(order_.begin(), order_.end(), 1U);
-    const auto before = [this](std::uint32_t a, std::uint32_t b) {
-      return nodes_[a].count != nodes_[b].count ? nodes_[a].count > nodes_[b].count : a < b;
-    };
-    if (order_.size() > max_nodes) {
-      std::nth_element(order_.begin(), order_.begin() + static_cast<std::ptrdiff_t>(max_nodes), order_.end(), before);
-      order_.resize(max_nodes);
-    }
-    std::sort(order_.begin(), order_.end(), before);
-    const std::size_t size = order_.size();
+    order_.clear();
+    for (std::size_t i = 1; i < nodes_.size(); ++i) order_.push_back(~nodes_[i].count << kIndexBits | i);
+    const std::size_t size = std::min(max_nodes, order_.size());
+    const auto end = order_.begin() + static_cast<std::ptrdiff_t>(size);
+    if (end != order_.end()) std::nth_element(order_.begin(), end, order_.end());
+    std::sort(order_.begin(), end);
     std::vector<char> out(kNodeSize * size);
     const auto put = [&](std::size_t column, std::size_t i, auto value) {
       std::memcpy(out.data() + column * size + i * sizeof value, &value, sizeof value);
@@ -343,8 +391,9 @@ class Drafter {
     outputs_.resize(nodes_.size());
     outputs_[0] = -1;
     for (std::size_t i = 0; i < size; ++i) {
-      const Node& node = nodes_[order_[i]];
-      outputs_[order_[i]] = static_cast<std::int32_t>(i);  // parents come first: none has fewer occurrences
+      const std::size_t at = order_[i] & ((std::uint64_t{1} << kIndexBits) - 1);
+      const Node& node = nodes_[at];
+      outputs_[at] = static_cast<std::int32_t>(i);  // parents come first: none has fewer occurrences
       put(0, i, node.count);
       put(8, i, node.token);
       put(12, i, outputs_[node.parent]);
@@ -353,19 +402,25 @@ class Drafter {
     return out;
   }
 
-  Token vocabulary_ = 0;
+  const Match* match_ = nullptr;
+  Limits limits_{};
+  bool is_exact_ = false;     // else counts are those of the sample
+  std::uint64_t unseen_ = 0;  // occurrences of a child that no row shows, at most
   std::vector<Part> parts_;
-  std::uint64_t unseen_ = 0;  // occurrences of a child that no probe shows, at most
   std::vector<Node> nodes_;
-  std::vector<Interval> root_, intervals_, found_;
-  std::vector<Probe> probes_, refined_;
-  std::vector<std::uint32_t> fresh_;  // probes that are to be read
-  std::vector<const std::uint8_t*> symbols_;
-  std::vector<Cursor> cursors_;
+  std::vector<std::uint64_t> counts_;  // the greatest of the nodes
+  // The match and its rows, and those of the deepest level.
+  std::vector<Piece> root_, pieces_, found_;
+  std::vector<Row> root_rows_, rows_, refined_;
+  std::vector<Open> open_;
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> fresh_;  // rows that are to be read, and their parts
+  std::vector<std::uint32_t> child_of_;                         // of each token; kNone: none
+  std::vector<Child> children_;
+  std::vector<Run> runs_;
   std::vector<Candidate> candidates_;
-  std::vector<ChildBoundary> boundaries_;
-  std::vector<std::uint64_t> patterns_, counts_;
-  std::vector<std::uint32_t> order_;
+  std::vector<PieceBoundary> boundaries_;
+  std::vector<std::uint64_t> patterns_;
+  std::vector<std::uint64_t> order_;  // of nodes: by count, from the greatest on, then by index
   std::vector<std::int32_t> outputs_;
 };
 

@@ -5,7 +5,7 @@
 
 namespace rest_store {
 
-// Thread-safe: shards are read-only, key tree and cache synchronize themselves.
+// Thread-safe: shards are read-only, the cache synchronizes itself.
 class Kernel {
  public:
   // What a query works with; it keeps its memory for later ones.
@@ -15,15 +15,13 @@ class Kernel {
   };
 
   Kernel(std::vector<ShardView> shards, std::uint32_t vocabulary)
-      : shards_(std::move(shards)), vocabulary_(vocabulary), key_tree_(shards_) {}
+      : shards_(std::move(shards)), vocabulary_(vocabulary) {}
 
   std::uint32_t vocabulary() const { return vocabulary_; }
   std::uint32_t width() const { return shards_[0].width; }
 
   // The longest match of a context that ends with `suffix`; valid until the next query with this scratch.
-  const Match& match(const Suffix& suffix, Scratch& scratch) {
-    return scratch.matcher.longest(shards_, key_tree_, suffix);
-  }
+  const Match& match(const Suffix& suffix, Scratch& scratch) { return scratch.matcher.longest(shards_, suffix); }
 
   TreeCache::Tree draft(const Suffix& suffix, const Limits& limits, Scratch& scratch) {
     const Match& match = this->match(suffix, scratch);
@@ -62,7 +60,6 @@ class Kernel {
  private:
   std::vector<ShardView> shards_;
   std::uint32_t vocabulary_;
-  KeyTree key_tree_;
   TreeCache trees_;
 };
 

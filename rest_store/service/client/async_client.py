@@ -4,26 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from rest_store.datastore.tree import SuffixMatch, TokenTree
-from rest_store.datastore.validation import Contexts, IntSequence
+from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.session import DraftSession
 from rest_store.service.client.client import DatastoreClient
-from rest_store.service.client.descriptions import ServiceInfo
-from rest_store.service.client.targets import Targets
 
+B = TypeVar("B", DatastoreClient, DraftSession)
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _MOST_THREADS = 64  # calls that wait at once; others begin when one of these has ended
 
 
-async def _run(threads: ThreadPoolExecutor, call: Callable[P, T], /, *arguments: P.args, **options: P.kwargs) -> T:
-    """Return what `call` returns, in a thread."""
-    return await asyncio.get_running_loop().run_in_executor(threads, functools.partial(call, *arguments, **options))
+def _awaited(method: Callable[Concatenate[B, P], T]) -> Callable[Concatenate[Any, P], Awaitable[T]]:
+    """Return the method that calls `method` of the blocking object in a thread, and is awaited."""
+
+    @functools.wraps(method)
+    async def call(self: Any, /, *arguments: P.args, **options: P.kwargs) -> T:
+        task = functools.partial(method, self._blocking, *arguments, **options)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, task)
+
+    return call
+
+
+def _taking(make: Callable[P, DatastoreClient]) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
+    """Return a decorator for a constructor that takes what `make` does."""
+    return functools.wraps(make.__init__)
 
 
 class AsyncDatastoreClient:
@@ -32,47 +41,20 @@ class AsyncDatastoreClient:
     A task that is cancelled stops waiting; its call ends at its deadline. Thread-safe, and for any event loop.
     """
 
-    def __init__(self, targets: Targets, **options: Any) -> None:
-        self._client = DatastoreClient(targets, **options)
+    @_taking(DatastoreClient)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._blocking = DatastoreClient(*arguments, **options)
         self._threads = ThreadPoolExecutor(_MOST_THREADS, "rest-store client")  # they end with this object
 
-    async def connect(self, timeout: float = 10.0) -> ServiceInfo:
-        """See `DatastoreClient.connect`."""
-        return await _run(self._threads, self._client.connect, timeout)
-
-    async def info(self, *, timeout: float | None = None) -> ServiceInfo:
-        """See `DatastoreClient.info`."""
-        return await _run(self._threads, self._client.info, timeout=timeout)
-
-    async def longest_suffix_match(
-        self, context: IntSequence, *, max_suffix: int = 16, timeout: float | None = None
-    ) -> SuffixMatch:
-        """See `DatastoreClient.longest_suffix_match`."""
-        return await _run(
-            self._threads, self._client.longest_suffix_match, context, max_suffix=max_suffix, timeout=timeout
-        )
-
-    async def count(self, tokens: IntSequence, *, timeout: float | None = None) -> int:
-        """See `DatastoreClient.count`."""
-        return await _run(self._threads, self._client.count, tokens, timeout=timeout)
-
-    async def draft(self, context: IntSequence, **options: Any) -> TokenTree:
-        """See `DatastoreClient.draft`."""
-        return await _run(self._threads, self._client.draft, context, **options)
-
-    async def draft_batch(self, contexts: Contexts, **options: Any) -> list[TokenTree]:
-        """See `DatastoreClient.draft_batch`."""
-        return await _run(self._threads, self._client.draft_batch, contexts, **options)
-
-    async def add(
-        self, documents: Sequence[IntSequence], ids: Sequence[str] | None = None, **options: Any
-    ) -> list[str]:
-        """See `DatastoreClient.add`."""
-        return await _run(self._threads, self._client.add, documents, ids, **options)
-
-    async def delete(self, ids: Sequence[str], **options: Any) -> int:
-        """See `DatastoreClient.delete`."""
-        return await _run(self._threads, self._client.delete, ids, **options)
+    connect = _awaited(DatastoreClient.connect)
+    info = _awaited(DatastoreClient.info)
+    longest_suffix_match = _awaited(DatastoreClient.longest_suffix_match)
+    count = _awaited(DatastoreClient.count)
+    draft = _awaited(DatastoreClient.draft)
+    draft_batch = _awaited(DatastoreClient.draft_batch)
+    add = _awaited(DatastoreClient.add)
+    delete = _awaited(DatastoreClient.delete)
+    close = _awaited(DatastoreClient.close)
 
     async def draft_session(self, sources: Sequence[object], prompt: IntSequence, **options: Any) -> AsyncDraftSession:
         """Open a draft session, whose arguments are those of `DraftSession`.
@@ -85,13 +67,10 @@ class AsyncDatastoreClient:
         Raises:
             RestStoreError: as `DraftSession`.
         """
-        blocking = [source._client if isinstance(source, AsyncDatastoreClient) else source for source in sources]
-        session = await _run(self._threads, DraftSession, blocking, prompt, **options)
+        blocking = [source._blocking if isinstance(source, AsyncDatastoreClient) else source for source in sources]
+        make = functools.partial(DraftSession, blocking, prompt, **options)
+        session = await asyncio.get_running_loop().run_in_executor(self._threads, make)
         return AsyncDraftSession(session, self._threads)
-
-    async def close(self) -> None:
-        """See `DatastoreClient.close`."""
-        await _run(self._threads, self._client.close)
 
     async def __aenter__(self) -> AsyncDatastoreClient:
         return self
@@ -100,7 +79,7 @@ class AsyncDatastoreClient:
         await self.close()
 
     def __repr__(self) -> str:
-        return f"Async{self._client!r}"
+        return f"Async{self._blocking!r}"
 
 
 class AsyncDraftSession:
@@ -115,20 +94,12 @@ class AsyncDraftSession:
     """
 
     def __init__(self, session: DraftSession, threads: ThreadPoolExecutor) -> None:
-        self.session = session
+        self.session = self._blocking = session
         self._threads = threads
 
-    async def draft(self, *arguments: Any, **options: Any) -> TokenTree:
-        """See `DraftSession.draft`."""
-        return await _run(self._threads, self.session.draft, *arguments, **options)
-
-    async def accept(self, tokens: IntSequence, *arguments: Any, **options: Any) -> None:
-        """See `DraftSession.accept`."""
-        await _run(self._threads, self.session.accept, tokens, *arguments, **options)
-
-    async def close(self) -> None:
-        """See `DraftSession.close`."""
-        await _run(self._threads, self.session.close)
+    draft = _awaited(DraftSession.draft)
+    accept = _awaited(DraftSession.accept)
+    close = _awaited(DraftSession.close)
 
     async def __aenter__(self) -> AsyncDraftSession:
         return self

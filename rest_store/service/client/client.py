@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,15 +13,16 @@ from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.datastore.validation import Contexts, IntSequence, batch, limit, limits, tail, tails
 from rest_store.drafting.members import MemberSettings
-from rest_store.errors import LiveFormatError, PartError, TargetError, describe
+from rest_store.errors import LiveFormatError, TargetError, describe
+from rest_store.live.added import AddedDocuments
+from rest_store.service.address import is_name
 from rest_store.service.channel import Dialer, Tls, seconds_of
 from rest_store.service.client.descriptions import ServiceInfo
-from rest_store.service.client.member import MemberOptions, ServiceMember
+from rest_store.service.client.member import ServiceMember
 from rest_store.service.client.part import Part, Parts
 from rest_store.service.client.requests import Requests
 from rest_store.service.client.targets import Targets, target_groups
 from rest_store.service.client.trees import TreeLimits, sum_of_trees
-from rest_store.service.names import is_name
 
 WRITE_SECONDS = 10.0  # default timeout of calls that write
 _LONGEST_NAME = 256  # bytes of what sessions share
@@ -37,9 +36,8 @@ class DatastoreClient:
     late or overloaded is made again, at another endpoint where there is one, then after growing pauses, and never
     beyond its deadline: all calls only read, or do nothing more the second time.
 
-    Thread-safe. A pickled or copied client reaches the same service through connections of its own; a pickle holds the
-    token. gRPC does not survive a fork: in a process forked after the first call, calls raise ServiceUnavailableError.
-    Make the client there, or send it to the process pickled.
+    Thread-safe. gRPC does not survive a fork: in a process forked after the first call, calls raise
+    ServiceUnavailableError. Make the client there.
 
     Args:
         targets: `HOST:PORT` or `unix:/path`, or a list of several that serve the same. A datastore that is served in
@@ -47,7 +45,8 @@ class DatastoreClient:
             command lines: `a:1,b:1;a:2,b:2`. All parts are asked at once, and all have to answer; in a draft session,
             a part that does not is left out of a step.
         datastore: name or names of the datastores to ask; None: all whose tokenizer matches.
-        tokenizer: the tokenizer in use, as for `Datastore.open`; a service with another is refused.
+        tokenizer: the tokenizer in use: an object, a path or a name, as for `Datastore.open`; a service with another is
+            refused.
         token: bearer token.
         tls: certificates; True: those of gRPC; None: no TLS, for this machine and trusted networks.
         timeout: seconds for each call, all attempts together, and for each step of a session.
@@ -75,33 +74,15 @@ class DatastoreClient:
         shared_calibration: str | None = None,
     ) -> None:
         groups, names = target_groups(targets), _names(datastore)
-        self._groups = groups
+        self._target = ";".join(map(",".join, groups))
+        self._names = names
         self._timeout = seconds_of(timeout)
-        self._member_options = MemberOptions(self._timeout, bool(send_text), _shared_name(shared_calibration))
+        self._send_text = bool(send_text)
+        self._shared_calibration = _shared_name(shared_calibration)
         identity = None if tokenizer is None else identity_of(tokenizer)
         dialer = Dialer(token, tls)
         self._parts = Parts([Part(group, dialer, names, identity) for group in groups])
-        self._options: dict[str, Any] = {
-            "datastore": names or None,
-            "tokenizer": identity,
-            "token": token,
-            "tls": tls,
-            "timeout": timeout,
-            "send_text": send_text,
-            "shared_calibration": shared_calibration,
-        }
         self._before_close: dict[Callable[[DatastoreClient], object], None] = {}
-
-    def __reduce__(self) -> tuple[Callable[[], Any], tuple[()]]:
-        """Pickle the arguments of the client, with the token, and the tokenizer of its requests; no connections."""
-        known = self._parts.members[0].info
-        options = self._options if known is None else {**self._options, "tokenizer": known.tokenizer}
-        return functools.partial(type(self), self._groups, **options), ()
-
-    @property
-    def vocabulary_size(self) -> int:
-        """Greatest token id + 1; asks the service if it is not known yet."""
-        return self.tokenizer.vocabulary_size
 
     @property
     def tokenizer(self) -> TokenizerIdentity:
@@ -128,21 +109,26 @@ class DatastoreClient:
         return self._parts.describe(self._ends(timeout))
 
     def longest_suffix_match(
-        self, context: IntSequence, *, max_suffix: int = 16, timeout: float | None = None
+        self,
+        context: IntSequence,
+        *,
+        max_suffix: int = 16,
+        datastore: str | None = None,
+        timeout: float | None = None,
     ) -> SuffixMatch:
         """Return what `Datastore.longest_suffix_match` does; of several datastores the longest, of equals the first.
 
         Raises:
             QueryError: as there.
-            ServiceError: no answer; the subclass says why.
+            ServiceError: as `draft`.
         """
         tree_limits = (1, limit("max_suffix", max_suffix, MAX_SUFFIX), 1)
-        [tree] = self._draft(lambda size: [tail(context, tree_limits[1], size)], tree_limits, timeout)
+        [tree] = self._draft(lambda size: [tail(context, tree_limits[1], size)], tree_limits, datastore, timeout)
         return tree.match
 
-    def count(self, tokens: IntSequence, *, timeout: float | None = None) -> int:
-        """Return what `Datastore.count` does; of several datastores the sum. Raises as `longest_suffix_match`."""
-        return sum(self._parts.ask(lambda requests: requests.count(tokens), self._ends(timeout)))
+    def count(self, tokens: IntSequence, *, datastore: str | None = None, timeout: float | None = None) -> int:
+        """Return what `Datastore.count` does; of several datastores, and of parts, the sum. Raises as `draft`."""
+        return sum(self._parts.ask(lambda requests: requests.count(tokens, datastore), self._ends(timeout)))
 
     def draft(
         self,
@@ -151,20 +137,21 @@ class DatastoreClient:
         max_nodes: int = 64,
         max_suffix: int = 16,
         max_depth: int = 10,
+        datastore: str | None = None,
         timeout: float | None = None,
     ) -> TokenTree:
         """Return what `Datastore.draft` does; of several datastores the tree of the longest match, of equals the first.
 
-        In parts, the trees of those with the longest match are joined by path and their counts summed. A path that a
-        part has beyond its `max_nodes` heaviest is missing from the sum: counts may be too small, and light nodes
-        others than those of the whole datastore.
+        `datastore` names the only one to ask; likewise in the other queries. In parts, the trees of those with the
+        longest match are joined by path and their counts summed. A path that a part has beyond its `max_nodes` heaviest
+        is missing from the sum: counts may be too small, and light nodes others than those of the whole datastore.
 
         Raises:
             QueryError: as there.
             ServiceError: no answer; the subclass says why.
         """
         tree_limits = limits(max_nodes, max_suffix, max_depth)
-        [tree] = self._draft(lambda size: [tail(context, tree_limits[1], size)], tree_limits, timeout)
+        [tree] = self._draft(lambda size: [tail(context, tree_limits[1], size)], tree_limits, datastore, timeout)
         return tree
 
     def draft_batch(
@@ -174,6 +161,7 @@ class DatastoreClient:
         max_nodes: int = 64,
         max_suffix: int = 16,
         max_depth: int = 10,
+        datastore: str | None = None,
         timeout: float | None = None,
     ) -> list[TokenTree]:
         """Return what `draft` returns, for each of `contexts`; the service limits how many (`info().limits`).
@@ -185,26 +173,23 @@ class DatastoreClient:
         tree_limits = limits(max_nodes, max_suffix, max_depth)
         if not batch(contexts):
             return []
-        return self._draft(lambda size: tails(contexts, tree_limits[1], size), tree_limits, timeout)
+        return self._draft(lambda size: tails(contexts, tree_limits[1], size), tree_limits, datastore, timeout)
 
     def _draft(
-        self, tails_of: Callable[[int], list[list[int]]], tree_limits: TreeLimits, timeout: float | None
+        self,
+        tails_of: Callable[[int], list[list[int]]],
+        tree_limits: TreeLimits,
+        datastore: str | None,
+        timeout: float | None,
     ) -> list[TokenTree]:
-        """Return the tree of each context.
-
-        Args:
-            tails_of: returns the ends of the contexts, given the size of the vocabulary.
-            tree_limits: of the trees.
-            timeout: seconds; None: those of the client.
-        """
+        """Return the tree of each context; `tails_of` returns their ends, given the size of the vocabulary."""
         answers = self._parts.ask(
-            lambda requests: requests.draft(tails_of(requests.vocabulary_size), tree_limits), self._ends(timeout)
+            lambda requests: requests.draft(tails_of(requests.vocabulary_size), tree_limits, datastore),
+            self._ends(timeout),
         )
         trees = []
         for of_parts in zip(*answers, strict=True):
-            if any(part.keys() != of_parts[0].keys() for part in of_parts):
-                raise PartError(f"{self}: the parts have different datastores")
-            of_datastores = [sum_of_trees([part[name] for part in of_parts], tree_limits[0]) for name in of_parts[0]]
+            of_datastores = [sum_of_trees(parts, tree_limits[0]) for parts in zip(*of_parts, strict=True)]
             trees.append(max(of_datastores, key=lambda tree: tree.match.length))
         return trees
 
@@ -215,24 +200,26 @@ class DatastoreClient:
         *,
         datastore: str | None = None,
         timeout: float = WRITE_SECONDS,
-    ) -> list[str]:
+    ) -> AddedDocuments:
         """Add documents to a live datastore; return when they are durable, and visible to all its clients.
 
-        What does not fit into one message is sent in several. An attempt that fails is repeated: an id makes sure that
-        nothing is added twice, so calling again with the same `ids` is safe after any error.
+        An attempt that fails is repeated: an id makes sure that nothing is added twice, so calling again with the same
+        `ids` is safe after any error.
 
         Args:
-            documents: token sequences, 1-D integers, at least one each.
+            documents: token sequences, 1-D integers, at least one each; the service limits how many, and their size
+                together (`info().limits`, `max_contexts` and `max_message_bytes`).
             ids: one for each; the same id stands for the same document, which is not added again. None: new ones.
             datastore: its name; None: the only live one that this client asks.
             timeout: seconds for all of it.
 
         Returns:
-            The ids, in the order of `documents`.
+            The ids, in the order of `documents`, and which were added and which were there already, as
+            `LiveDatastore.add`. After a repeated attempt, what the first one added counts as there.
 
         Raises:
             DocumentError, TokenRangeError, StorageError: as `LiveDatastore.add`.
-            MessageSizeError: a document is larger than what the service takes in one message.
+            LimitError, MessageSizeError: more than the service takes in one message.
             LiveFormatError: the datastore is frozen.
             UnknownDatastoreError: there is none of that name, or none was named and there are others than one.
             PermissionDeniedError: the token of this client may only read.
@@ -240,7 +227,7 @@ class DatastoreClient:
         """
         ends = self._ends(timeout)
         part, requests = self._written(ends)
-        return [id for request in requests.add(documents, ids, datastore) for id in part.ask(request, ends)]
+        return part.ask(requests.add(documents, ids, datastore), ends)
 
     def delete(self, ids: Sequence[str], *, datastore: str | None = None, timeout: float = WRITE_SECONDS) -> int:
         """Delete documents of a live datastore: when this returns, no answer of it holds them, and none of its files.
@@ -255,11 +242,12 @@ class DatastoreClient:
 
         Raises:
             DocumentError: an id is invalid.
-            LiveFormatError, UnknownDatastoreError, PermissionDeniedError, StorageError, ServiceError: as `add`.
+            LimitError, LiveFormatError, UnknownDatastoreError, PermissionDeniedError, StorageError, ServiceError: as
+                `add`.
         """
         ends = self._ends(timeout)
         part, requests = self._written(ends)
-        return sum(part.ask(request, ends) for request in requests.delete(ids, datastore))
+        return part.ask(requests.delete(ids, datastore), ends)
 
     def _written(self, ends: float) -> tuple[Part, Requests]:
         """Return what a call that writes goes to; raise LiveFormatError for parts, which are frozen."""
@@ -274,7 +262,16 @@ class DatastoreClient:
     def members(self, settings: MemberSettings, text: Callable[[], npt.NDArray[np.int32]]) -> list[ServiceMember]:
         """Return a new session's members for `DraftSession`, one for each part, as `MemberSource.members`."""
         members = [
-            ServiceMember(self._parts, part, settings, text, self._member_options) for part in self._parts.members
+            ServiceMember(
+                self._parts,
+                part,
+                settings,
+                text,
+                timeout=self._timeout,
+                send_text=self._send_text,
+                shared_calibration=self._shared_calibration,
+            )
+            for part in self._parts.members
         ]
         for member in members:
             member.open_ahead()
@@ -300,8 +297,13 @@ class DatastoreClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    @property
+    def name(self) -> str:
+        """What it was made with, for statistics: "code at 127.0.0.1:50051", or the target alone."""
+        return f"{', '.join(self._names)} at {self._target}" if self._names else self._target
+
     def __repr__(self) -> str:
-        return f"DatastoreClient({';'.join(map(','.join, self._groups))!r})"
+        return f"DatastoreClient({self._target!r})"
 
 
 def _names(datastore: str | Sequence[str] | None) -> tuple[str, ...]:

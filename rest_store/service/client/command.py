@@ -24,19 +24,12 @@ def show_service(target: str, *, timeout: float, as_json: bool, **reach: Any) ->
     """
     with DatastoreClient(target, **reach) as client:
         info = client.connect(timeout)
-    click.echo(json.dumps(_facts(info)) if as_json else table(_rows(info)))
-
-
-def _facts(info: ServiceInfo) -> dict[str, Any]:
-    facts: dict[str, Any] = {
-        "target": info.target,
-        "version": info.version,
-        "datastores": [_datastore(datastore) for datastore in info.datastores],
-        "limits": info.limits,
-    }
-    if info.parts:
-        facts["parts"] = [_facts(part) for part in info.parts]
-    return facts
+    if as_json:
+        datastores = [_datastore(datastore) for datastore in info.datastores]
+        facts = {"target": info.target, "version": info.version, "datastores": datastores, "limits": info.limits}
+        click.echo(json.dumps(facts))
+    else:
+        click.echo(table(_rows(info)))
 
 
 def _datastore(datastore: ServedDatastore) -> dict[str, Any]:
@@ -57,14 +50,8 @@ def _rows(info: ServiceInfo) -> Iterator[tuple[str, str]]:
     yield "service", info.target
     yield "version", info.version
     for datastore in info.datastores:
-        share = "" if datastore.part is None else f", part {datastore.part.number}/{datastore.part.parts}"
-        yield "datastore", f"{datastore.name}{share}"
+        part = "" if datastore.part is None else f", {datastore.part}"
+        yield "datastore", f"{datastore.name}{part}"
         yield "tokens", f"{datastore.token_count:,} in {counted(datastore.document_count, 'document')}"
         yield "size", f"{counted(datastore.size, 'byte')} in {counted(datastore.shard_count, 'shard')}"
         yield "tokenizer", f"{datastore.tokenizer.name}, {counted(datastore.tokenizer.vocabulary_size, 'id')}"
-        if datastore.part is not None:
-            yield "build", datastore.part.build
-    for part in info.parts:
-        own = part.datastores[0].part
-        name = "part" if own is None else f"part {own.number}/{own.parts}"
-        yield name, f"{part.target}: {part.token_count:,} tokens"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timezone
-
-from google.protobuf.timestamp_pb2 import Timestamp
+from typing import NamedTuple
 
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import (
@@ -18,11 +17,18 @@ from rest_store.errors import (
     UnknownDatastoreError,
     describe,
 )
-from rest_store.service.served_part import ServedPart
 from rest_store.v1 import datastore_pb2 as pb
 
-_MOST_DATASTORES = 1024  # of a service
-_LONGEST_DIGEST = 128  # characters
+
+class ServedPart(NamedTuple):
+    """Part `number`, 1..parts, of a datastore; `build` is the digest of the manifest of the whole, "sha256:..."."""
+
+    number: int
+    parts: int
+    build: str
+
+    def __str__(self) -> str:
+        return f"part {self.number}/{self.parts} of {self.build[:23]}..."
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,6 @@ class ServedDatastore:
     shard_count: int
     size: int
     built: datetime | None
-    format_version: int
     is_live: bool
     is_writable: bool
     part: ServedPart | None = None
@@ -56,16 +61,14 @@ class ServiceInfo:
     Attributes:
         target: the endpoint that answered; of parts, all of them.
         version: release of rest-store that serves.
-        datastores: those that the client asks, in the order of their answers; of parts, their figures are sums.
-        limits: name to value, as in the message ServiceLimits; 0 where the service publishes none.
-        parts: the description of each part; empty: the datastores are whole.
+        datastores: those that the client asks, in the order of their answers; of parts, those of each.
+        limits: name to value, as in the message ServiceLimits.
     """
 
     target: str
     version: str
     datastores: tuple[ServedDatastore, ...]
     limits: dict[str, int]
-    parts: tuple[ServiceInfo, ...] = ()
 
     @property
     def tokenizer(self) -> TokenizerIdentity:
@@ -76,11 +79,6 @@ class ServiceInfo:
     def token_count(self) -> int:
         """Tokens of all datastores."""
         return sum(datastore.token_count for datastore in self.datastores)
-
-    @property
-    def max_request_bytes(self) -> int:
-        """Largest request that the service takes."""
-        return self.limits["max_request_bytes"] or self.limits["max_message_bytes"]
 
 
 def service_info(
@@ -99,24 +97,17 @@ def service_info(
         UnknownDatastoreError: the service has no datastore of a name.
         ProtocolError: the description contradicts itself.
     """
-    chosen = _chosen(_served_by(response, target), names, tokenizer, target)
+    served = {message.name: _datastore(message, target) for message in response.datastores}
+    if not served or len(served) != len(response.datastores):
+        found = reprlib.repr([message.name for message in response.datastores])
+        raise ProtocolError(describe(target, "datastores", found, "one or more, with distinct names"))
+    chosen = _chosen(served, names, tokenizer, target)
     limits = {field.name: int(getattr(response.limits, field.name)) for field in response.limits.DESCRIPTOR.fields}
     return ServiceInfo(target, response.version, chosen, limits)
 
 
-def _served_by(response: pb.DescribeResponse, target: str) -> tuple[ServedDatastore, ...]:
-    """Return the datastores that a service describes; raise ProtocolError if the description is not valid."""
-    if len(response.datastores) > _MOST_DATASTORES:
-        expected = f"at most {_MOST_DATASTORES}"
-        raise ProtocolError(describe(target, "number of datastores", len(response.datastores), expected))
-    served = tuple(_datastore(message, target) for message in response.datastores)
-    if not served or len({datastore.name for datastore in served}) != len(served):
-        names = reprlib.repr([datastore.name for datastore in served]) if served else "absent"
-        raise ProtocolError(describe(target, "datastores", names, "one or more, with distinct names"))
-    return served
-
-
 def _datastore(message: pb.DatastoreDescription, target: str) -> ServedDatastore:
+    """Return what a message describes; raise ProtocolError if that is no datastore."""
     fields = message.tokenizer
     described = {
         "name": fields.name,
@@ -127,34 +118,28 @@ def _datastore(message: pb.DatastoreDescription, target: str) -> ServedDatastore
     }
     try:
         tokenizer = TokenizerIdentity.from_manifest(described, f"{target}: datastore '{message.name}'")
-        is_live = message.HasField("live")
-        built = None if is_live and not message.HasField("built") else _time(message.built)
+        built = datetime.fromtimestamp(message.built, timezone.utc) if message.built else None
     except (ManifestError, ValueError, OverflowError, OSError) as error:
         raise ProtocolError(describe(target, "description", f"wrong ({error})", "one of a datastore")) from None
-    part = ServedPart.of(message.part) if message.HasField("part") else None
-    if part is not None and (not 1 <= part.number <= part.parts or len(part.build) > _LONGEST_DIGEST):
-        expected = "one of the parts that there are"
-        raise ProtocolError(describe(target, f"part of datastore '{message.name}'", part, expected))
+    part = None
+    if message.HasField("part"):
+        part = ServedPart(message.part.number, message.part.parts, message.part.build)
+        if not 1 <= part.number <= part.parts:
+            expected = "one of the parts that there are"
+            raise ProtocolError(describe(target, f"part of datastore '{message.name}'", part, expected))
     sizes = (message.token_count, message.document_count, message.shard_count, message.size)
-    kind = (is_live, message.live.writable)
-    return ServedDatastore(message.name, tokenizer, *sizes, built, message.format_version, *kind, part)
-
-
-def _time(message: Timestamp) -> datetime:
-    """Return the time of a message; raise ValueError, OverflowError or OSError if it is out of range."""
-    return datetime.fromtimestamp(message.seconds + message.nanos / 1e9, timezone.utc)
+    return ServedDatastore(message.name, tokenizer, *sizes, built, message.live, message.writable, part)
 
 
 def _chosen(
-    served: tuple[ServedDatastore, ...], names: Sequence[str], tokenizer: TokenizerIdentity | None, target: str
+    served: dict[str, ServedDatastore], names: Sequence[str], tokenizer: TokenizerIdentity | None, target: str
 ) -> tuple[ServedDatastore, ...]:
     """Return the datastores that answer requests, in the order of their answers; raise as `service_info`."""
-    by_name = {datastore.name: datastore for datastore in served}
     for name in names:
-        if name not in by_name:
-            expected = "one of " + ", ".join(repr(known) for known in by_name)
+        if name not in served:
+            expected = "one of " + ", ".join(map(repr, served))
             raise UnknownDatastoreError(describe(target, f"datastore '{name}'", "absent", expected))
-    chosen = tuple(by_name[name] for name in names) or served
+    chosen = tuple(served[name] for name in names or served)
     if tokenizer is not None and not names:
         chosen = tuple(datastore for datastore in chosen if datastore.tokenizer == tokenizer) or chosen[:1]
     for datastore in chosen:
@@ -178,42 +163,30 @@ def require_one_build(infos: Sequence[ServiceInfo], parts: int) -> None:
         PartError: a part is of another build, is there twice, or is one of another number of parts.
         TokenizerMismatchError: a part has another tokenizer.
     """
-    first = infos[0]
+    builds: dict[str, str] = {}  # of the first part, by datastore
     taken: dict[int, str] = {}  # number of a part -> its target
     for info in infos:
-        first.tokenizer.require_same(info.tokenizer, info.target)
-        names, expected = ([datastore.name for datastore in one.datastores] for one in (info, first))
-        if names != expected:
-            found, expected_names = ", ".join(names), f"{', '.join(expected)} as of {first.target}"
-            raise PartError(describe(info.target, "datastores", found, expected_names))
-        for datastore, same in zip(info.datastores, first.datastores, strict=True):
-            what, part = f"datastore '{datastore.name}'", datastore.part
+        infos[0].tokenizer.require_same(info.tokenizer, info.target)
+        found = {}
+        for datastore in info.datastores:
+            part = datastore.part
             if part is None or part.parts != parts:
-                found = "the whole" if part is None else f"{part}"
-                raise PartError(describe(info.target, what, found, f"one of {parts} parts"))
-            if same.part is not None and part.build != same.part.build:
-                expected_build = f"{same.part.build} as of {first.target}"
-                raise PartError(describe(info.target, f"build of {what}", part.build, expected_build))
-        number = info.datastores[0].part.number if info.datastores[0].part else 0
-        if number in taken:
-            found, expected_once = f"also at {taken[number]}", "each part at one place in the list of targets"
-            raise PartError(describe(info.target, f"part {number}/{parts}", found, expected_once))
-        taken[number] = info.target
+                what = f"datastore '{datastore.name}'"
+                raise PartError(describe(info.target, what, part or "the whole", f"one of {parts} parts"))
+            found[datastore.name] = part.build
+        builds = builds or found
+        if found != builds:
+            what, other = (", ".join(f"'{name}' {build}" for name, build in one.items()) for one in (found, builds))
+            raise PartError(describe(info.target, "build", what, f"{other} as of {infos[0].target}"))
+        assert part is not None
+        if part.number in taken:
+            where, expected = f"also at {taken[part.number]}", "each part at one place in the list of targets"
+            raise PartError(describe(info.target, f"part {part.number}/{parts}", where, expected))
+        taken[part.number] = info.target
 
 
 def info_of_parts(infos: Sequence[ServiceInfo]) -> ServiceInfo:
-    """Return the description of the whole datastore, from those of all of its parts."""
-    first = infos[0]
-    limits = {name: min(info.limits[name] for info in infos) for name in first.limits}
-    datastores = tuple(_sum_of(parts) for parts in zip(*(info.datastores for info in infos), strict=True))
-    target = "; ".join(info.target for info in infos)
-    return ServiceInfo(target, first.version, datastores, limits, tuple(infos))
-
-
-def _sum_of(parts: Sequence[ServedDatastore]) -> ServedDatastore:
-    """Return the description of all parts of one datastore together."""
-    sums = {
-        name: sum(getattr(part, name) for part in parts)
-        for name in ("token_count", "document_count", "shard_count", "size")
-    }
-    return replace(parts[0], **sums, part=None)
+    """Return the description of all parts together: the datastores of one after those of the other."""
+    limits = {name: min(info.limits[name] for info in infos) for name in infos[0].limits}
+    datastores = tuple(datastore for info in infos for datastore in info.datastores)
+    return ServiceInfo("; ".join(info.target for info in infos), infos[0].version, datastores, limits)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import NoReturn
 
 import numpy as np
@@ -24,7 +23,6 @@ from rest_store.errors import (
     TokenizerMismatchError,
     describe,
 )
-from rest_store.service.client.descriptions import ServiceInfo
 from rest_store.service.client.part import Part, Parts
 from rest_store.service.client.requests import parse
 from rest_store.service.client.stream_call import StreamCall
@@ -35,23 +33,7 @@ SENT_TAIL = 64  # tokens that an opening has without `send_text`
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 30.0  # seconds, between which the pause doubles with each failure
 _MOST_DOUBLINGS = 10
 _MOST_LATE = 1.0  # seconds without the answer of a late step, after which the stream counts as broken
-_MOST_UNSENT = 512  # calls of `accept` that one message has room for; after more the text is sent again
-_MOST_TOP_K = 8  # tokens of a row that a session reads
-
-
-@dataclass(frozen=True)
-class MemberOptions:
-    """What all members of one client have in common.
-
-    Attributes:
-        timeout: seconds that a step waits at most.
-        send_text: whether an opening has the whole text, not only its end.
-        shared_calibration: name under which sessions share what their calibration learns; empty: they share nothing.
-    """
-
-    timeout: float
-    send_text: bool
-    shared_calibration: str
+_MOST_UNSENT = 1024  # tokens that one message has room for; after more the text is sent again
 
 
 class ServiceMember:
@@ -65,7 +47,9 @@ class ServiceMember:
         part: the one whose service runs this session.
         settings: of the session.
         text: returns the text so far, int32[n].
-        options: those of the client.
+        timeout: seconds that a step waits at most.
+        send_text: whether an opening has the whole text, not only its end.
+        shared_calibration: name under which sessions share what their calibration learns; empty: they share nothing.
     """
 
     def __init__(
@@ -74,19 +58,24 @@ class ServiceMember:
         part: Part,
         settings: MemberSettings,
         text: Callable[[], npt.NDArray[np.int32]],
-        options: MemberOptions,
+        *,
+        timeout: float,
+        send_text: bool,
+        shared_calibration: str,
     ) -> None:
         self._parts = parts
         self._part = part
         self._settings = settings
         self._text = text
-        self._options = options
-        self._prompt_length = len(text())
+        self._timeout = timeout
+        self._send_text = send_text
+        self._shared_calibration = shared_calibration
         self._endpoint = part.first
-        self._stream: StreamCall | None = None
         self._closed = False
         # Of the stream:
+        self._stream: StreamCall | None = None
         self._next = pb.DraftSessionRequest()  # the next message, with what was accepted since the last one
+        self._unsent = 0  # tokens that this message has accepted
         self._length = 0  # tokens that it has been told
         self._costs = b""  # sent last
         self._sequence = 0  # of the tree asked for last
@@ -95,6 +84,7 @@ class ServiceMember:
         self._origins = b""  # masks of origins of its trees, as ours; empty: it has not answered yet
         # Of the present step:
         self._limits = DraftLimits(0)
+        self._asked_at = 0.0
         self._is_due = False  # whether `receive` is to send what `send` could not
         # Of failures:
         self._failures = 0  # since the last answer
@@ -106,7 +96,7 @@ class ServiceMember:
         if self._part.info is not None:
             try:
                 self._open()
-                self._flush(self._next.SerializeToString())
+                self._send_next()
             except RestStoreError as error:
                 self._fail(error)
 
@@ -114,6 +104,7 @@ class ServiceMember:
         """Send what was accepted since the last step, and ask for the next tree."""
         if self._closed:
             raise ServiceUnavailableError("client: the session is closed")
+        self._limits, self._asked_at = limits, time.monotonic()
         if self._stream is not None:
             try:
                 self._skip_late_answer(self._stream)
@@ -121,26 +112,25 @@ class ServiceMember:
                 raise
             except RestStoreError as error:
                 self._fail(error)
-        self._limits, self._is_due = limits, False
         if self._failure is not None and time.monotonic() < self._rests_until:
-            raise _fresh(self._failure)
-        if self._part.info is None:
-            self._is_due = True
-            return
-        try:
-            self._send_step()
-        except RestStoreError as error:
-            self._raise_failed(error)
+            raise type(self._failure)(str(self._failure))  # without the traceback of that step
+        self._is_due = self._part.info is None  # what it is takes a call that waits
+        if not self._is_due:
+            try:
+                self._send_step()
+            except RestStoreError as error:
+                self._raise_failed(error)
 
     def receive(self, timeout: float | None) -> TokenTree:
         """Return the tree that the latest `send` asked for."""
-        seconds = self._options.timeout if timeout is None else min(timeout, self._options.timeout)
-        ends = time.monotonic() + seconds
+        # From the request on: members of a batch, which are waited for one after the other, are late together.
+        ends = self._asked_at + self._timeout
+        if timeout is not None:
+            ends = min(ends, time.monotonic() + timeout)
         if not self._limits.max_nodes:  # nothing was asked for
             return TokenTree([], [], [], scores=[], origins=[])
         try:
             if self._is_due:
-                self._is_due = False
                 self._parts.describe_part(self._part, ends)
                 self._endpoint = self._part.first
                 self._send_step()
@@ -157,7 +147,8 @@ class ServiceMember:
         """Keep for the next step what `DraftSession.accept` was told."""
         if self._stream is None:  # the next opening has it in the text
             return
-        if len(self._next.accepted) >= _MOST_UNSENT:
+        self._unsent += len(tokens)
+        if self._unsent > _MOST_UNSENT:
             self._drop()
             return
         accepted = self._next.accepted.add(tokens=tokens.tolist())
@@ -181,59 +172,39 @@ class ServiceMember:
             RestStoreError: the stream has ended, or is stuck.
         """
         answer = stream.receive(0.0)  # also raises the error of a stream that has ended meanwhile
-        if self._sent_at is None:
-            if answer is not None:
-                raise ProtocolError(describe(self._endpoint.target, "answer", "one too many", "one for each request"))
-            return
         if answer is not None:
             self._read(answer)
             self._rows = 1 if self._next.accepted else 0
-            return
-        late = time.monotonic() - self._sent_at - self._options.timeout
-        if late > _MOST_LATE:
-            raise ServiceUnavailableError(f"{self._endpoint.target}: service has not answered for {late:.1f} s")
-        raise DeadlineError(f"{self._endpoint.target}: service has not answered an earlier step yet")
+        elif self._sent_at is not None:
+            late = time.monotonic() - self._sent_at - self._timeout
+            if late > _MOST_LATE:
+                raise ServiceUnavailableError(f"{self._endpoint.target}: service has not answered for {late:.1f} s")
+            raise DeadlineError(f"{self._endpoint.target}: service has not answered an earlier step yet")
 
     def _send_step(self) -> None:
-        """Ask for a tree, after what was accepted; open the stream first if there is none."""
+        """Ask for a tree, unless it is to have no nodes, after what was accepted; open the stream if there is none."""
         if self._stream is None:
             self._open()
-        message = self._message()
-        if len(message) > self._info.max_request_bytes and not self._next.HasField("open"):
-            self._drop()  # an opening has room for all of it
-            self._open()
-            message = self._message()
-        self._flush(message)
-
-    def _message(self) -> bytes:
-        """Return the next message: what was accepted, and a request for a tree unless that is to have no nodes."""
         limits, draft = self._limits, self._next.draft
-        if not limits.max_nodes:
+        if limits.max_nodes:
+            self._sequence += 1
+            draft.sequence, draft.max_nodes, draft.min_score = self._sequence, limits.max_nodes, limits.min_score
+            draft.chain = limits.is_chain
+            if (costs := limits.costs.tobytes()) != self._costs:
+                draft.costs.SetInParent()
+                draft.costs.of_step.extend(limits.costs.tolist())
+                self._costs = costs
+            self._sent_at, self._rows = time.monotonic(), 0
+        else:
             self._next.ClearField("draft")
-            return self._next.SerializeToString()
-        self._sequence += 1
-        draft.sequence, draft.max_nodes, draft.min_score = self._sequence, limits.max_nodes, limits.min_score
-        if limits.is_chain:
-            draft.chain.SetInParent()
-        costs = limits.costs.tobytes()
-        if costs != self._costs:
-            draft.costs.SetInParent()
-            draft.costs.of_step.extend(limits.costs.tolist())
-            self._costs = costs
-        self._sent_at, self._rows = time.monotonic(), 0
-        return self._next.SerializeToString()
+        self._send_next()
 
-    def _flush(self, message: bytes) -> None:
-        """Send `message`, which has all of `_next`."""
+    def _send_next(self) -> None:
+        """Send `_next`."""
         assert self._stream is not None
-        if message:
+        if message := self._next.SerializeToString():
             self._stream.send(message)
-        self._next = pb.DraftSessionRequest()
-
-    @property
-    def _info(self) -> ServiceInfo:
-        assert self._part.info is not None  # or there is no stream
-        return self._part.info
+        self._next, self._unsent = pb.DraftSessionRequest(), 0
 
     def _open(self) -> None:
         """Open a stream, whose first message has the text.
@@ -241,45 +212,38 @@ class ServiceMember:
         Raises:
             MessageSizeError: the text is too long for the service.
             TokenizerMismatchError: its datastores have another tokenizer.
-            ServiceError: it runs no sessions.
         """
-        info, settings, target = self._info, self._settings, self._endpoint.target
+        info, settings, target = self._part.info, self._settings, self._endpoint.target
+        assert info is not None
         assert self._part.requests is not None
         if settings.tokenizer is not None:
             settings.tokenizer.require_same(info.tokenizer, f"{target}: draft session")
         text = self._text()
-        tokens = text if self._options.send_text else text[-SENT_TAIL:]
+        tokens = text if self._send_text else text[-SENT_TAIL:]
         most = info.limits["max_session_tokens"]
-        if not most:
-            raise ServiceError(f"{target}: service runs no draft sessions")
         if len(tokens) > most:
             raise MessageSizeError(describe(target, "number of tokens of a session", len(tokens), f"at most {most}"))
         opening = self._next.open
         opening.selection.CopyFrom(self._part.requests.selection)
-        opening.tokens.extend(tokens.tolist())
+        opening.tokens = tokens.astype("<i4").tobytes()
         self._length = len(tokens)
-        if settings.prompt_top_k is not None and len(text) == self._prompt_length:
-            rows = min(len(tokens), info.max_request_bytes // (4 * 4 * _MOST_TOP_K))  # a quarter of a message
-            _add_top_k(opening.top_k, settings.prompt_top_k[max(0, len(settings.prompt_top_k) - rows) :])
         opening.prompt_lookup = settings.prompt_lookup
         if settings.recycled_logits is not None:
             opening.recycled_logits = settings.recycled_logits
-        opening.shared_calibration = self._options.shared_calibration
+        opening.shared_calibration = self._shared_calibration
         opening.fixed_calibration = not settings.learn
-        opening.max_suffix = settings.max_suffix
         self._stream = self._endpoint.open_session()
 
     def _read(self, message: bytes) -> TokenTree:
         """Return the tree of an answer; raise ProtocolError unless it is the answer to the last request."""
-        self._sent_at = None
-        target = self._endpoint.target
+        asked, self._sent_at = self._sent_at is not None, None
+        target, requests = self._endpoint.target, self._part.requests
+        assert requests is not None
         response = parse(pb.DraftSessionResponse, message, target)
-        if response.sequence != self._sequence:
-            raise ProtocolError(describe(target, "sequence of an answer", response.sequence, self._sequence))
-        assert self._part.requests is not None
-        origins = self._origins or self._masks(self._part.requests.require_names(response.datastores, target))
-        vocabulary_size = self._part.requests.vocabulary_size
-        tree = read_session_tree(response.nodes, vocabulary_size, self._limits, origins, target)
+        if not asked or response.sequence != self._sequence:
+            raise ProtocolError(describe(target, "sequence of an answer", response.sequence, "that of the request"))
+        origins = self._origins or self._masks(requests.require_names(response.datastores, target))
+        tree = read_session_tree(response.nodes, requests.vocabulary_size, self._limits, origins, target)
         self._origins = origins
         self._rows = 1 + len(tree)
         self._failures, self._failure = 0, None
@@ -294,21 +258,16 @@ class ServiceMember:
             bits.append(origins.prompt_lookup)
         if self._settings.recycled_logits is not None:
             bits.append(origins.recycled_logits)
-        masks = []
-        for mask in range(256):
-            ours = 0
-            for place, bit in enumerate(bits):
-                if mask >> place & 1:
-                    ours |= bit
-            masks.append(ours)
-        return bytes(masks)
+        masks = np.zeros(256, np.uint8)
+        for place, bit in enumerate(bits):
+            masks[np.arange(256) >> place & 1 > 0] |= bit
+        return masks.tobytes()
 
     def _fail(self, error: RestStoreError) -> None:
         """Drop the stream, and rest."""
-        has_answered = bool(self._origins)
-        self._drop()
-        self._failures = 0 if has_answered else self._failures + 1
+        self._failures = 0 if self._origins else self._failures + 1  # none before, if it has answered
         self._failure = error
+        self._drop()
         untried = len(self._part.endpoints) - self._failures
         pause = 0.0
         if untried <= 0:
@@ -328,13 +287,9 @@ class ServiceMember:
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
-        self._next, self._costs, self._origins = pb.DraftSessionRequest(), b"", b""
+        self._next, self._unsent = pb.DraftSessionRequest(), 0
+        self._costs, self._origins = b"", b""
         self._sent_at, self._rows = None, 1
-
-
-def _fresh(error: RestStoreError) -> RestStoreError:
-    """Return the same error, to be raised again without what was raised with it before."""
-    return type(error)(str(error))
 
 
 def _add_top_k(message: pb.TopK, rows: TopK | None) -> None:

@@ -66,9 +66,7 @@ class Part:
         An endpoint that is away, late or overloaded is left for the next one. After all of them comes a pause, and
         then the first again, until the deadline: all requests only read, or do nothing more the second time.
 
-        Args:
-            request: the request.
-            ends: deadline of all attempts together (`time.monotonic`).
+        `ends` is the deadline of all attempts together (`time.monotonic`).
 
         Raises:
             ServiceError: no answer, or one that is not valid; the subclass says why.
@@ -120,13 +118,7 @@ class Parts:
         self._threads = ThreadPoolExecutor(_MOST_THREADS, "rest-store part") if len(parts) > 1 else None
 
     def describe(self, ends: float) -> ServiceInfo:
-        """Ask all parts what they are.
-
-        Raises:
-            PartError: they are not the parts of one build.
-            TokenizerMismatchError: they have different tokenizers.
-            ServiceError: one does not answer; the subclass says why.
-        """
+        """Ask all parts what they are; raise as `Part.describe`, and as `require_one_build`."""
         infos = self._together(lambda part: part.describe(ends))
         if len(infos) > 1:
             require_one_build(infos, len(infos))
@@ -143,15 +135,7 @@ class Parts:
         part.learn(info)
 
     def ask(self, make: Callable[[Requests], Request[T]], ends: float) -> list[T]:
-        """Ask all parts at once, first what they are unless that is known; return their answers.
-
-        Args:
-            make: makes the request; raises QueryError for what cannot be asked.
-            ends: deadline (`time.monotonic`).
-
-        Raises:
-            ServiceError: a part does not answer; the subclass says why.
-        """
+        """Ask all parts at once what `make` makes, first what they are unless that is known; return their answers."""
         if any(part.info is None for part in self.members):
             self.describe(ends)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 from uuid import uuid4
@@ -14,20 +14,15 @@ from rest_store.datastore.kernel import MAX_SEQUENCE
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence, document_ids, document_tokens, tail, too_many_tokens
-from rest_store.errors import DocumentError, MessageSizeError, ProtocolError, UnknownDatastoreError, describe
+from rest_store.errors import DocumentError, ProtocolError, UnknownDatastoreError, describe
+from rest_store.live.added import AddedDocuments
+from rest_store.service.address import is_name
 from rest_store.service.client.descriptions import ServiceInfo, service_info
 from rest_store.service.client.trees import TreeLimits, read_tree
-from rest_store.service.names import is_name
 from rest_store.v1 import datastore_pb2 as pb
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
-
-_REST_BYTES = 4 << 10  # of a request without its documents: name and fingerprint
-_HEAD_BYTES = 16  # of a document in a request
-# Of a request that adds or deletes, whatever the service says.
-_LARGEST_REQUEST = 48 << 20  # bytes
-_MOST_DOCUMENTS = 8 << 10
 
 
 @dataclass(frozen=True)
@@ -49,8 +44,8 @@ def parse(kind: type[M], data: bytes, target: str) -> M:
     """Return the message in `data`; raise ProtocolError if it is not of type `kind`."""
     try:
         return kind.FromString(data)
-    except DecodeError as error:
-        found = f"{len(data)} malformed bytes ({error})"
+    except (DecodeError, TypeError) as error:  # the latter for None: a peer that says OK and nothing else
+        found = "no message" if data is None else f"{len(data)} malformed bytes ({error})"
         raise ProtocolError(describe(target, kind.__name__, found, "a message of a datastore service")) from None
 
 
@@ -77,114 +72,112 @@ class Requests:
     """
 
     def __init__(self, names: Sequence[str], info: ServiceInfo) -> None:
-        self._names = tuple(names)
         self._info = info
         self.vocabulary_size = info.tokenizer.vocabulary_size
         self.selection = pb.Selection(datastores=names, tokenizer_fingerprint=info.tokenizer.fingerprint)
 
-    def require_names(self, names: Iterable[str], target: str) -> tuple[str, ...]:
+    def _selected(self, datastore: str | None) -> pb.Selection:
+        """Return what one request selects: the datastore of that name, or all that are asked."""
+        if datastore is None:
+            return self.selection
+        if not is_name(datastore):
+            raise UnknownDatastoreError(describe("client", "datastore", ascii(datastore), "a name"))
+        return pb.Selection(datastores=[datastore], tokenizer_fingerprint=self.selection.tokenizer_fingerprint)
+
+    def require_names(self, names: Iterable[str], target: str, asked: pb.Selection | None = None) -> tuple[str, ...]:
         """Return the names of the datastores that answered; raise ProtocolError unless they are those asked."""
-        answering = tuple(names)
-        if not answering or len(set(answering)) != len(answering) or (self._names and answering != self._names):
-            expected = self._names or "one or more, each once"
+        answering, expected = tuple(names), tuple((asked or self.selection).datastores)
+        if not answering or len(set(answering)) != len(answering) or (expected and answering != expected):
+            expected = expected or ("one or more, each once",)
             raise ProtocolError(describe(target, "datastores that answer", f"{answering[:8]}", expected))
         return answering
 
-    def count(self, tokens: IntSequence) -> Request[int]:
-        """Ask for the occurrences of `tokens` in all datastores together."""
+    def count(self, tokens: IntSequence, datastore: str | None) -> Request[int]:
+        """Ask for the occurrences of `tokens` in one datastore, or all together."""
         sequence = tail(tokens, MAX_SEQUENCE, self.vocabulary_size, "tokens")
         if len(tokens) > MAX_SEQUENCE:
             raise too_many_tokens(len(tokens))
-        message = pb.CountRequest(selection=self.selection, sequences=[pb.TokenSequence(tokens=sequence)])
+        asked = self._selected(datastore)
+        message = pb.CountRequest(selection=asked, sequences=[pb.TokenSequence(tokens=sequence)])
 
         def decode(answer: bytes, target: str) -> int:
             response = parse(pb.CountResponse, answer, target)
-            names = self.require_names(response.datastores, target)
+            names = self.require_names(response.datastores, target, asked)
             if len(response.counts) != len(names):
                 raise ProtocolError(describe(target, "number of counts", len(response.counts), len(names)))
             return sum(response.counts)
 
         return Request("Count", message.SerializeToString(), decode)
 
-    def draft(self, tails: Sequence[Sequence[int]], limits: TreeLimits) -> Request[list[dict[str, TokenTree]]]:
-        """Ask for the draft tree of each context in each datastore.
-
-        Args:
-            tails: the ends of the contexts, as `tails` returns them.
-            limits: of the trees, verified.
-        """
+    def draft(
+        self, tails: Sequence[Sequence[int]], limits: TreeLimits, datastore: str | None
+    ) -> Request[list[list[TokenTree]]]:
+        """Ask for the draft tree of each context, whose ends are `tails`, in one datastore, or in each."""
+        asked = self._selected(datastore)
         max_nodes, max_suffix, max_depth = limits
         message = pb.DraftRequest(
-            selection=self.selection,
+            selection=asked,
             limits=pb.DraftLimits(max_nodes=max_nodes, max_suffix=max_suffix, max_depth=max_depth),
             contexts=[pb.Context(tokens=tokens) for tokens in tails],
         )
 
-        def decode(answer: bytes, target: str) -> list[dict[str, TokenTree]]:
+        def decode(answer: bytes, target: str) -> list[list[TokenTree]]:
             response = parse(pb.DraftResponse, answer, target)
-            names = self.require_names(response.datastores, target)
+            names = self.require_names(response.datastores, target, asked)
             expected = len(tails) * len(names)
             if len(response.trees) != expected:
                 raise ProtocolError(describe(target, "number of trees", len(response.trees), expected))
             trees = [read_tree(tree, self.vocabulary_size, limits, target) for tree in response.trees]
             step = len(names)
-            return [dict(zip(names, trees[start : start + step], strict=True)) for start in range(0, len(trees), step)]
+            return [trees[start : start + step] for start in range(0, len(trees), step)]
 
         return Request("Draft", message.SerializeToString(), decode)
 
     def add(
         self, documents: Sequence[IntSequence], ids: Sequence[str] | None, datastore: str | None
-    ) -> list[Request[list[str]]]:
-        """Add documents to a live datastore, in as many requests as they take.
+    ) -> Request[AddedDocuments]:
+        """Add documents to a live datastore.
 
         Raises:
             DocumentError: a document is not 1-D integers, or ids are invalid or not one for each.
             TokenRangeError: a token is outside the vocabulary.
-            MessageSizeError: a document is larger than a request may be.
             UnknownDatastoreError: none is named, and there is not exactly one.
         """
         name = self._live_name(datastore)
         if isinstance(documents, str | bytes) or not isinstance(documents, Sequence | np.ndarray):
             found = f"a {type(documents).__name__}"
             raise DocumentError(describe("add", "documents", found, "a sequence of documents"))
-        known = (
-            [uuid4().hex for _ in documents] if ids is None else document_ids("add", ids)
-        )  # so that none comes twice
+        # Made here, so that none comes twice when the request is sent again.
+        known = [uuid4().hex for _ in documents] if ids is None else document_ids("add", ids)
         if len(known) != len(documents):
             expected = f"{len(documents)}, one for each document"
             raise DocumentError(describe("add", "number of ids", len(known), expected))
-        checked = [document_tokens(tokens, place, self.vocabulary_size) for place, tokens in enumerate(documents)]
-        messages = [
-            pb.Document(id=id, tokens=tokens.astype("<i4").tobytes()) for id, tokens in zip(known, checked, strict=True)
-        ]
-        batches = self._batches(messages, [message.ByteSize() for message in messages])
-        return [self._addition(name, batch) for batch in batches]
+        message = pb.AddRequest(datastore=name, tokenizer_fingerprint=self.selection.tokenizer_fingerprint)
+        for place, (tokens, id) in enumerate(zip(documents, known, strict=True)):
+            checked = document_tokens(tokens, place, self.vocabulary_size)
+            message.documents.add(id=id, tokens=checked.astype("<i4").tobytes())
 
-    def _addition(self, name: str, documents: Sequence[pb.Document]) -> Request[list[str]]:
-        fingerprint = self.selection.tokenizer_fingerprint
-        message = pb.AddRequest(datastore=name, tokenizer_fingerprint=fingerprint, documents=documents)
-        ids = [document.id for document in documents]
-
-        def decode(answer: bytes, target: str) -> list[str]:
-            if list(parse(pb.AddResponse, answer, target).ids) != ids:
+        def decode(answer: bytes, target: str) -> AddedDocuments:
+            response = parse(pb.AddResponse, answer, target)
+            added = set(response.added)
+            if list(response.ids) != known or not added <= set(known):
                 raise ProtocolError(describe(target, "ids of documents", "others", "those that were sent"))
-            return ids
+            return AddedDocuments(known, added)
 
         return Request("Add", message.SerializeToString(), decode)
 
-    def delete(self, ids: Sequence[str], datastore: str | None) -> list[Request[int]]:
-        """Delete documents of a live datastore, in as many requests as they take; raises as `add`."""
-        name, known = self._live_name(datastore), document_ids("delete", ids)
-        return [self._deletion(name, batch) for batch in self._batches(known, [len(id.encode()) for id in known])]
+    def delete(self, ids: Sequence[str], datastore: str | None) -> Request[int]:
+        """Delete documents of a live datastore; raises as `add`."""
+        known = document_ids("delete", ids)
+        message = pb.DeleteRequest(datastore=self._live_name(datastore), ids=known)
 
-    def _deletion(self, name: str, ids: Sequence[str]) -> Request[int]:
         def decode(answer: bytes, target: str) -> int:
             deleted = parse(pb.DeleteResponse, answer, target).deleted
-            if deleted > len(ids):
-                raise ProtocolError(describe(target, "number of documents", deleted, f"at most {len(ids)}"))
+            if deleted > len(known):
+                raise ProtocolError(describe(target, "number of documents", deleted, f"at most {len(known)}"))
             return int(deleted)
 
-        return Request("Delete", pb.DeleteRequest(datastore=name, ids=ids).SerializeToString(), decode)
+        return Request("Delete", message.SerializeToString(), decode)
 
     def _live_name(self, name: str | None) -> str:
         """Return the name of the live datastore to write to: `name`, or the only one that is asked."""
@@ -195,21 +188,3 @@ class Requests:
             found = f"{len(live)} live ones asked" if name is None else ascii(name)
             raise UnknownDatastoreError(describe("client", "datastore to write to", found, "the name of a live one"))
         return name
-
-    def _batches(self, items: Sequence[T], sizes: Sequence[int]) -> Iterator[Sequence[T]]:
-        """Yield `items`, documents or ids of so many bytes, in runs that one request takes."""
-        limits = self._info.limits
-        room = min(limits["max_message_bytes"], _LARGEST_REQUEST) - _REST_BYTES
-        most = min(limits["max_contexts"] or 1, _MOST_DOCUMENTS)
-        taken = [size + _HEAD_BYTES for size in sizes]
-        for place, size in enumerate(taken):
-            if size > room:
-                raise MessageSizeError(describe("request", f"size of item {place}", f"{size} bytes", f"at most {room}"))
-        start = total = 0
-        for place, size in enumerate(taken):
-            if place - start == most or total + size > room:
-                yield items[start:place]
-                start, total = place, 0
-            total += size
-        if items:
-            yield items[start:]

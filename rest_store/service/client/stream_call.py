@@ -57,6 +57,8 @@ class StreamCall:
         """Return the next answer, or None at `ends` (`time.monotonic`); raise the error of a stream that has ended."""
         if self._error is not None:
             raise self._error
+        if not ends and self._answers.empty():
+            return None
         try:
             answer = self._answers.get(timeout=max(0.0, ends - time.monotonic()))
         except queue.Empty:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
-from rest_store.datastore.kernel import MAX_NODES
 from rest_store.datastore.render import counted
 from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.drafting.limits import DraftLimits
@@ -18,7 +15,6 @@ from rest_store.v1 import datastore_pb2 as pb
 
 TreeLimits: TypeAlias = tuple[int, int, int]  # max_nodes, max_suffix, max_depth
 
-_PLACES = np.arange(MAX_NODES)
 _NODE_BYTES = 20  # of a node of the message Tree
 _SESSION_NODE_BYTES = 11  # of a node of the message DraftSessionResponse
 
@@ -35,16 +31,13 @@ def read_tree(message: pb.Tree, vocabulary_size: int, limits: TreeLimits, target
     if length > max_suffix or (length == 0) != (count == 0) or (size and not length):
         found = ", ".join(map(counted, (length, count, size), ("token", "occurrence", "node")))
         raise _invalid(target, "match", found, f"at most {max_suffix} tokens that occur")
-    counts = np.frombuffer(nodes, "<i8", size).astype(np.int64)
-    columns = np.frombuffer(nodes, "<i4", 3 * size, 8 * size).astype(np.int32)
-    tokens, parents, depths = columns.reshape(3, size)
-    _require_tree(tokens, parents, vocabulary_size, target)
-    above = np.append(depths.astype(np.int64), 0)[parents]  # the parent at place -1 is the context, at depth 0
-    if ((depths != above + 1) | (depths > max_depth)).any():
+    counts, columns = array("q", nodes[: 8 * size]), array("i", nodes[8 * size :])
+    depths = _depths(columns[:size], columns[size : 2 * size], vocabulary_size, target)
+    if depths != columns[2 * size :] or max(depths, default=0) > max_depth:
         raise _invalid(target, "depths", "wrong", f"one more than the parent's, at most {max_depth}")
-    if (counts < 1).any():
+    if min(counts, default=1) < 1:
         raise _invalid(target, "counts", "wrong", "at least 1")
-    return TokenTree.from_packed(counts.tobytes() + columns.tobytes(), (length, count))
+    return TokenTree.from_packed(nodes, (length, count))
 
 
 def read_session_tree(
@@ -63,21 +56,15 @@ def read_session_tree(
         ProtocolError: not a tree of the vocabulary with scores, parents before children, within `limits`.
     """
     size = _size(nodes, _SESSION_NODE_BYTES, limits.max_nodes, target)
-    if not size:
-        return TokenTree.from_packed(b"", (0, 0), b"", b"")
-    tokens = np.frombuffer(nodes, "<i4", size).astype(np.int32)
-    scores = np.frombuffer(nodes, "<f4", size, 4 * size).astype(np.float32)
-    parents = np.frombuffer(nodes, "<i2", size, 8 * size).astype(np.int32)
-    _require_tree(tokens, parents, vocabulary_size, target)
-    if not (scores.min() >= 0 and scores.max() <= 1):  # of NaN neither is true
-        raise _invalid(target, "scores", "wrong", "0..1")
-    if limits.is_chain and (parents != np.arange(-1, size - 1)).any():
+    scores, parents = array("f", nodes[4 * size : 8 * size]), array("h", nodes[8 * size : 10 * size])
+    depths = _depths(array("i", nodes[: 4 * size]), parents, vocabulary_size, target)
+    if limits.is_chain and depths != array("i", range(1, size + 1)):
         raise _invalid(target, "parents", "those of a tree", "those of a chain")
-    depths: list[int] = []
-    for parent in parents.tolist():
-        depths.append(1 if parent < 0 else depths[parent] + 1)
-    packed = bytes(8 * size) + tokens.tobytes() + parents.tobytes() + np.array(depths, np.int32).tobytes()
-    return TokenTree.from_packed(packed, (0, 0), scores.tobytes(), nodes[10 * size :].translate(origins))
+    for parent, score in zip(parents, scores, strict=True):
+        if not 0 <= score <= (1 if parent < 0 else scores[parent]):  # as NaN is not
+            raise _invalid(target, "scores", "wrong", "0.. that of the parent, or 1")
+    packed = b"".join((bytes(8 * size), nodes[: 4 * size], array("i", parents).tobytes(), depths.tobytes()))
+    return TokenTree.from_packed(packed, (0, 0), nodes[4 * size : 8 * size], nodes[10 * size :].translate(origins))
 
 
 def _size(nodes: bytes, node_bytes: int, max_nodes: int, target: str) -> int:
@@ -88,14 +75,19 @@ def _size(nodes: bytes, node_bytes: int, max_nodes: int, target: str) -> int:
     return size
 
 
-def _require_tree(
-    tokens: npt.NDArray[np.int32], parents: npt.NDArray[np.int32], vocabulary_size: int, target: str
-) -> None:
-    """Raise ProtocolError unless all tokens are in the vocabulary, and parents before their children."""
-    if tokens.size and tokens.view(np.uint32).max() >= vocabulary_size:  # as which negative ones are large
+def _depths(tokens: array[int], parents: array[int], vocabulary_size: int, target: str) -> array[int]:
+    """Return the depth of each node; raise ProtocolError unless these are nodes of the vocabulary.
+
+    Without numpy, whose calls take longer than a few nodes do.
+    """
+    if tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary_size:
         raise _invalid(target, "token ids", "wrong", f"0..{vocabulary_size - 1}")
-    if ((parents < -1) | (parents >= _PLACES[: parents.size])).any():
-        raise _invalid(target, "parents", "wrong", "each before its children")
+    depths = array("i")
+    for place, parent in enumerate(parents):
+        if not -1 <= parent < place:
+            raise _invalid(target, "parents", "wrong", "each before its children")
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    return depths
 
 
 def _invalid(target: str, what: str, found: str, expected: str) -> ProtocolError:

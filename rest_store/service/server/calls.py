@@ -16,8 +16,7 @@ from rest_store.errors import RestStoreError, ServiceUnavailableError
 from rest_store.service.errors import DETAILS_KEY, DOMAIN, status_of
 from rest_store.service.server.limits import Budget, Limits
 from rest_store.service.server.metrics import Metrics
-from rest_store.service.server.rights import ALL_ALLOWED, BearerTokens
-from rest_store.service.tokens import Grant
+from rest_store.service.tokens import ALL_ALLOWED, BearerTokens, Grant
 
 GRANT: ContextVar[Grant] = ContextVar("GRANT", default=ALL_ALLOWED)  # of the present call
 

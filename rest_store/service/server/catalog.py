@@ -6,21 +6,26 @@ import reprlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.part import Part
 from rest_store.errors import (
     LiveFormatError,
-    PermissionDeniedError,
     RestStoreError,
     ServeError,
     TokenizerMismatchError,
     UnknownDatastoreError,
     describe,
 )
-from rest_store.service.names import is_name
+from rest_store.live.directory import is_live
+from rest_store.service.address import is_name
 from rest_store.service.server.hosted_datastore import HostedDatastore
-from rest_store.service.tokens import Grant
 from rest_store.v1 import datastore_pb2 as pb
+
+if TYPE_CHECKING:
+    from rest_store.live.live_datastore import LiveDatastore
 
 
 class Catalog:
@@ -51,15 +56,25 @@ class Catalog:
         if part is not None and live:
             found = f"live datastore {live[0][0]!r}"
             raise ServeError(describe("service", found, "one to serve in parts", "a built one"))
-        self._served = {name: HostedDatastore.built(name, path, part) for name, path in built}
+        self._served = {name: self._opened(name, path, part) for name, path in built}
         if tokenizer is None and len({datastore.fingerprint for datastore in self.served}) == 1:
-            tokenizer = self.served[0].stored_tokenizer
+            store = self.served[0].store
+            tokenizer = store.path if (store.path / TOKENIZER_FILE_NAME).is_file() else store.tokenizer
         try:
             for name, path in live:
-                self._served[name] = HostedDatastore.live(name, path, tokenizer)
+                self._served[name] = HostedDatastore(name, _live_datastore(path, tokenizer))
         except BaseException:
             self.close()
             raise
+
+    @staticmethod
+    def _opened(name: str, path: Path, part: Part | None) -> HostedDatastore:
+        """Open a built datastore.
+
+        That verifies the manifest, the headers, and the sizes of all files. The content is not read, which takes
+        minutes for a large datastore; `rest-store check` does that, before a datastore takes the place of another.
+        """
+        return HostedDatastore(name, Datastore.open(path, part=part), part)
 
     def close(self) -> None:
         """Close the live datastores, after what is being added was written."""
@@ -72,53 +87,37 @@ class Catalog:
         """All datastores."""
         return tuple(self._served.values())
 
-    def included(self, grant: Grant) -> tuple[HostedDatastore, ...]:
-        """Return the datastores that a call with `grant` may ask for; raise PermissionDeniedError without any."""
-        served = tuple(datastore for datastore in self.served if grant.includes(datastore.name))
-        if not served:
-            expected = "one for a datastore of this service"
-            raise PermissionDeniedError(describe("request", "token", "one for other datastores", expected))
-        return served
-
-    def live(self, name: str, fingerprint: str, grant: Grant) -> HostedDatastore:
-        """Return the live datastore that a call with `grant`, which may write, is to write to.
-
-        Raises:
-            LiveFormatError: the datastore is a built one.
-            UnknownDatastoreError, TokenizerMismatchError: as `select`.
-        """
-        served = self._named(name, fingerprint, grant)
+    def live(self, name: str, fingerprint: str) -> HostedDatastore:
+        """Return the live datastore to write to; raise LiveFormatError for a built one, and as `select`."""
+        served = self._named(name, fingerprint)
         if not served.store.is_live:
             raise LiveFormatError(describe("request", f"datastore {name!r}", "frozen", "a live one"))
         return served
 
-    def select(self, selection: pb.Selection, grant: Grant) -> tuple[HostedDatastore, ...]:
+    def select(self, selection: pb.Selection) -> tuple[HostedDatastore, ...]:
         """Return the datastores that `selection` stands for, in the order of their answers.
 
         Raises:
-            PermissionDeniedError: `grant` includes no datastore.
-            UnknownDatastoreError: no datastore of those that `grant` includes has one of the names.
-            TokenizerMismatchError: a named datastore, or every datastore, has another tokenizer; or there are several
-                tokenizers, and neither names nor a fingerprint select one.
+            UnknownDatastoreError: no datastore has one of the names.
+            TokenizerMismatchError: of these or of all datastores, or there are several tokenizers and none is selected.
         """
         fingerprint = selection.tokenizer_fingerprint
         if selection.datastores:
-            return tuple(self._named(name, fingerprint, grant) for name in selection.datastores)
-        served = self.included(grant)
-        known = sorted({datastore.fingerprint for datastore in served})
+            return tuple(self._named(name, fingerprint) for name in selection.datastores)
+        known = sorted({datastore.fingerprint for datastore in self.served})
         if not fingerprint and len(known) > 1:
             expected = "a tokenizer or names: the datastores have several tokenizers"
             raise TokenizerMismatchError(describe("request", "selection", "empty", expected))
-        matching = tuple(datastore for datastore in served if fingerprint in ("", datastore.fingerprint))
+        matching = tuple(datastore for datastore in self.served if fingerprint in ("", datastore.fingerprint))
         if not matching:
             found, expected = reprlib.repr(fingerprint), "one of " + ", ".join(known)
             raise TokenizerMismatchError(describe("service", "the client's tokenizer", found, expected))
         return matching
 
-    def _named(self, name: str, fingerprint: str, grant: Grant) -> HostedDatastore:
+    def _named(self, name: str, fingerprint: str) -> HostedDatastore:
         served = self._served.get(name)
-        if served is None or not grant.includes(name):
-            expected = "one of " + reprlib.repr(sorted(datastore.name for datastore in self.included(grant)))
+        if served is None:
+            expected = "one of " + reprlib.repr(sorted(self._served))
             raise UnknownDatastoreError(describe("request", "name of a datastore", reprlib.repr(name), expected))
         if fingerprint not in ("", served.fingerprint):
             where, found = f"datastore {name!r}", reprlib.repr(fingerprint)
@@ -131,7 +130,7 @@ class Catalog:
             if old.store.is_live:
                 continue
             try:
-                new = HostedDatastore.built(old.name, old.store.path, old.part)
+                new = self._opened(old.name, old.store.path, old.part)
                 old.store.tokenizer.require_same(new.store.tokenizer, old.store.path)
                 yield old.name, new
             except (RestStoreError, OSError, ValueError, MemoryError) as error:
@@ -140,6 +139,14 @@ class Catalog:
     def swap(self, new: HostedDatastore) -> None:
         """Serve what `reopen` opened; answers under way end with the datastore that they began with."""
         self._served[new.name] = new
+
+
+def _live_datastore(path: Path, tokenizer: object) -> LiveDatastore:
+    """Open a live datastore for writing, or create it with `tokenizer`."""
+    from rest_store.live.live_datastore import LiveDatastore  # needs more packages than a built one
+
+    path = path.absolute()  # `HostedDatastore.named` replaces it; a short relative path may be part of other words
+    return LiveDatastore.open(path, tokenizer=None if is_live(path) else tokenizer)
 
 
 def _require_names(names: Sequence[str]) -> None:

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
+import resource
 import signal
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 import rest_store
-from rest_store.errors import PartError, ServeError, describe
+from rest_store.errors import PartError
 from rest_store.options import FILE, FloatRange
 from rest_store.service.address import Address
 from rest_store.service.server.limits import Limits
+from rest_store.service.server.workers import fork_workers
 from rest_store.service.tokens import TOKEN_VARIABLE
-from rest_store.terminal import loading
 
 if TYPE_CHECKING:
     from rest_store.datastore.part import Part
-    from rest_store.service.server.certificates import CertificateFiles
     from rest_store.service.server.server import Options
 
-
+_MOST_FILES = 1 << 16
 _LIMITS = {
     "max_contexts": "Most contexts of a request, times datastores; most documents of one.",
     "max_in_flight": "Most requests in flight.",
@@ -43,7 +42,8 @@ def _limit_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add an option for each of these limits."""
     for name, text in reversed(_LIMITS.items()):
         option = f"--{name.replace('_', '-')}"
-        command = click.option(option, metavar="N", default=getattr(Limits, name), help=text)(command)
+        greatest = click.IntRange(1, 1 << (50 if name == "max_session_memory" else 30))
+        command = click.option(option, metavar="N", type=greatest, default=getattr(Limits, name), help=text)(command)
     return command
 
 
@@ -103,6 +103,13 @@ def _part(text: str) -> Part:
     "--insecure", is_flag=True, help="Allow public addresses without TLS or authentication, also for metrics."
 )
 @click.option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics over HTTP at this address.")
+@click.option(
+    "--workers",
+    metavar="N",
+    type=click.IntRange(1),
+    default=1,
+    help="Processes that share the addresses, for frozen datastores; each with these limits, and metrics at a port.",
+)
 @_limit_options
 @click.option(
     "--drain-seconds",
@@ -123,81 +130,75 @@ def serve(
     token_file: Path | None,
     insecure: bool,
     metrics: str | None,
+    workers: int,
     drain_seconds: float,
     **limits: int,
 ) -> None:
     """Serve drafts from datastores over gRPC: built ones, and live ones that grow with what clients add.
 
     Clients select a datastore by the name of its directory, or by NAME. After SIGTERM the service ends once running
-    calls are done. SIGHUP makes it read datastores, tokens and certificates again.
+    calls are done. SIGHUP makes it open datastores again.
     """
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the service handles it; nothing has been read yet
     if not datastores and not live:
         raise click.UsageError("Missing argument '[NAME=]DIR...', or --live")
-    _require_whole_certificate(tls_cert, tls_key, tls_client_ca)
+    if (tls_cert is None) != (tls_key is None) or (tls_client_ca is not None and tls_cert is None):
+        raise click.UsageError("--tls-cert and --tls-key need each other, and --tls-client-ca needs both")
+    _allow_files()
     _spare_a_thread()
+    addresses, parent, announce = [Address.parse(text, "--listen") for text in listen], None, _announce
+    metrics_address = None if metrics is None else Address.parse(metrics, "--metrics")
+    if workers > 1:
+        if live or any(address.path is not None for address in addresses):
+            raise click.UsageError("--workers needs frozen datastores, and HOST:PORT to listen on")
+        addresses, parent = [address.require_free() for address in addresses], os.getpid()
+        targets = [address.text for address in addresses]
+        number, ready = fork_workers(workers, lambda urls: _announce(targets, *filter(None, urls)))
+        announce = lambda _, *urls: ready("".join(urls))  # noqa: E731
+        if metrics_address is not None and metrics_address.port:
+            metrics_address = metrics_address.with_port(metrics_address.port + number)
     from rest_store.service.server.server import Options
 
     _run(
         Options(
             datastores=[_name_and_directory(text) for text in datastores],
             live=[_name_and_directory(text) for text in live],
-            live_tokenizer=_tokenizer(live_tokenizer),
-            addresses=[Address.parse(text, "--listen") for text in listen],
-            certificates=_certificates(tls_cert, tls_key, tls_client_ca),
+            live_tokenizer=live_tokenizer,
+            addresses=addresses,
+            certificate=tls_cert,
+            key=tls_key,
+            client_authority=tls_client_ca,
             token_file=token_file,
             token=os.environ.get(TOKEN_VARIABLE) or None,
             insecure=insecure,
-            metrics=_metrics_address(metrics),
+            metrics=metrics_address,
             limits=Limits(**limits),
             drain_seconds=drain_seconds,
             part=part,
-        )
+            parent=parent,
+        ),
+        announce,
     )
 
 
-def _require_whole_certificate(certificate: Path | None, key: Path | None, client_authority: Path | None) -> None:
-    """Raise UsageError for a certificate without its key, a key without it, or clients' certificates without both."""
-    if (certificate is None) != (key is None) or (client_authority is not None and certificate is None):
-        raise click.UsageError("--tls-cert and --tls-key need each other, and --tls-client-ca needs both")
+def _allow_files() -> None:
+    """Raise the limit of open files as far as the system allows, so that connections cannot use up all."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
-def _tokenizer(name: str | None) -> object:
-    """Load the tokenizer of live datastores that are created; None without a name."""
-    if name is None:
-        return None
-    from build_index.tokenization import load_tokenizer
-
-    with loading(f"tokenizer {name}"):
-        return load_tokenizer(name)
-
-
-def _certificates(certificate: Path | None, key: Path | None, client_authority: Path | None) -> CertificateFiles | None:
-    if certificate is None or key is None:
-        return None
-    from rest_store.service.server.certificates import CertificateFiles
-
-    return CertificateFiles(certificate, key, client_authority)
-
-
-def _metrics_address(text: str | None) -> Address | None:
-    """Return where metrics are served; raise ServeError unless that is at HOST:PORT."""
-    if text is None:
-        return None
-    address = Address.parse(text, "--metrics")
-    if address.path is not None:
-        raise ServeError(describe("service", "--metrics", text, "HOST:PORT"))
-    return address
-
-
-def _run(options: Options) -> None:
+def _run(options: Options, announce: Callable[..., None]) -> None:
     """Serve until a signal ends it, with a log on standard error."""
+    import uvloop  # saves a tenth of each request
+
     from rest_store.service.server.server import serve as serve_until_signal
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("rest_store").setLevel(logging.INFO)
     logging.getLogger("grpc").setLevel(logging.CRITICAL)  # malformed health checks of strangers; our defects we log
-    _run_loop()(serve_until_signal(options, rest_store.__version__, _announce))
+    uvloop.run(serve_until_signal(options, rest_store.__version__, announce))
 
 
 def _spare_a_thread() -> None:
@@ -210,20 +211,11 @@ def _spare_a_thread() -> None:
             os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_poller_for_python")
 
 
-def _run_loop() -> Callable[[Coroutine[Any, Any, None]], None]:
-    """Return what runs an event loop: that of uvloop where it is installed, which saves a tenth of each request."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run
-    return uvloop.run
-
-
-def _announce(addresses: list[str], metrics: str | None) -> None:
+def _announce(addresses: list[str], *metrics: str) -> None:
     for address in addresses:
         click.echo(f"listening on {address}")
-    if metrics is not None:
-        click.echo(f"metrics on {metrics}")
+    for url in metrics:
+        click.echo(f"metrics on {url}")
     click.echo("ready")
 
 

@@ -1,43 +1,43 @@
 """Where the work of a request runs: in the event loop, or on worker threads.
 
 Small work runs in the event loop: a draft takes microseconds, less than a switch of threads. Larger work goes to worker
-threads, whose queries release the GIL, so that other requests are answered meanwhile. While a datastore's pages are not
-in memory yet, even small work may wait for the disk: after such a wait all work goes to worker threads for a second.
+threads, whose queries release the GIL, so that other requests are answered meanwhile. Long texts of sessions wait for a
+thread of their own: whatever their number, they take one core, and nothing else waits for them.
+
+Work that waits for a thread is dropped when its caller is cancelled, because the client has gone.
 """
 
 from __future__ import annotations
 
 import asyncio
-import resource
+import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from time import perf_counter
 from typing import TypeVar
-
-_SLOW = 0.002  # seconds in the event loop after which page faults are looked at
-_DISK_SECONDS = 1.0  # for which all work goes to worker threads after a wait for the disk
 
 T = TypeVar("T")
 
 
 class Executor:
-    """Runs work for one event loop, in whose thread it is made and used."""
+    """Runs work for one event loop, in whose thread it is made and used.
 
-    def __init__(self, workers: ThreadPoolExecutor) -> None:
-        self._workers = workers
-        self._threads_until = 0.0  # on the clock of `perf_counter`
+    Attributes:
+        workers: threads for large requests.
+    """
+
+    def __init__(self) -> None:
+        self.workers = ThreadPoolExecutor(min(4, os.cpu_count() or 1), "draft")
+        self._opener = ThreadPoolExecutor(1, "open")
 
     async def run(self, task: Callable[[], T], *, small: bool) -> T:
         """Return the result of `task`; `small`: it takes less than a millisecond or so."""
-        start, page_faults = perf_counter(), _page_faults()
-        if not small or start < self._threads_until:
-            return await asyncio.get_running_loop().run_in_executor(self._workers, task)
-        result = task()
-        if perf_counter() - start > _SLOW and _page_faults() > page_faults:
-            self._threads_until = start + _DISK_SECONDS
-        return result
+        return task() if small else await asyncio.get_running_loop().run_in_executor(self.workers, task)
 
+    async def open(self, task: Callable[[], T], *, small: bool) -> T:
+        """Return what `run` does, of a task that takes in the text of a session."""
+        return task() if small else await asyncio.get_running_loop().run_in_executor(self._opener, task)
 
-def _page_faults() -> int:
-    """Return how many pages this thread has waited for: its major page faults."""
-    return resource.getrusage(resource.RUSAGE_THREAD).ru_majflt
+    def close(self) -> None:
+        """Drop what waits."""
+        for threads in (self.workers, self._opener):
+            threads.shutdown(wait=False, cancel_futures=True)

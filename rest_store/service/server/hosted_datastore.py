@@ -5,19 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from google.protobuf.timestamp_pb2 import Timestamp
-
 from rest_store.datastore.datastore import Datastore
-from rest_store.datastore.header import FORMAT_VERSION
-from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.part import Part
-from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import DatastoreClosedError, DatastoreUnavailableError
-from rest_store.live.directory import is_live
 from rest_store.v1 import datastore_pb2 as pb
 
 if TYPE_CHECKING:
@@ -38,46 +30,6 @@ class HostedDatastore:
     store: Datastore | LiveDatastore
     part: Part | None = None
 
-    @classmethod
-    def built(cls, name: str, path: Path, part: Part | None = None) -> HostedDatastore:
-        """Open a built datastore.
-
-        Opening verifies the manifest, the headers, and the sizes of all files. The content is not read, which takes
-        minutes for a large datastore; `rest-store check` does that, before a datastore takes the place of another.
-
-        Raises:
-            DatastoreError, DatastoreUnavailableError: it cannot be opened, or not be read.
-        """
-        return cls(name, Datastore.open(path, part=part), part)._tried_out()
-
-    @classmethod
-    def live(cls, name: str, path: Path, tokenizer: object) -> HostedDatastore:
-        """Open a live datastore for writing: the service is the process that writes it.
-
-        Args:
-            name: of the datastore.
-            path: its directory; the datastore is created if it is absent or empty.
-            tokenizer: for a datastore that is created, as `LiveDatastore.open` takes it; None: it has to exist.
-
-        Raises:
-            DatastoreError, TokenizerMismatchError: as `LiveDatastore.open`.
-        """
-        from rest_store.live.live_datastore import LiveDatastore  # needs more packages than a built one
-
-        path = path.absolute()  # `named` replaces it in messages; a short relative path may be part of other words
-        store = LiveDatastore.open(path, tokenizer=None if is_live(path) else tokenizer)
-        try:
-            return cls(name, store)._tried_out()
-        except BaseException:
-            store.close()
-            raise
-
-    def _tried_out(self) -> HostedDatastore:
-        """Draft once, so that a datastore that cannot be read is refused before it is served."""
-        with reading([self]):
-            self.store.draft([0], max_nodes=1)
-        return self
-
     @property
     def fingerprint(self) -> str:
         """Fingerprint of its tokenizer."""
@@ -95,53 +47,26 @@ class HostedDatastore:
     def describe(self, *, writable: bool) -> pb.DatastoreDescription:
         """Return its description for a call that may write, or may not."""
         info = self.store.info()
-        tokenizer = info.tokenizer
         description = pb.DatastoreDescription(
             name=self.name,
-            tokenizer=pb.TokenizerDescription(
-                name=tokenizer.name,
-                fingerprint=tokenizer.fingerprint,
-                vocabulary_size=tokenizer.vocabulary_size,
-                special_tokens=tokenizer.special_tokens,
-                added_tokens=tokenizer.added_tokens,
-            ),
+            tokenizer=pb.TokenizerDescription(**info.tokenizer.to_manifest()),
             token_count=info.token_count,
             document_count=info.document_count,
             shard_count=info.shard_count,
             size=info.size,
-            built=_timestamp(info.built),
-            format_version=FORMAT_VERSION,
+            built=0 if info.built is None else int(info.built.timestamp()),
+            live=self.store.is_live,
+            writable=self.store.is_live and writable,
         )
-        if self.store.is_live:
-            description.live.CopyFrom(pb.LiveDescription(writable=writable))
-        elif self.part is not None:
+        if self.part is not None:
             assert isinstance(self.store, Datastore)
-            build = self.store.manifest.digest
-            description.part.CopyFrom(pb.PartDescription(number=self.part.number, parts=self.part.parts, build=build))
+            description.part.number, description.part.parts = self.part.number, self.part.parts
+            description.part.build = self.store.manifest.digest
         return description
 
     def named(self, text: str) -> str:
         """Return `text` with the name in place of the directory, which clients are not told."""
         return text.replace(str(self.store.path), f"datastore {self.name!r}")
-
-    @property
-    def stored_tokenizer(self) -> StoredTokenizer | TokenizerIdentity:
-        """Its tokenizer, with which a live datastore can be created."""
-        file = self.store.path / TOKENIZER_FILE_NAME
-        identity = self.store.tokenizer
-        return StoredTokenizer(identity, file) if file.is_file() else identity
-
-
-@dataclass(frozen=True)
-class StoredTokenizer:
-    """The tokenizer of a built datastore: its identity, and the file of it."""
-
-    identity: TokenizerIdentity
-    file: Path
-
-    def to_json(self) -> str:
-        """Return its serialization."""
-        return self.file.read_text(encoding="utf-8")
 
 
 @contextmanager
@@ -160,12 +85,3 @@ def require_readable(served: Iterable[HostedDatastore]) -> None:
             found = "a file was truncated, or its disk fails"
             remedy = "restart the service, which sorts it anew" if datastore.store.is_live else "restore and reload it"
             raise DatastoreUnavailableError(f"datastore {datastore.name!r} is unavailable: {found}; {remedy}")
-
-
-def _timestamp(time: datetime | None) -> Timestamp | None:
-    """Return a time as a message has it."""
-    if time is None:
-        return None
-    message = Timestamp()
-    message.FromDatetime(time)
-    return message

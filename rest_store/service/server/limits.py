@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import resource
 from dataclasses import dataclass
 
-from rest_store.errors import OverloadedError, ServeError, describe
+from rest_store.errors import OverloadedError
 
-_GREATEST = {"max_session_memory": 1 << 50, "max_connections": 1 << 20}  # of a limit; of the others 1 << 30
 # Of the largest request: for each context 64 tokens of at most 5 bytes, and as much again; and names.
 _CONTEXT_BYTES, _OTHER_BYTES = 512, 64 << 10
-_TOKEN_BYTES = 8  # of the text of a session
+_TOKEN_BYTES = 4  # of the text of a session
 _WAITING = 4  # requests that wait to be read, for each that may be in flight
-_OTHER_FILES = 512  # descriptors for datastores, twice during a reload, metrics and the event loop
 _GREATEST_OPTION = (1 << 31) - 1  # gRPC takes a C int
 
 
@@ -29,9 +26,6 @@ class Limits:
         max_session_memory: most bytes of all sessions together.
         session_idle_seconds: time without a message after which a session ends.
         max_message_bytes: largest answer, and largest request that adds or deletes documents; others are smaller.
-
-    Raises:
-        ServeError: a limit is out of range.
     """
 
     max_contexts: int = 1024
@@ -42,12 +36,6 @@ class Limits:
     max_session_memory: int = 1 << 31
     session_idle_seconds: int = 600
     max_message_bytes: int = 4 << 20
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            greatest = _GREATEST.get(name, 1 << 30)
-            if not 1 <= value <= greatest:
-                raise ServeError(describe("service", name, value, f"1..{greatest}"))
 
     @property
     def max_request_bytes(self) -> int:
@@ -67,7 +55,6 @@ class Limits:
             # gRPC refuses larger messages unread; those between the two limits get our own error.
             ("grpc.max_receive_message_length", largest + (4 << 20)),
             ("grpc.max_send_message_length", -1),
-            ("grpc.so_reuseport", 0),  # a second service on the same port is a mistake
             ("grpc.max_concurrent_streams", self.max_in_flight + self.max_streams),  # of one connection
             # gRPC itself drops requests that come faster than the event loop can even refuse them: from half the limit
             # on some, more the longer the queue is. Their clients see CANCELLED.
@@ -85,21 +72,6 @@ class Limits:
             ("grpc.max_connection_idle_ms", 600_000),  # without a call
         ]
         return [(name, min(value, _GREATEST_OPTION)) for name, value in options]
-
-    def allow_files(self, addresses: int) -> None:
-        """Raise the limit of open files to one for each connection at `addresses`, so that peers cannot use up all.
-
-        Raises:
-            ServeError: the system allows fewer.
-        """
-        needed = self.max_connections * addresses + _OTHER_FILES
-        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-        if resource.RLIM_INFINITY not in (soft, hard) and hard < needed:
-            most = max(0, hard - _OTHER_FILES) // addresses
-            expected = f"at most {most}, as the process may open {hard} files (ulimit -Hn)"
-            raise ServeError(describe("service", "max_connections", self.max_connections, expected))
-        if soft != resource.RLIM_INFINITY and soft < needed:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 class Budget:

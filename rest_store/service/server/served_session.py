@@ -5,30 +5,33 @@ It reserves the most memory that its text can take before anything is made of a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rest_store.datastore.kernel import native_kernel
+import numpy as np
+
+from rest_store.datastore.kernel import MAX_NODES, native_kernel
+from rest_store.datastore.validation import limit
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.kernel_session import OpenStore, append, follow_changes, kernel_session, take_prompt
+from rest_store.drafting.kernel_session import OpenStore, append, follow_changes, kernel_session
 from rest_store.drafting.limits import NO_COSTS, DraftLimits
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import LimitError, describe
 from rest_store.service.server.hosted_datastore import HostedDatastore, reading, require_readable
-from rest_store.service.server.limits import Limits
+from rest_store.service.server.limits import Budget, Limits
 from rest_store.service.server.requests import (
     Accepted,
     accepted_of,
     lowest_score,
-    node_limit,
     step_costs,
-    suffix_limit,
     text_of,
-    top_k_of,
 )
 from rest_store.v1 import datastore_pb2 as pb
 
-FIXED_MEMORY = 256 << 10  # bytes of a session beside its text and trees, above all its calibration
+if TYPE_CHECKING:
+    from rest_store._kernel import PackedDraft
+
+_FIXED_MEMORY = 256 << 10  # bytes of a session beside its text and trees, above all its calibration
 _NODES = 16  # of a tree, unless the client says
 _SMALL_NODES, _SMALL_TOKENS = 64, 4096  # drafted, and appended, within about a millisecond
 _TOKENS_AHEAD = 1024  # for which memory is reserved at once
@@ -51,24 +54,15 @@ class Step(NamedTuple):
 
 
 class ServedSession:
-    """One session, from its opening on. One step at a time.
-
-    Args:
-        opening: of the session; its text is read with the first step.
-        served: the datastores.
-        calibration: of the session.
-        recycled: the recycled logits; None: they are no source.
-        limits: of the service.
-        require_memory: called with the number of further bytes to reserve; raises OverloadedError if there is no room.
+    """One session. `open` comes first, then one step at a time.
 
     Attributes:
-        calibration: as given.
-        recycled: as given.
+        calibration, recycled: what it learns; the latter is None where recycled logits are no source.
         memory: bytes reserved.
 
     Raises:
         LimitError: the text is too long.
-        OverloadedError: as `require_memory`.
+        OverloadedError: there is no memory for it.
     """
 
     def __init__(
@@ -78,82 +72,66 @@ class ServedSession:
         calibration: Calibration,
         recycled: RecycledLogits | None,
         limits: Limits,
-        require_memory: Callable[[int], None],
+        budget: Budget,
     ) -> None:
         self.calibration = calibration
         self.recycled = recycled
         self.memory = 0
         self._served = served
         self._max_tokens = limits.max_session_tokens
-        self._require_memory = require_memory
+        self._budget = budget
         self._vocabulary_size = served[0].store.vocabulary_size
         kernel = native_kernel()
         self._token_memory = int(kernel.TOKEN_MEMORY)
         self._node_memory = int(kernel.NODE_MEMORY) + len(served) * int(kernel.EVIDENCE_MEMORY)
-        self._tokens_reserved = self._nodes_reserved = self._recycled_memory = self._length = 0
+        self._tokens_reserved = self._nodes_reserved = self._length = 0
         self._costs = NO_COSTS
         self._names_sent = False
-        self._native: Any = None  # the kernel session, from the first step on
+        self._native: Any = None  # the kernel session, once it is open
         self._datastores: list[OpenStore] = []  # that the kernel session reads
         self._opening = opening
-        self._grow(len(opening.tokens), 0)
+        self._grow(len(opening.tokens) // 4, 0)
 
     def _grow(self, tokens: int, nodes: int) -> None:
-        """Reserve memory for so many more tokens of text, and for trees of so many nodes.
-
-        Raises:
-            LimitError: the text would be too long.
-            OverloadedError: there is no memory left for it.
-        """
+        """Reserve memory for so many more tokens of text, and for trees of so many nodes; raise as the constructor."""
         length = self._length + tokens
         if length > self._max_tokens:
             raise LimitError(describe("session", "number of tokens", length, f"at most {self._max_tokens}"))
         if length > self._tokens_reserved or nodes > self._nodes_reserved:
             reserved = self._tokens_reserved if length <= self._tokens_reserved else length + _TOKENS_AHEAD
             most_nodes = max(self._nodes_reserved, nodes)
-            memory = FIXED_MEMORY + reserved * self._token_memory + most_nodes * self._node_memory
-            self._require_memory(memory - self.memory)
+            memory = _FIXED_MEMORY + reserved * self._token_memory + most_nodes * self._node_memory
+            self._budget.take(memory - self.memory)
             self.memory, self._tokens_reserved, self._nodes_reserved = memory, reserved, most_nodes
         self._length = length
 
     def step(self, request: pb.DraftSessionRequest) -> Step:
-        """Return the work of a message; the next one follows when it is done.
-
-        Raises:
-            LimitError, TokenRangeError, ContextTypeError, EmptyContextError: the message is malformed.
-            OverloadedError: there is no memory for the text.
-        """
+        """Return the work of a message; raise an error of the table in service/errors.py for one that is malformed."""
         limits = self._limits_of(request.draft) if request.HasField("draft") else None
         accepted = accepted_of(request.accepted, self._vocabulary_size) if request.accepted else ()
         tokens = sum(len(one.tokens) for one in accepted)
         nodes = 0 if limits is None else limits.max_nodes
         self._grow(tokens, nodes)
-        appended = self._length if self._native is None else tokens
-        return Step(accepted, limits, tokens, nodes <= _SMALL_NODES and appended <= _SMALL_TOKENS)
+        return Step(accepted, limits, tokens, nodes <= _SMALL_NODES and tokens <= _SMALL_TOKENS)
 
     def _limits_of(self, draft: pb.TreeRequest) -> DraftLimits:
         """Return what a message asks for, and keep the costs; raise LimitError if it is out of range."""
         if draft.HasField("costs"):
             self._costs = step_costs(draft.costs)
-        max_nodes = node_limit(draft.max_nodes, _NODES)
-        return DraftLimits(max_nodes, self._costs, draft.HasField("chain"), lowest_score(draft.min_score))
+        max_nodes = limit("max_nodes", draft.max_nodes or _NODES, MAX_NODES)
+        return DraftLimits(max_nodes, self._costs, draft.chain, lowest_score(draft.min_score))
 
     def run(self, step: Step) -> bytes | None:
         """Append what the model produced, and return a draft as packed nodes, if one is asked for; in any thread.
 
-        Raises:
-            LimitError, TokenRangeError, ContextTypeError: the opening or a top-k is malformed.
-            DatastoreUnavailableError: a datastore cannot be read.
+        Raises as `step`; and DatastoreUnavailableError if a datastore cannot be read.
         """
-        if self._native is None:
-            with reading(self._served):
-                self._native = self._opened()
         for one in step.accepted:
             append(self._native, *one)
         if step.limits is None:
             return None
         follow_changes(self._native, self._datastores)
-        nodes: bytes = self._native.draft_nodes(*step.limits)
+        nodes = _packed_nodes(self._native.draft(*step.limits))
         require_readable(self._served)
         return nodes
 
@@ -165,31 +143,36 @@ class ServedSession:
             response.datastores.extend(datastore.name for datastore in self._served)
         return response.SerializeToString()
 
-    def require_learnt(self) -> None:
-        """Require memory for what the recycled logits have learnt; raise OverloadedError if there is none left."""
-        if self.recycled is not None and (memory := self.recycled.memory) > self._recycled_memory:
-            self._recycled_memory = memory
-            self._require_memory(0)
-
     def follow_changes(self) -> None:
         """Release shards that live datastores have replaced, with their files and memory; not during a step."""
         if self._native is not None:
             follow_changes(self._native, self._datastores)
 
-    def _opened(self) -> Any:
-        """Return the kernel session, with the text of the opening; raises what `run` raises for a malformed one."""
+    @property
+    def opens_at_once(self) -> bool:
+        """Whether `open` takes less than about a millisecond."""
+        return self._length <= _SMALL_TOKENS
+
+    def open(self) -> None:
+        """Take in the text of the opening, before the first step; in any thread. Raises as `run`."""
         opening = self._opening
-        text = text_of(opening.tokens, self._vocabulary_size, "text")
-        top_k = top_k_of(opening.top_k, "top_k") if opening.HasField("top_k") else None
+        text = text_of(opening.tokens, self._vocabulary_size)
         sources: list[object] = [datastore.store for datastore in self._served]
         if opening.prompt_lookup:
             sources.append(PromptLookup())
         if self.recycled is not None:
             sources.append(self.recycled)
-        max_suffix, learn = suffix_limit(opening.max_suffix), not opening.fixed_calibration
-        native, datastores = kernel_session(self.calibration, sources, learn=learn, max_suffix=max_suffix)
-        self._datastores = list(datastores.values())
-        native.limit_tokens(self._vocabulary_size)
-        take_prompt(native, text, top_k)
+        with reading(self._served):
+            native, datastores = kernel_session(self.calibration, sources, learn=not opening.fixed_calibration)
+            native.limit_tokens(self._vocabulary_size)
+            native.prompt(text, None)
+        self._native, self._datastores = native, list(datastores.values())
         del self._opening
-        return native
+
+
+def _packed_nodes(draft: PackedDraft) -> bytes:
+    """Return a draft in the layout of the nodes of a DraftSessionResponse."""
+    packed, scores, origins = draft
+    size = len(origins)
+    parents = np.frombuffer(packed, "<i4", size, 12 * size).astype("<i2").tobytes()
+    return packed[8 * size : 12 * size] + scores + parents + origins

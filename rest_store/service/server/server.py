@@ -3,36 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import start_http_server
 
 from rest_store.datastore.part import Part
 from rest_store.errors import ServeError, describe
 from rest_store.service.address import Address
+from rest_store.service.channel import read_certificates
 from rest_store.service.server.calls import Admission
 from rest_store.service.server.catalog import Catalog
-from rest_store.service.server.certificates import CertificateFiles, Certificates
 from rest_store.service.server.executor import Executor
 from rest_store.service.server.hosted_datastore import HostedDatastore
+from rest_store.service.server.http_server import HttpServer
 from rest_store.service.server.limits import Limits
 from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.queries import Queries
-from rest_store.service.server.rights import BearerTokens
 from rest_store.service.server.servicer import METHODS, SERVICE, datastore_service
 from rest_store.service.server.session_streams import SessionStreams
 from rest_store.service.server.sessions import Sessions
 from rest_store.service.server.writes import Writes
+from rest_store.service.tokens import BearerTokens
 
 _HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
 _WATCH_SECONDS = 1.0  # between two looks at health and idle sessions
@@ -46,7 +44,9 @@ class Options:
 
     datastores: Sequence[tuple[str, Path]]
     addresses: Sequence[Address] = (Address("127.0.0.1:50051", host="127.0.0.1", port=50051),)
-    certificates: CertificateFiles | None = None
+    certificate: Path | None = None  # PEM file, with its key; TLS
+    key: Path | None = None
+    client_authority: Path | None = None  # that clients' certificates must come from
     token_file: Path | None = None
     token: str | None = None
     insecure: bool = False
@@ -56,6 +56,7 @@ class Options:
     live: Sequence[tuple[str, Path]] = ()
     live_tokenizer: object = None  # as `LiveDatastore.open` takes it
     part: Part | None = None  # of each datastore
+    parent: int | None = None  # process whose workers share the addresses; None: this one is alone
 
 
 class Server:
@@ -67,8 +68,6 @@ class Server:
 
     Attributes:
         metrics: what it counts.
-        metrics_address: URL of the metrics, once started; None without.
-        watch: once started, a task that ends only if the service cannot go on.
 
     Raises:
         ServeError: it cannot start with these options.
@@ -78,20 +77,20 @@ class Server:
     def __init__(self, options: Options, version: str) -> None:
         self._options = options
         limits = options.limits
-        self._tokens = BearerTokens(options.token_file, options.token)
-        self._certificates = Certificates(options.certificates) if options.certificates is not None else None
-        _require_secure(options, bool(self._tokens))
+        tokens = BearerTokens(options.token_file, options.token)
+        self._credentials = _credentials(options)
+        _require_secure(options, bool(tokens))
         self._catalog = Catalog(options.datastores, options.live, options.live_tokenizer, options.part)
         self.metrics = Metrics(METHODS, version)
-        self.metrics_address: str | None = None
-        self._workers = ThreadPoolExecutor(min(4, os.cpu_count() or 1), thread_name_prefix="draft")
+        self._http: HttpServer | None = None
+        self._is_ready = False
         self._sessions = Sessions(limits)
-        executor = Executor(self._workers)
+        self._executor = executor = Executor()
         self._streams = SessionStreams(self._catalog, limits, self.metrics, executor, self._sessions)
-        self._admission = Admission(self._tokens, limits, self.metrics)
-        self._reload_asked = asyncio.Event()
-        limits.allow_files(len(options.addresses))
-        self._server = grpc.aio.server(interceptors=[self._admission], options=limits.channel_options())
+        self._admission = Admission(tokens, limits, self.metrics)
+        self._reloading = asyncio.Lock()
+        ports = [("grpc.so_reuseport", int(options.parent is not None))]  # else a second service there is a mistake
+        self._server = grpc.aio.server(interceptors=[self._admission], options=[*limits.channel_options(), *ports])
         queries = Queries(self._catalog, limits, self.metrics, executor, version)
         self._writes = Writes(self._catalog, limits)
         service = datastore_service(queries, self._writes, self._streams, limits, self.metrics)
@@ -103,115 +102,106 @@ class Server:
     async def start(self) -> list[str]:
         """Listen and answer; return the addresses as they were bound."""
         bound = [self._bind(address) for address in self._options.addresses]
-        if self._options.metrics is not None:
-            self._serve_metrics(self._options.metrics)
         await self._update_health()
         await self._server.start()
-        self.watch = asyncio.create_task(self._watch())
-        self._reloading = asyncio.create_task(self._reload_when_asked())
+        if self._options.metrics is not None:
+            self._http = self._serve_http(self._options.metrics)
+        self._watching = asyncio.create_task(self._watch())
         _log.info("serving %s at %s", ", ".join(one.name for one in self._catalog.served), ", ".join(bound))
         return bound
 
     def _bind(self, address: Address) -> str:
-        address.require_unanswered()
+        if self._options.parent is None:  # else another worker may listen there
+            address.require_free()
         try:
-            if self._certificates is not None and address.path is None:
-                port = self._server.add_secure_port(address.text, self._certificates.credentials())
+            if self._credentials is not None and address.path is None:
+                port = self._server.add_secure_port(address.text, self._credentials)
             else:
                 port = self._server.add_insecure_port(address.text)
-        except (RuntimeError, OSError):
-            message = f"service: address {address.text} cannot be bound (in use, unknown or not permitted)"
-            raise ServeError(message) from None
+        except (RuntimeError, OSError) as error:
+            raise ServeError(f"service: address {address.text} cannot be bound ({error})") from None
         return address.text if address.path is not None else address.with_port(port).text
 
-    def _serve_metrics(self, address: Address) -> None:
+    def _serve_http(self, address: Address) -> HttpServer:
         metrics, admission, sessions = self.metrics, self._admission, self._sessions
         metrics.show_work(
             in_flight=lambda: admission.requests.used,
             streams=lambda: admission.streams.used,
             sessions=lambda: len(sessions.open),
-            session_bytes=lambda: sessions.memory,
+            session_bytes=lambda: sessions.memory.used,
         )
         metrics.show_datastores(lambda: self._catalog.served)
-        assert address.host is not None
-        assert address.port is not None
-        try:
-            self._metrics_server, _ = start_http_server(address.port, address.host, metrics.registry)
-        except OSError as error:
-            reason = error.strerror or error
-            raise ServeError(f"service: address {address.text} of metrics cannot be bound ({reason})") from None
-        self.metrics_address = f"http://{address.with_port(self._metrics_server.server_port).text}/metrics"
+        return HttpServer(address, metrics.registry, lambda: self._is_ready)
+
+    @property
+    def metrics_address(self) -> str | None:
+        """URL of the metrics, once started; None without."""
+        return None if self._http is None else self._http.url
 
     async def _watch(self) -> None:
-        """Have health show what queries have met, and tend sessions; raises the error with which gRPC's server ends."""
+        """Have health show what queries have met, and tend sessions."""
         while True:
-            await self._server.wait_for_termination(_WATCH_SECONDS)
+            await asyncio.sleep(_WATCH_SECONDS)
+            if self._options.parent not in (None, os.getppid()):
+                os.kill(os.getpid(), signal.SIGTERM)  # nobody else would end it
             await self._update_health()
             self._streams.tend()
 
     async def _update_health(self) -> None:
         serving = {served.name: served.is_readable for served in self._catalog.served}
-        any_serving = any(serving.values())
+        any_serving = self._is_ready = any(serving.values())
         statuses = health_pb2.HealthCheckResponse
         for name, is_serving in {**serving, "": any_serving, SERVICE: any_serving}.items():
             await self._health.set(name, statuses.SERVING if is_serving else statuses.NOT_SERVING)
 
-    def ask_reload(self) -> None:
-        """Read everything again, after a reload that runs already, since that may have read the old files."""
-        self._reload_asked.set()
-
-    async def _reload_when_asked(self) -> None:
-        while True:
-            await self._reload_asked.wait()
-            self._reload_asked.clear()
-            await self.reload()
-
     async def reload(self) -> None:
-        """Read datastores, tokens and certificates again; those not valid stay as they were."""
-        for secrets in (self._tokens, self._certificates):
-            try:
-                if secrets is not None:
-                    secrets.reload()
-            except ServeError as error:
-                _log.error("reload refused: %s", error)
-        reopened = await asyncio.get_running_loop().run_in_executor(None, lambda: [*self._catalog.reopen()])
-        for name, result in reopened:
-            if isinstance(result, HostedDatastore):
-                self._catalog.swap(result)
-                self.metrics.reloads.labels("reloaded").inc()
-                _log.info("reloaded %s", name)
-            else:
-                self.metrics.reloads.labels("refused").inc()
-                _log.error("reload of %s refused: %s", name, result)
-        self._streams.end_revoked(self._tokens)
-        await self._update_health()
+        """Open datastores again; those not valid stay as they were. After a reload that runs already."""
+        async with self._reloading:
+            for name, result in await asyncio.to_thread(lambda: [*self._catalog.reopen()]):
+                if isinstance(result, HostedDatastore):
+                    self._catalog.swap(result)
+                    self.metrics.reloads.labels("reloaded").inc()
+                    _log.info("reloaded %s", name)
+                else:
+                    self.metrics.reloads.labels("refused").inc()
+                    _log.error("reload of %s refused: %s", name, result)
+            await self._update_health()
 
     async def drain(self) -> None:
         """Refuse new calls, let running ones finish within `drain_seconds`, stop, and close the live datastores."""
         _log.info("draining %d requests, %d streams", self._admission.requests.used, self._admission.streams.used)
-        self.watch.cancel()
-        self._reloading.cancel()
+        self._watching.cancel()
         await self._health.enter_graceful_shutdown()
+        self._is_ready = False
         self._admission.drain()
         self._streams.drain()
         if running := self._admission.calls:
             await asyncio.wait(running, timeout=self._options.drain_seconds)
-        with contextlib.suppress(Exception):  # the error that has ended it before
-            await self._server.stop(None)
-        if self.metrics_address is not None:
-            await asyncio.to_thread(self._metrics_server.shutdown)
-            self._metrics_server.server_close()
-        self._workers.shutdown(wait=False, cancel_futures=True)
+        await self._server.stop(None)
+        if self._http is not None:
+            await asyncio.to_thread(self._http.stop)
+        self._executor.close()
         await asyncio.to_thread(self._writes.close)
         await asyncio.to_thread(self._catalog.close)
         _log.info("stopped")
 
 
+def _credentials(options: Options) -> grpc.ServerCredentials | None:
+    """Return the credentials of ports with TLS; raise ServeError for files that cannot be used."""
+    if options.certificate is None:
+        return None
+    certificate, key, authority = read_certificates(
+        options.certificate, options.key, options.client_authority, ServeError
+    )
+    assert certificate is not None
+    assert key is not None
+    return grpc.ssl_server_credentials([(key, certificate)], authority, authority is not None)
+
+
 def _require_secure(options: Options, has_tokens: bool) -> None:
     """Raise ServeError if a public address lacks TLS or authentication, unless that is asked for."""
-    files = options.certificates
-    authenticates = has_tokens or (files is not None and files.client_authority is not None)
-    missing = [*(["TLS"] if files is None else []), *([] if authenticates else ["a token"])]
+    authenticates = has_tokens or options.client_authority is not None
+    missing = [*(["TLS"] if options.certificate is None else []), *([] if authenticates else ["a token"])]
     private = "a loopback address"
     addresses = [
         (address, missing, f"{private} or Unix socket, or TLS and a token (or client certificates)")
@@ -225,25 +215,19 @@ def _require_secure(options: Options, has_tokens: bool) -> None:
             raise ServeError(describe("service", f"address {address.text}", found, f"{expected}, or --insecure"))
 
 
-async def serve(options: Options, version: str, ready: Callable[[list[str], str | None], object]) -> None:
+async def serve(options: Options, version: str, ready: Callable[..., object]) -> None:
     """Run a service until SIGTERM or SIGINT; SIGHUP reloads. Calls `ready` with its addresses once it answers.
 
-    An earlier SIGHUP is handled then, since the files may have been read before it came.
-
     Raises:
-        ServeError: it cannot start with these options, or cannot go on.
+        ServeError: it cannot start with these options.
         DatastoreError: a datastore cannot be opened.
     """
-    ended = asyncio.Event()
+    ended, reloads = asyncio.Event(), set[asyncio.Task[None]]()  # which asyncio holds weakly
     loop = asyncio.get_running_loop()
-    server: Server
-    loop.add_signal_handler(signal.SIGHUP, lambda: server.ask_reload())
     server = Server(options, version)
+    loop.add_signal_handler(signal.SIGHUP, lambda: reloads.add(asyncio.create_task(server.reload())))
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
-    ready(await server.start(), server.metrics_address)
-    await asyncio.wait((server.watch, asyncio.create_task(ended.wait())), return_when=asyncio.FIRST_COMPLETED)
-    failure = server.watch.exception() if server.watch.done() else None
+    ready(await server.start(), *filter(None, [server.metrics_address]))
+    await ended.wait()
     await server.drain()
-    if failure is not None:
-        raise ServeError(f"service: it has failed and ends ({failure!r})") from failure

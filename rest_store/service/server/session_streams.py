@@ -10,23 +10,15 @@ from typing import Any
 
 import grpc
 
-from rest_store.errors import (
-    AuthenticationError,
-    MessageOrderError,
-    RestStoreError,
-    ServiceUnavailableError,
-    describe,
-)
-from rest_store.service.server.calls import GRANT, Context, end_call
+from rest_store.errors import MessageOrderError, RestStoreError, ServiceUnavailableError, describe
+from rest_store.service.server.calls import Context, end_call, shutting_down
 from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.executor import Executor
 from rest_store.service.server.limits import Limits
 from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.requests import parse, require_few, require_size
-from rest_store.service.server.rights import BearerTokens
 from rest_store.service.server.served_session import ServedSession
 from rest_store.service.server.sessions import Sessions
-from rest_store.service.tokens import Grant
 from rest_store.v1 import datastore_pb2 as pb
 
 _NAME = "DraftSession"
@@ -36,10 +28,9 @@ _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 
 @dataclass(eq=False)
 class _Stream:
-    """One open stream: its task, what its call is allowed, and its session once that is open."""
+    """One open stream: its task, and its session once that is open."""
 
     task: asyncio.Task[Any]
-    grant: Grant
     session: ServedSession | None = None
     in_step: bool = False  # whether its latest message is not answered yet
     last_message: float = field(default_factory=monotonic)
@@ -76,7 +67,7 @@ class SessionStreams:
         """Run a stream; its messages are bytes."""
         task = asyncio.current_task()
         assert task is not None
-        stream = _Stream(task, GRANT.get())
+        stream = _Stream(task)
         try:
             await self._converse(stream, context)
         except asyncio.CancelledError:
@@ -101,7 +92,7 @@ class SessionStreams:
                 stream.last_message = monotonic()
                 stream.in_step = False
                 if self._is_draining:
-                    raise _shutting_down()
+                    raise shutting_down()
         finally:  # before the client hears of the end
             self._streams.discard(stream)
             if stream.session is not None:
@@ -117,12 +108,12 @@ class SessionStreams:
             raise MessageOrderError(describe("session", "opening", found, f"{expected}: a session is opened once"))
         if session is None:
             require_few("datastores named", len(request.open.selection.datastores), limits.max_contexts)
-            served = self._catalog.select(request.open.selection, stream.grant)
+            served = self._catalog.select(request.open.selection)
             session = stream.session = self._sessions.begin(request.open, served)
+            await self._executor.open(session.open, small=session.opens_at_once)
         step = session.step(request)
         sequence = request.draft.sequence
         nodes = await self._executor.run(partial(session.run, step), small=step.is_small)
-        session.require_learnt()
         if step.tokens:
             self._metrics.count_tokens(len(step.accepted), step.tokens)
         if nodes is None:
@@ -142,23 +133,9 @@ class SessionStreams:
             elif stream.session is not None:
                 stream.session.follow_changes()
 
-    def end_revoked(self, tokens: BearerTokens) -> None:
-        """End the streams whose token is no longer accepted, or has other rights than before."""
-        for stream in self._streams:
-            grant = tokens.current(stream.grant)
-            if grant is None:
-                found, expected = "not accepted any more", "a bearer token known here"
-                stream.end(AuthenticationError(describe("stream", "authorization", found, expected)))
-            elif grant != stream.grant:
-                stream.end(ServiceUnavailableError("stream ended: its token allows something else now"))
-
     def drain(self) -> None:
         """End streams between two steps, each as soon as its present one is answered; new ones likewise."""
         self._is_draining = True
         for stream in self._streams:
             if not stream.in_step:
-                stream.end(_shutting_down())
-
-
-def _shutting_down() -> ServiceUnavailableError:
-    return ServiceUnavailableError("service is shutting down; ask another one")
+                stream.end(shutting_down())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
@@ -11,12 +10,12 @@ from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import RecycledLogits
 from rest_store.errors import LimitError, OverloadedError, TokenizerMismatchError, describe
 from rest_store.service.server.hosted_datastore import HostedDatastore
-from rest_store.service.server.limits import Limits
-from rest_store.service.server.served_session import FIXED_MEMORY, ServedSession
+from rest_store.service.server.limits import Budget, Limits
+from rest_store.service.server.served_session import ServedSession
 from rest_store.v1 import datastore_pb2 as pb
 
 _LONGEST_KEY, _LONGEST_NAME = 64, 256  # bytes
-_MOST_KEPT = 256  # calibrations, and recycled logits, that are kept for further sessions
+_MOST_CALIBRATIONS, _MOST_TABLES = 256, 64  # that are kept for sessions; a table of recycled logits has up to 9 MB
 
 S = TypeVar("S")
 
@@ -28,23 +27,16 @@ class Sessions:
         limits: of the service.
 
     Attributes:
+        memory: bytes that sessions have reserved, besides recycled logits.
         open: the sessions that are open now.
     """
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._calibrations: OrderedDict[Hashable, Calibration] = OrderedDict()  # the latest last
-        self._recycled: OrderedDict[Hashable, RecycledLogits] = OrderedDict()
+        self._calibrations: dict[Hashable, Calibration] = {}  # the latest last
+        self._tables: dict[Hashable, RecycledLogits] = {}
+        self.memory = Budget("bytes of memory for sessions", limits.max_session_memory)
         self.open: set[ServedSession] = set()
-
-    @property
-    def memory(self) -> int:
-        """Bytes that sessions have reserved, and those of the calibrations and recycled logits that they share."""
-        sessions = list(self.open)  # a copy: metrics are collected in another thread
-        tables = {*self._recycled.values(), *(session.recycled for session in sessions if session.recycled is not None)}
-        idle = {*self._calibrations.values()}.difference(session.calibration for session in sessions)
-        of_sessions = sum(session.memory for session in sessions)  # with their calibrations
-        return of_sessions + sum(table.memory for table in tables) + FIXED_MEMORY * len(idle)
 
     def begin(self, opening: pb.SessionOpening, served: Sequence[HostedDatastore]) -> ServedSession:
         """Return a new session over the datastores `served`, which `end` ends. Its text is not read yet.
@@ -66,42 +58,36 @@ class Sessions:
             if len(value) > longest:
                 raise LimitError(describe("session", f"key of {what}", f"{len(value)} bytes", f"at most {longest}"))
         names = tuple(datastore.name for datastore in served)
-        calibration = _shared(self._calibrations, (names, name) if name else None, Calibration.default)
+        in_use: set[object] = {shared for session in self.open for shared in (session.recycled, session.calibration)}
+        calibration = Calibration.default()
+        if name:
+            calibration = _shared(self._calibrations, (names, name), Calibration.default, in_use, _MOST_CALIBRATIONS)
         recycled = None
         if opening.HasField("recycled_logits"):
-            recycled = _shared(self._recycled, key or None, RecycledLogits)
-        session = ServedSession(opening, served, calibration, recycled, self._limits, self._require_memory)
+            recycled = _shared(self._tables, key or object(), RecycledLogits, in_use, _MOST_TABLES)
+        session = ServedSession(opening, served, calibration, recycled, self._limits, self.memory)
         self.open.add(session)
         return session
 
     def end(self, session: ServedSession) -> None:
         """Give back what `session` has reserved."""
         self.open.discard(session)
-
-    def _require_memory(self, more: int) -> None:
-        """Make room for `more` bytes; raise OverloadedError if open sessions need it."""
-        most = self._limits.max_session_memory
-        while (memory := self.memory + more) > most:
-            if not self._forget_one():
-                raise OverloadedError(f"service is overloaded: its sessions would take {memory} bytes of {most}")
-
-    def _forget_one(self) -> bool:
-        """Forget the oldest recycled logits or calibration that no open session uses; return whether there is one."""
-        in_use = {shared for session in self.open for shared in (session.recycled, session.calibration)}
-        for kept in (self._recycled, self._calibrations):
-            for key, shared in kept.items():
-                if shared not in in_use:
-                    del kept[key]
-                    return True
-        return False
+        self.memory.give_back(session.memory)
 
 
-def _shared(kept: OrderedDict[Hashable, S], key: Hashable, make: Callable[[], S]) -> S:
-    """Return the object that sessions with the same key share, and keep it for later ones; a new one for None."""
-    if key is None:
-        return make()
+def _shared(kept: dict[Hashable, S], key: Hashable, make: Callable[[], S], in_use: set[object], most: int) -> S:
+    """Return the object that sessions with the same key share, and keep it for later ones.
+
+    Raises:
+        OverloadedError: sessions use as many as there may be.
+    """
     value = kept.pop(key, None)
-    kept[key] = value = make() if value is None else value
-    if len(kept) > _MOST_KEPT:
-        kept.popitem(last=False)
+    if value is None:
+        if len(kept) == most:
+            oldest = next((other for other, shared in kept.items() if shared not in in_use), None)
+            if oldest is None:
+                raise OverloadedError(f"service is overloaded: sessions use {most} keys; try again later")
+            del kept[oldest]
+        value = make()
+    kept[key] = value
     return value

@@ -13,15 +13,13 @@ from rest_store.errors import StorageError, WriterError
 from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.hosted_datastore import HostedDatastore
 from rest_store.service.server.limits import Budget, Limits
-from rest_store.service.server.requests import M, document_of, parse, require_few, require_few_fields, require_size
-from rest_store.service.server.rights import require_write
-from rest_store.service.tokens import Grant
+from rest_store.service.server.requests import M, document_of, parse, require_few, require_size
+from rest_store.service.tokens import Grant, require_write
 from rest_store.v1 import datastore_pb2 as pb
 
 _MOST_BYTES = 64 << 20  # of all requests that are not done yet
 _PART_BYTES = 1 << 10  # that a request, and each of its documents or ids, counts for beside its message
 _THREADS = 4  # callers that share a commit
-_OTHER_FIELDS = 16  # of a request beside its documents or ids; at present there are two
 
 T = TypeVar("T")
 
@@ -50,29 +48,28 @@ class Writes:
     async def add(self, data: bytes, grant: Grant) -> bytes:
         """Answer an AddRequest."""
         request = self._parsed(pb.AddRequest, data, grant)
-        served = self._catalog.live(request.datastore, request.tokenizer_fingerprint, grant)
+        served = self._catalog.live(request.datastore, request.tokenizer_fingerprint)
         require_few("documents", len(request.documents), self._limits.max_contexts)
         documents = [document_of(document, number) for number, document in enumerate(request.documents)]
         ids = [document.id or uuid4().hex for document in request.documents]
         del request
-        response = pb.AddResponse(ids=ids).SerializeToString()
-        require_size("response", len(response), self._limits.max_message_bytes)  # while nothing has been added
-        await self._carried_out(served, lambda live: live.add(documents, ids), len(data), ids)
-        return response
+        size = pb.AddResponse(ids=ids, added=ids).ByteSize()
+        require_size("response", size, self._limits.max_message_bytes)  # while nothing has been added
+        added = await self._carried_out(served, lambda live: live.add(documents, ids), len(data), ids)
+        return pb.AddResponse(ids=ids, added=added.added).SerializeToString()
 
     async def delete(self, data: bytes, grant: Grant) -> bytes:
         """Answer a DeleteRequest."""
         request = self._parsed(pb.DeleteRequest, data, grant)
-        served = self._catalog.live(request.datastore, "", grant)
+        served = self._catalog.live(request.datastore, "")
         require_few("ids", len(request.ids), self._limits.max_contexts)
         ids = list(request.ids)
         deleted = await self._carried_out(served, lambda live: live.delete(ids), len(data), ids)
         return pb.DeleteResponse(deleted=deleted).SerializeToString()
 
     def _parsed(self, kind: type[M], data: bytes, grant: Grant) -> M:
-        """Return a message; one that may not write, or has too many fields, is refused before it is parsed."""
+        """Return a message; one that may not write is refused before it is parsed."""
         require_write(grant)
-        require_few_fields(data, self._limits.max_contexts + _OTHER_FIELDS)
         return parse(kind, data)
 
     async def _carried_out(

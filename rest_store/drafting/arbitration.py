@@ -1,0 +1,176 @@
+"""A step's choice between a session's tree, the chain of a trained head, and both in one tree.
+
+A head (EAGLE, MTP) is a drafter of the target model that takes time of its own. Where a text is copied, the tree alone
+is as good; where it is new, the head is better; in between both together have the most expected tokens per second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rest_store.datastore.tree import TokenTree
+from rest_store.datastore.validation import IntSequence
+from rest_store.drafting.costs import Pauses
+
+Floats = npt.NDArray[np.float64]
+
+_BUCKETS = (0.1, 0.3, 0.5, 0.7, 0.9)  # of the score of a tree's likeliest node: where it is sure, the head is, too
+_FIRST, _LATER = 0.7, 0.75  # acceptance of a head's first token, and of each later one, that is assumed at first
+_ASSUMED = 4.0  # tokens' worth of that assumption
+_KNOWN = 10.0  # tokens' worth of what all texts have shown, for a new one
+_KEPT, _KEPT_OF_TEXT = 0.998, 0.98  # what a token of the head leaves of earlier ones
+_MOST = 0.98  # acceptance that is believed
+
+
+_NO_TREE = TokenTree([], [], [], scores=[], origins=[])
+
+
+class Plan(NamedTuple):
+    """What a step is to verify.
+
+    Attributes:
+        tree: nodes of the session's tree, perhaps none.
+        head_tokens: how many tokens the head is to draft; 0: it is not run.
+        tokens: expected new tokens, with the bonus token.
+        seconds: what the step is expected to take, in the unit of its costs.
+        bucket: for `learn`.
+    """
+
+    tree: TokenTree
+    head_tokens: int
+    tokens: float
+    seconds: float
+    bucket: int
+
+
+class Head:
+    """A trained head beside draft sessions: what it costs, and what steps have shown of it.
+
+    How many of its tokens are accepted depends on the text, and on how sure the session is of its own first token; both
+    are learned from the steps that ran it. All texts share one.
+
+    Args:
+        seconds: float[k + 1], the time that it takes to draft 0, 1, .. k tokens, in the unit of a step's costs.
+
+    Not thread-safe.
+    """
+
+    def __init__(self, seconds: Sequence[float] | Floats) -> None:
+        self._seconds = np.asarray(seconds, np.float64)
+        # Tokens accepted, and tried: the first of a chain and later ones, by bucket.
+        shape = (2, len(_BUCKETS) + 2)  # the last one: no tree was drafted
+        self._tried = np.full(shape, _ASSUMED)
+        self._accepted = self._tried * np.array([[_FIRST], [_LATER]])
+        self._of_text = np.zeros((2, *shape))
+        # Nodes accepted, and promised by their scores.
+        self._kept_promises, self._of_text_promises = np.full(2, _ASSUMED), np.zeros(2)
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin another text: what is known of the one before counts for it as for any."""
+        self._of_text[:] = 0.0
+        self._of_text_promises = np.zeros(2)
+        self._pauses = Pauses()
+
+    def wants_tree(self) -> bool:
+        """Whether the session is to draft in this step; called once for each. It pauses where the head is enough."""
+        return self._pauses.ends()
+
+    def plan(self, tree: TokenTree | None, costs: Sequence[float] | Floats, drafting: float = 0.0) -> Plan:
+        """Return what a step is to verify: what has the most expected tokens per second.
+
+        Args:
+            tree: a session's, with scores, not cut by costs; None: it has not drafted.
+            costs: float[n + 1], the time of a step that verifies 0, 1, .. n draft tokens, in any unit.
+            drafting: the time that drafting the tree took.
+        """
+        is_drafted, tree = tree is not None, _NO_TREE if tree is None else tree
+        assert tree.scores is not None  # as sessions draft them
+        times = np.asarray(costs, np.float64)
+        order = np.argsort(-tree.scores, kind="stable")  # no child comes before its parent
+        scores = tree.scores[order].astype(np.float64)
+        bucket = len(_BUCKETS) + 1
+        if is_drafted:
+            bucket = int(np.searchsorted(_BUCKETS, scores[0] if scores.size else 0.0, side="right"))
+        by_depth = np.zeros((1 + scores.size, max(int(tree.depths.max(initial=0)), self._seconds.size - 1)))
+        by_depth[1 + np.arange(scores.size), tree.depths[order] - 1] = scores
+        # Chances that at least so many tokens are accepted: of the best n nodes, and of k tokens of the head.
+        of_tree = np.minimum(self._reliability * by_depth.cumsum(axis=0), 1.0)
+        of_head = np.zeros((self._seconds.size, of_tree.shape[1]))
+        survival = self._survival(bucket)
+        for count in range(1, self._seconds.size):
+            of_head[count, :count] = survival[:count]
+        # Either of two that are independent, given the bucket.
+        both = np.einsum("nd,kd->nk", of_tree, of_head)
+        tokens = 1 + of_tree.sum(axis=1)[:, None] + of_head.sum(axis=1)[None, :] - both
+        drafted = np.arange(1 + scores.size)[:, None] + np.arange(self._seconds.size)[None, :]
+        seconds = times[np.minimum(drafted, times.size - 1)] + self._seconds[None, :]
+        speeds = np.where(drafted < times.size, tokens / seconds, 0.0)
+        nodes, head_tokens = divmod(int(speeds.argmax()), self._seconds.size)
+        if is_drafted:
+            without_tree = float(tokens[nodes, head_tokens] / speeds[0].max())  # seconds for as many tokens
+            self._pauses.settle((without_tree - float(seconds[nodes, head_tokens]) - drafting) / float(times[0]))
+        best = float(tokens[nodes, head_tokens]), float(seconds[nodes, head_tokens])
+        return Plan(_part(tree, np.sort(order[:nodes])), head_tokens, *best, bucket)
+
+    def learn(self, plan: Plan, of_tree: int, of_head: int) -> None:
+        """Learn what became of a plan.
+
+        Args:
+            plan: what was verified.
+            of_tree: how many nodes of its tree the model wrote.
+            of_head: how many tokens of the head's chain the model wrote, whether they were in the tree or not.
+        """
+        if plan.tree.scores is not None and len(plan.tree):
+            promises = np.array([of_tree, float(plan.tree.scores.sum())])
+            self._kept_promises = _KEPT * self._kept_promises + promises
+            self._of_text_promises = _KEPT_OF_TEXT * self._of_text_promises + promises
+        if not plan.head_tokens:
+            return
+        accepted = min(of_head, plan.head_tokens)
+        new_accepted = np.array([accepted > 0, max(0, accepted - 1)], np.float64)
+        new_tried = np.array([1, min(accepted, plan.head_tokens - 1)], np.float64)
+        for counts, kept in (((self._accepted, self._tried), _KEPT), (self._of_text, _KEPT_OF_TEXT)):
+            for column, new in zip(counts, (new_accepted, new_tried), strict=True):
+                column[:, plan.bucket] = kept * column[:, plan.bucket] + new
+
+    @property
+    def _reliability(self) -> float:
+        """What scores of nodes are to be multiplied by, since the best of many promises are often too good."""
+        accepted, promised = self._kept_promises
+        of_text, promised_in_text = self._of_text_promises
+        return float((of_text + _KNOWN * accepted / promised) / (promised_in_text + _KNOWN))
+
+    def _survival(self, bucket: int) -> Floats:
+        """Return the chances that at least 1, 2, .. tokens of the head are accepted, float64[k]."""
+        known = self._accepted[:, bucket] / self._tried[:, bucket]
+        accepted, tried = self._of_text[:, :, bucket]
+        first, later = np.minimum((accepted + _KNOWN * known) / (tried + _KNOWN), _MOST)
+        chances: Floats = first * later ** np.arange(self._seconds.size - 1)
+        return chances
+
+
+def _part(tree: TokenTree, nodes: npt.NDArray[np.intp]) -> TokenTree:
+    """Return a tree of some nodes of `tree`, ascending, each with its parent."""
+    places = np.full(len(tree) + 1, -1)  # the last one stands for parent -1
+    places[nodes] = np.arange(nodes.size)
+    scores = None if tree.scores is None else tree.scores[nodes]
+    origins = None if tree.origins is None else tree.origins[nodes]
+    parents = places[tree.parents[nodes]]
+    return TokenTree(tree.tokens[nodes], parents, tree.counts[nodes], scores=scores, origins=origins)
+
+
+def with_chain(tree: TokenTree, chain: IntSequence) -> TokenTree:
+    """Return `tree` and the tokens of a chain as one tree, without scores: its own nodes first, then what is new."""
+    tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+    path = tree.longest_path(chain)
+    last = int(path[-1]) if len(path) else -1
+    for token in list(chain)[len(path) :]:
+        tokens.append(int(token))
+        parents.append(last)
+        last = len(tokens) - 1
+    return TokenTree(tokens, parents, [0] * len(tokens))

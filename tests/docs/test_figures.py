@@ -1,0 +1,111 @@
+"""The figures that a reader sees are those of benchmarks/results/."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from typing import Any
+
+import pytest
+
+from tests.shared.pages import PAGES, README, ROOT, section
+
+BENCHMARKS = PAGES["docs/benchmarks.md"]
+FAMILIES = {
+    "HumanEval, raw": "humaneval-raw",
+    "HumanEval, chat": "humaneval-chat",
+    "MT-Bench": "mt_bench",
+    "questions": "qa",
+    "mathematics": "math_reasoning",
+    "translation": "translation",
+    "summarization": "summarization",
+    "retrieval-augmented": "rag",
+    "**all**": "all",
+}
+
+
+def results(name: str) -> Any:
+    return json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text(encoding="utf-8"))["results"]
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """Return the rows of the first table of a text by their first cells."""
+    (lines,) = re.findall(r"\A.*?\n((?:\|[^\n]*\n)+)", text, re.DOTALL)
+    table = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines.splitlines()]
+    return {cells[0]: cells[1:] for cells in table[2:]}
+
+
+def test_the_table_of_speed() -> None:
+    families = results("speed_packed")["families"]
+    expected = {}
+    for shown, name in FAMILIES.items():
+        methods = [families[name][method] for method in ("transformers prompt lookup", "DraftSession")]
+        cells = [f"{method['speedup']:.2f} ({method['mean_tokens']:.2f})" for method in methods]
+        expected[shown] = [str(families[name]["plain"]["prompts"]), *cells]
+    assert rows(section(README, "Speed")) == expected
+
+
+def test_the_first_screen() -> None:
+    families = results("speed_packed")["families"]
+    session, lookup = (families["all"][name] for name in ("DraftSession", "transformers prompt lookup"))
+    mean = statistics.mean(families[name]["DraftSession"]["speedup"] for name in families if name != "all")
+    code = sum(families[name]["plain"]["prompts"] for name in ("humaneval-raw", "humaneval-chat"))
+    tokens = sum(results("quality_traces")["datastores"].values())
+    screen = " ".join(README.partition("## Start")[0].split())
+    for part in (
+        f"generates {session['speedup']:.2f} times as many tokens per second",
+        f"prompt lookup reaches {lookup['speedup']:.2f} times",
+        f"of {session['prompts']} prompts, {code} of them HumanEval's",
+        f"the median prompt is {session['median_speedup']:.2f} times as fast",
+        f"the mean of the eight families of prompts is {mean:.2f}",
+        f"hold {tokens / 1e6:.0f} million tokens",
+    ):
+        assert part in screen, part
+    assert session["identical"] == 1
+    remembered = {
+        (row["datastores"], row["remembered"]): row["M"]
+        for row in results("live_traces")["rows"][:100]
+        if row["nodes"] == 16
+    }
+    others = "the recycled logits of all others, no live datastore"
+    order = [(False, "nothing"), (True, "nothing"), (False, others), (True, others)]
+    assert re.findall(r"\d\.\d\d", screen.partition("is 2.36")[1] + screen.partition("is 2.36")[2])[:4] == [
+        f"{remembered[key]:.2f}" for key in order
+    ]
+
+
+@pytest.mark.parametrize("nodes", [16, 64])
+def test_the_table_of_replays(nodes: int) -> None:
+    table = [line for line in BENCHMARKS.splitlines() if line.startswith("| `DraftSession` |")]
+    expected = [
+        next(row["M"] for row in results(name)["rows"] if (row["drafting"], row["nodes"]) == ("session", nodes))
+        for name in ("quality_traces", "quality_answers")
+    ]
+    assert f"| `DraftSession` | {nodes} | {expected[0]:.2f} | {expected[1]:.2f} |" in table
+    assert f"{results('quality_traces')['reported']} of the 276 recordings" in " ".join(BENCHMARKS.split())
+    assert f"{results('quality_answers')['reported']} recorded answers" in " ".join(BENCHMARKS.split())
+
+
+def test_the_table_of_remembering() -> None:
+    table = rows(BENCHMARKS.partition("### Remembering what the model wrote")[2])
+    names = {"recycled logits of all others alone": "the recycled logits of all others, no live datastore"}
+    measured = {
+        (one["remembered"], one["nodes"], one["datastores"]): one["M"] for one in results("live_traces")["rows"]
+    }
+    for shown, cells in table.items():
+        name = names.get(shown, shown)
+        assert cells == [f"{measured[name, nodes, stores]:.2f}" for nodes in (16, 64) for stores in (False, True)]
+
+
+def test_the_table_of_vllm() -> None:
+    batches = results("vllm")["batches"]
+    names = {"n-gram lookup": "ngram", "rest-store, corpora": "corpora"}
+    names["rest-store, corpora and memory, warm"] = "corpora and memory, warm"
+    names |= {f"suffix decoding, {kind}": f"suffix, {kind}" for kind in ("cold", "warm")}
+    table = rows(section(BENCHMARKS, "In vLLM"))
+    measured = {
+        shown: [f"{one[name]['of none']:.2f} / {one[name]['decoding']['of none']:.2f}" for one in batches.values()]
+        for shown, name in names.items()
+    }
+    assert table == measured
