@@ -140,7 +140,7 @@ class Writer:
             "tokens_per_second": round(statistics.tokens_per_second, 2),
         }
         if statistics.remembered.ids:
-            facts["remembered"] = statistics.remembered.added
+            facts |= {"remembered": statistics.remembered.added, "duplicates": len(statistics.remembered.duplicates)}
         if remarks := self._remarks(statistics):
             facts["remarks"] = remarks
         if comparison is not None:
