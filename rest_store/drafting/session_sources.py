@@ -89,6 +89,7 @@ class SessionSources:
         native: the kernel's side of the session.
         datastores: those in this process, by place.
         members: the sessions elsewhere.
+        elsewhere: origins of these, as a bitmask.
         waited: seconds that the latest step spent on these.
 
     Raises:
@@ -110,6 +111,7 @@ class SessionSources:
         self.native, self.datastores = kernel_session(calibration, sources, learn=learn)
         self._names = source_names(sources)
         self.members: list[OpenMember] = []
+        self.elsewhere = 0
         self.waited = 0.0
         self._left_out: list[Drop] = []  # for good
         self._drops: list[Drop] = []  # from this step
@@ -136,6 +138,7 @@ class SessionSources:
             if isinstance(source, Store | PromptLookup | RecycledLogits):
                 continue
             assert isinstance(source, MemberSource)  # as `require_sources` has checked
+            self.elsewhere |= 1 << place
             origins = Origins(1 << place, places.get(PromptLookup, 0), places.get(RecycledLogits, 0))
             settings = MemberSettings(learn, tokenizer, PromptLookup in places, recycled, origins)
             try:
