@@ -159,7 +159,7 @@ class SessionSources:
     @property
     def drafts_here(self) -> bool:
         """Whether the kernel's tree is a part of the session's, also if members answer."""
-        return bool(self.datastores) or not self.members
+        return not self.members or bool(self.datastores)
 
     def send(self, limits: DraftLimits, *, services: bool) -> None:
         """Ask the members for the next step, if `services` are to be asked."""
@@ -325,9 +325,9 @@ def draft_step(sessions: Sequence[SessionSources], limits: Sequence[DraftLimits]
         for session, one in zip(sessions, limits, strict=True):
             session.send(one, services=services)
         drafts = _draft_here(sessions, limits, [i for i, session in enumerate(sessions) if session.drafts_here])
-        unanswered = [i for i, session in enumerate(sessions) if not session.receive() and i not in drafts]
+        unanswered = [i for i, session in enumerate(sessions) if session.members and not session.receive()]
         if unanswered:
-            drafts |= _draft_here(sessions, limits, unanswered)
+            drafts |= _draft_here(sessions, limits, [i for i in unanswered if i not in drafts])
         return [session.merge(drafts.get(i), limits[i]) for i, session in enumerate(sessions)]
     except BaseException:
         for session in sessions:
