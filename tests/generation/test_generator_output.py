@@ -12,7 +12,7 @@ import torch
 import rest_store
 from rest_store.errors import CalibrationError, DrafterError, ModeNotSupportedError
 from rest_store.generation import comparison
-from rest_store.generation.output import accepted_by_source, source_names
+from rest_store.generation.output import accepted_by_source
 from tests.shared.strategies import Corpus, refused, write_datastore
 from tests.shared.tiny import SameTree, prompts, text_tokenizer, tiny_model, write_model
 
@@ -121,13 +121,11 @@ def test_an_output_without_gain_says_why(model: Any) -> None:
 
 
 def test_sources_have_names(tmp_path: Path) -> None:
-    class Echo:
-        """Not asked for anything here."""
-
     store = rest_store.Datastore.open(write_datastore(tmp_path, Corpus(300, [[[5, 6, 7]]])))
-    kinds = [store, rest_store.PromptLookup(), rest_store.RecycledLogits(), Echo(), Echo()]
-    assert source_names(kinds) == [str(tmp_path), "prompt lookup", "recycled logits", "Echo", "Echo 5"]
-    assert source_names(lambda prompt: None) == source_names(None) == []
+    kinds = [store, rest_store.PromptLookup(), rest_store.RecycledLogits()]
+    generator = rest_store.Generator(tiny_model("llama"), None, kinds)
+    assert generator.source_names == [str(tmp_path), "prompt lookup", "recycled logits"]
+    assert rest_store.Generator(tiny_model("llama"), None, lambda prompt: None).source_names == []
 
 
 def test_tokens_count_for_each_source_that_drafted_them() -> None:
