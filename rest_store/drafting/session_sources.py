@@ -66,11 +66,13 @@ class OpenMember:
 
     Attributes:
         source: name of its source.
+        place: of its source in the session.
         member: the member.
         nodes: of its tree since the latest `accept`; None: whether it has one is unknown.
     """
 
     source: str
+    place: int
     member: Member
     nodes: Nodes | None = None
 
@@ -137,7 +139,7 @@ class SessionSources:
             origins = Origins(1 << place, places.get(PromptLookup, 0), places.get(RecycledLogits, 0))
             settings = MemberSettings(learn, tokenizer, PromptLookup in places, recycled, origins)
             try:
-                self.members += [OpenMember(name, member) for member in source.members(settings, self._text)]
+                self.members += [OpenMember(name, place, member) for member in source.members(settings, self._text)]
             except Exception as error:
                 self._left_out.append(Drop.of(name, error))
 

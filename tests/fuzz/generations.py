@@ -132,7 +132,7 @@ def _drafted(
         generator = rest_store.Generator(model, tokenizer, made, **plan.drafting)
         if plan.way == "generator":
             return write(lambda: generator.generate(prompt, **asked).result)
-        generation = generator.begin(prompt, **asked)
+        generation = generator.stream(prompt, **asked)
         steps = chance.randrange(1, 8) if plan.way == "left" else 10**9
         pieces: list[list[int]] = []
         for step, piece in enumerate(generation, start=1):

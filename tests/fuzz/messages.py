@@ -88,7 +88,9 @@ def times(data: bytes, number: int) -> bytes:
 def some_session(chance: random.Random) -> list[bytes]:
     """The messages of one session; in half of the cases all are as they should be."""
     text = [chance.randrange(9) for _ in range(chance.choice([1, 5, 100, 2000]))]
-    opening = pb.SessionOpening(tokens=text, prompt_lookup=True, recycled_logits=chance.choice([b"", b"key"]))
+    opening = pb.SessionOpening(
+        tokens=np.array(text, "<i4").tobytes(), prompt_lookup=True, recycled_logits=chance.choice([b"", b"key"])
+    )
     opening.selection.datastores.append(chance.choice(["one", "two"]))
     messages = [pb.DraftSessionRequest(open=opening)]
     for _ in range(chance.randrange(12)):
