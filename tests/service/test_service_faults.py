@@ -77,20 +77,6 @@ def eventually_idle(service: Service) -> None:
         assert time.monotonic() < end, left
 
 
-def test_a_paused_service_costs_no_more_than_the_deadline_and_goes_on_afterwards(service: Service) -> None:
-    with service.stub() as stub:
-        stub.Draft(ASKED)
-        talk = Talk(stub)
-        talk.ask(OPENING)
-        service.pause()
-        calls = [stub.Draft.future(ASKED, timeout=0.2) for _ in range(20)]
-        assert {call.exception().code() for call in calls} == {grpc.StatusCode.DEADLINE_EXCEEDED}
-        service.resume()
-        assert len(stub.Draft(ASKED, timeout=PATIENCE).trees) == 2
-        assert len(talk.ask(STEP).nodes) > 0
-        talk.close()
-
-
 def outcomes_of_a_crowd(service: Service, size: int) -> Counter[str | None]:
     """Ask `size` times while the service is paused; count the outcomes by our reasons, or else by gRPC's statuses."""
     with service.stub() as stub:
