@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -208,14 +207,6 @@ def test_long_texts_are_encoded_in_pieces_at_line_ends_and_in_several_batches(ch
     assert pieces[2].tolist() == []
     assert pieces[3].tolist() == whole[3]
     assert [decoded(chat, tokens) for tokens in pieces] == texts
-
-
-def test_several_threads_get_the_same_tokens(chat):
-    texts = [f"for i in range({number}): print(i)\n" * 20 for number in range(40)]
-    expected = [tokens.tolist() for tokens in chat.encode_batch(texts)]
-    with ThreadPoolExecutor(4) as pool:
-        results = list(pool.map(lambda _: [tokens.tolist() for tokens in chat.encode_batch(texts)], range(8)))
-    assert results == [expected] * 8
 
 
 # --- Showing tokens --------------------------------------------------------------------------------------------------
