@@ -15,6 +15,7 @@ import numpy.typing as npt
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.costs import Pauses
+from rest_store.errors import TreeError, describe
 
 Floats = npt.NDArray[np.float64]
 
@@ -87,9 +88,13 @@ class Head:
             tree: a session's, with scores, not cut by costs; None: it has not drafted.
             costs: float[n + 1], the time of a step that verifies 0, 1, .. n draft tokens, in any unit.
             drafting: the time that drafting the tree took.
+
+        Raises:
+            TreeError: the tree has no scores, such as one of `Datastore.draft`.
         """
         is_drafted, tree = tree is not None, _NO_TREE if tree is None else tree
-        assert tree.scores is not None  # as sessions draft them
+        if tree.scores is None:
+            raise TreeError(describe("head", "scores of the tree", "absent", "those that a session gives"))
         times = np.asarray(costs, np.float64)
         order = np.argsort(-tree.scores, kind="stable")  # no child comes before its parent
         scores = tree.scores[order].astype(np.float64)
