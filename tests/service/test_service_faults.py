@@ -18,7 +18,6 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from rest_store.datastore.kernel import native_kernel
 from rest_store.errors import OverloadedError
 from rest_store.service.errors import error_of_call
 from rest_store.v1 import datastore_pb2 as pb
@@ -148,7 +147,6 @@ def truncate(directory: Path) -> None:
         os.truncate(file, 4096)
 
 
-@pytest.mark.skipif(native_kernel() is None, reason="the numpy reference cannot keep a process alive")
 def test_a_datastore_truncated_underneath_is_unavailable_until_it_is_restored(
     service: Service, directory: Path, original: Path
 ) -> None:
