@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
+from rest_store.errors import TreeError, describe
 
 Floats = npt.NDArray[np.float64]
 
@@ -77,8 +78,12 @@ class Head:
         Args:
             tree: a session's, with scores, not cut by costs.
             costs: float[n + 1], the time of a step that verifies 0, 1, .. n draft tokens, in any unit.
+
+        Raises:
+            TreeError: the tree has no scores, such as one of `Datastore.draft`.
         """
-        assert tree.scores is not None  # as sessions draft them
+        if tree.scores is None:
+            raise TreeError(describe("head", "scores of the tree", "absent", "those that a session gives"))
         times = np.asarray(costs, np.float64)
         order = np.argsort(-tree.scores, kind="stable")  # no child comes before its parent
         scores = tree.scores[order].astype(np.float64)

@@ -119,14 +119,6 @@ def test_what_cannot_be_merged_is_refused(parts, out, tmp_path):
     assert leftovers(out) == []
 
 
-def test_a_failure_leaves_nothing(parts, out, monkeypatch):
-    monkeypatch.setattr(merge_module.Staging, "put_in_place", lambda self: (_ for _ in ()).throw(OutputError("full")))
-    with pytest.raises(OutputError, match="full"):
-        merge(parts, out)
-    assert not out.exists()
-    assert leftovers(out) == []
-
-
 def test_the_command(parts, out, capsys):
     arguments = [str(path) for path in parts] + ["--out", str(out)]
     assert merge_command.main([*arguments, "--json"], standalone_mode=False) is None

@@ -231,13 +231,6 @@ def test_a_full_disk_is_an_output_error(tmp_path):
         raise ResumeError("ours")
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may write anywhere")
-def test_a_place_without_write_permission(tmp_path):
-    tmp_path.chmod(0o500)
-    with pytest.raises(OutputError, match="Permission denied"):
-        Staging(tmp_path / "ds")
-
-
 def test_a_new_build_that_is_killed_while_it_clears_an_unfinished_one_leaves_nothing_to_resume(tmp_path, monkeypatch):
     fill(tmp_path / ".ds.building" / "datastore", NEW)
     (tmp_path / ".ds.building" / "plan.json").write_text("{}")
