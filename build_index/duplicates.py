@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from build_index.documents import Document
 
-DIGEST_BYTES = 32  # of a document
 BYTES_A_DOCUMENT = 16  # 8 for the digest, as many while runs are merged
 Digests = npt.NDArray[np.uint64]
 

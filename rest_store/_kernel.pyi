@@ -96,7 +96,7 @@ class NativeRecycledLogits:
     def __init__(self) -> None: ...
     def __len__(self) -> int: ...
     def rows(self, vocabulary_size: int, /) -> bytes:
-        """Return all rows, int32[n, 21], as `rest_store.drafting.recycled_logits_file` describes them."""
+        """Return all rows, int32[n, 21], as `rest_store.drafting.sources` describes them."""
 
     def add_rows(self, rows: npt.NDArray[np.int32], vocabulary_size: int, /) -> bool:
         """Add such rows; return False, and add nothing, if one is malformed."""

@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 import click
 
-MAX_NODES = 1024  # that of `rest_store.datastore.kernel`, which takes numpy
+from rest_store.datastore.kernel import MAX_NODES
+
 SETTINGS: dict[str, Any] = {
     "help_option_names": ["-h", "--help"],
     "show_default": True,

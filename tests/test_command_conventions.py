@@ -11,9 +11,7 @@ import click
 import pytest
 
 from rest_store.cli import main
-from rest_store.datastore.kernel import MAX_NODES
 from rest_store.options import FILE
-from rest_store.options import MAX_NODES as MOST_NODES
 
 ROOT = Path(__file__).resolve().parents[1]
 METAVARS = {
@@ -171,7 +169,3 @@ def test_an_option_of_one_name_is_one_option(shared: str) -> None:
     helps = {(one.help or "").removesuffix(" Repeatable.") for one in found.values()}
     assert len(helps) == 1, helps
     assert len({(one.metavar, type(one.type), one.name) for one in found.values()}) == 1
-
-
-def test_the_most_nodes_are_those_of_the_kernel() -> None:
-    assert MOST_NODES == MAX_NODES

@@ -40,6 +40,9 @@ class PromptLookup:
     def __repr__(self) -> str:
         return "PromptLookup()"
 
+    def __str__(self) -> str:
+        return "prompt lookup"
+
 
 class RecycledLogits:
     """Tokens that the target model itself found likely after similar contexts, as passed to `DraftSession.accept`.
@@ -115,16 +118,20 @@ class RecycledLogits:
     def __repr__(self) -> str:
         return f"RecycledLogits({counted(len(self), 'row')})"
 
+    def __str__(self) -> str:
+        return "recycled logits"
+
 
 # What a session takes: the client of a service is a `MemberSource`. It comes last, since protocols are slow to check.
 Source: TypeAlias = Store | PromptLookup | RecycledLogits | MemberSource
 
 
 def source_names(sources: Iterable[object]) -> list[str]:
-    """Return a name for each source: the path of a datastore in this process, of others what `str` says."""
+    """Return a name for each source: the path of a datastore in this process, the kind, or what `str` says."""
+    kinds: dict[type, str] = {PromptLookup: "prompt lookup", RecycledLogits: "recycled logits"}
     names: list[str] = []
     for source in sources:
-        name = str(source.path if isinstance(source, Store) else source)
+        name = kinds.get(type(source)) or str(source.path if isinstance(source, Store) else source)
         names.append(f"{name} ({len(names) + 1})" if name in names else name)
     return names
 

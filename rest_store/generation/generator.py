@@ -15,7 +15,7 @@ from transformers import StopStringCriteria
 
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.remembering import flush_all
-from rest_store.drafting.sources import RecycledLogits
+from rest_store.drafting.sources import RecycledLogits, source_names
 from rest_store.errors import DrafterError, DraftingWarning, ModeNotSupportedError, PromptError, describe
 from rest_store.generation.comparison import Comparison, Speedup, in_turns
 from rest_store.generation.conversation import rendered
@@ -23,7 +23,7 @@ from rest_store.generation.draft_sessions import SessionFactory
 from rest_store.generation.generate import session_factory_of
 from rest_store.generation.loop import Generation
 from rest_store.generation.options import Options
-from rest_store.generation.output import GeneratorOutput, Piece, accepted_by_source, source_names
+from rest_store.generation.output import GeneratorOutput, Piece, accepted_by_source
 from rest_store.generation.support import vocabulary_size
 
 Prompt = Any  # text, token ids, or what a tokenizer returns
@@ -39,6 +39,9 @@ class Generator:
         options: of `rest_store.generate`: `max_nodes`, `source_timeout`, `adaptive`, `remember`, `calibration`,
             `acceptance`.
 
+    Attributes:
+        source_names: a name for each source; none for a callable drafter.
+
     Raises:
         DrafterError, SourceError, NativeKernelError: `sources` cannot draft; see `rest_store.generate`.
         LimitError: an option out of range; RememberError: nothing can be added to `remember`; CalibrationError: see
@@ -53,7 +56,7 @@ class Generator:
         self.tokenizer = tokenizer
         self._sources = sources
         self._options = Options(**options)
-        self._source_names = source_names(sources)
+        self.source_names = source_names(sources) if isinstance(sources, list | tuple) else []
         self._calibration = functools.cache(Calibration.default)  # shared by all generations
         self._session_factory(self._options)
 
@@ -103,7 +106,7 @@ class Generator:
         texts = None
         if tokenizer is not None:
             texts = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in generation.tokens]
-        sources = accepted_by_source(generation.statistics.origins, self._source_names)
+        sources = accepted_by_source(generation.statistics.origins, self.source_names)
         return GeneratorOutput(result, generation.tokens, texts, generation.statistics, sources)
 
     def _compare(self, prompt: Prompt, options: dict[str, Any]) -> Comparison:

@@ -11,7 +11,6 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from rest_store.datastore.render import counted
 from rest_store.drafting.remembering import RememberCounts
-from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import DrafterError, ModeNotSupportedError, describe
 from rest_store.generation.comparison import Comparison
 from rest_store.generation.draft_sessions import DraftCounts
@@ -19,7 +18,6 @@ from rest_store.generation.drafts import Draft
 from rest_store.generation.rows import Row
 
 MODEL = "model"  # what stands for tokens that no source drafted
-_KINDS: dict[type, str] = {PromptLookup: "prompt lookup", RecycledLogits: "recycled logits"}
 
 
 @dataclass
@@ -237,16 +235,6 @@ def _by_token(rows: Sequence[list[torch.Tensor]]) -> tuple[torch.Tensor, ...]:
     zeros = torch.zeros_like(rows[0][0])
     steps = range(max(len(row) for row in rows))
     return tuple(torch.cat([row[step] if step < len(row) else zeros for row in rows]) for step in steps)
-
-
-def source_names(sources: object) -> list[str]:
-    """Return a name for each source: the path of a datastore, otherwise what it is; none for a callable drafter."""
-    names: list[str] = []
-    for source in sources if isinstance(sources, list | tuple) else ():
-        path = getattr(source, "path", None)
-        name = str(path) if path is not None else _KINDS.get(type(source), type(source).__name__)
-        names.append(f"{name} {len(names) + 1}" if name in names else name)
-    return names
 
 
 def accepted_by_source(origins: Sequence[Sequence[int]], names: Sequence[str]) -> dict[str, int]:

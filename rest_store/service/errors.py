@@ -68,7 +68,7 @@ _CONNECTIONS = {
     "WRONG_VERSION_NUMBER": "it does not speak TLS: leave out tls= and the options --tls...",
     "CERTIFICATE_VERIFY_FAILED": "its certificate is not trusted: name its authority with --tls-ca, or tls=Tls(ca)",
     "Hostname Verification": "its certificate is for another name: give it with --tls-server-name",
-    "Socket closed": "it hung up: if it speaks TLS, name its authority with --tls-ca, or tls=Tls(ca), "
+    ": Socket closed": "it hung up: if it speaks TLS, name its authority with --tls-ca, or tls=Tls(ca), "
     "and a client certificate where it requires one",
 }
 

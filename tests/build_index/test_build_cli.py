@@ -233,15 +233,6 @@ def test_an_error_of_the_system_is_one_line_too(corpus, tokenizer, out, monkeypa
     assert result.stderr == "Error: [Errno 13] Permission denied: '/some/file'\n"
 
 
-def test_a_file_too_large_for_the_process_is_one_line(tokenizer, out, tmp_path):
-    """RLIMIT_FSIZE stands for a full disk where none can be mounted."""
-    corpus = write_jsonl(tmp_path / "corpus.jsonl", documents(400))
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))"
-    process = run_build("--corpus", corpus, "--tokenizer", tokenizer, "--out", out, before=limit)
-    require_one_line(process, 1, "the datastore cannot be written (File too large)")
-    assert leftovers(out) == [".ds.building"], "what is complete can be resumed"
-
-
 def test_an_interrupt_is_status_130_and_can_be_resumed(corpus, tokenizer, out, tmp_path, monkeypatch):
     """SIGINT while a shard is being sorted: nobody waits for it."""
     arguments = ("--corpus", corpus, "--tokenizer", tokenizer, "--shard-tokens", 500)

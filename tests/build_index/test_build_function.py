@@ -18,7 +18,6 @@ from rest_store.errors import (
     CorpusError,
     CorpusNotFoundError,
     MemoryBudgetError,
-    OutputError,
     TokenizerLoadError,
 )
 from tests.shared.builds import contents, documents, write_jsonl, write_tokenizer
@@ -112,11 +111,3 @@ def test_errors_are_those_of_the_command(corpus: Path, tmp_path: Path, monkeypat
     monkeypatch.setitem(sys.modules, "pydivsufsort", None)  # type: ignore[arg-type]  # to import is what is not installed
     with pytest.raises(BuildError, match=r"pip install 'rest-store\[build\]'"):
         rest_store.build(corpus, tokenizer, out)
-
-
-def test_paths_with_a_nul_are_refused_by_name(corpus: Path, tmp_path: Path) -> None:
-    tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
-    with pytest.raises(CorpusError, match=r"path is invalid \(a NUL\), expected one of a file or a directory"):
-        rest_store.build("a\0b", tokenizer, tmp_path / "ds")
-    with pytest.raises(OutputError, match=r"path is invalid \(embedded null byte\), expected one of a directory"):
-        rest_store.build(corpus, tokenizer, "a\0b")

@@ -212,14 +212,6 @@ def test_another_build_begins_anew(interrupted, tokenizer, tmp_path):
     assert leftovers(interrupted.out) == []
 
 
-def test_the_memory_decides_the_size_of_shards_again(corpus, tokenizer, out, monkeypatch):
-    interrupt(monkeypatch, builder, "_manifest", 1)
-    with pytest.raises(KilledError):
-        build_quick(corpus, tokenizer, out, memory=4 << 30)
-    monkeypatch.undo()
-    assert build_quick(corpus, tokenizer, out).resumed_shards == 0
-
-
 def test_a_damaged_build_begins_anew(interrupted, expected):
     tokens = interrupted.out.parent / ".ds.building" / "datastore" / "shard-00001.tokens"
     tokens.write_bytes(tokens.read_bytes()[:-1])

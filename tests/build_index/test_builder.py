@@ -6,7 +6,6 @@ import hashlib
 import json
 import sys
 import threading
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -194,34 +193,6 @@ def test_no_more_shards_are_sorted_at_once_than_allowed(corpus, tokenizer, out, 
 
 
 # --- The same bytes --------------------------------------------------------------------------------------------------
-
-
-def test_neither_threads_nor_batches_nor_memory_change_a_byte(corpus, tokenizer, out, tmp_path, monkeypatch):
-    build_quick(corpus, tokenizer, out, shard_tokens=700)
-    expected = contents(out)
-    arguments = ["--corpus", corpus, "--tokenizer", tokenizer, "--shard-tokens", 700]
-    for count in (1, 2, 5):
-        run = run_build(*arguments, "--workers", count, "--out", tmp_path / f"with {count}")
-        assert run.returncode == 0, run.stderr
-        assert contents(tmp_path / f"with {count}") == expected
-    monkeypatch.setattr(slices, "_BATCH_CHARACTERS", 100)
-    build_quick(corpus, tokenizer, out, shard_tokens=700, memory=3 << 30)
-    assert contents(out) == expected
-
-
-def test_digests_on_disk_change_no_byte(corpus, tokenizer, out, tmp_path, monkeypatch):
-    doubled = write_jsonl(corpus, [text for text in TEXTS for _ in range(2)])
-    build_quick(doubled, tokenizer, out)
-    expected = contents(out)
-    monkeypatch.setattr(slices, "_BATCH_DOCUMENTS", 7)
-    plan = builder.plan_memory
-
-    def little(*arguments):
-        return replace(plan(*arguments), digests=64)
-
-    monkeypatch.setattr(builder, "plan_memory", little)
-    assert build_quick(doubled, tokenizer, out).duplicates == len(TEXTS)
-    assert contents(out) == expected
 
 
 # --- Over an old datastore -------------------------------------------------------------------------------------------

@@ -9,12 +9,10 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import pytest
 
 from build_index.corpus import open_corpus
 from build_index.corpus_spec import CorpusSpec
 from build_index.documents import CorpusCounts
-from rest_store.errors import CorpusNotFoundError
 from tests.shared.corpora import read_corpus, write_files
 
 
@@ -51,12 +49,6 @@ def test_provenance_is_json_and_holds_only_options_that_are_set(tmp_path):
     assert json.loads(json.dumps(corpus.provenance())) == {**expected, "split_files": 0, "skipped": {}, **options}
 
 
-def test_a_corpus_not_yet_read_counts_nothing(tmp_path):
-    write_files(tmp_path, {"a.py": "x"})
-    corpus = open_corpus(CorpusSpec(str(tmp_path)))
-    assert (corpus.bytes_read, corpus.provenance()["documents"]) == (0, 0)
-
-
 def test_an_abandoned_iteration_closes_its_file(tmp_path):
     path = tmp_path / "a.jsonl.gz"
     path.write_bytes(gzip.compress(b'{"text": "x"}\n' * 10))
@@ -70,11 +62,6 @@ def test_an_abandoned_iteration_closes_its_file(tmp_path):
 def _open_files():
     # The descriptor that lists the directory is gone when it is looked at: its link is broken.
     return {entry.readlink() for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
-
-
-def test_an_absent_directory_is_an_error(tmp_path):
-    with pytest.raises(CorpusNotFoundError, match=f"^{tmp_path}/absent/: corpus is absent"):
-        open_corpus(CorpusSpec(f"{tmp_path}/absent/"))
 
 
 def test_a_corpus_read_file_by_file_elsewhere_is_the_same(tmp_path):

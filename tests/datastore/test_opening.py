@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -157,16 +156,3 @@ def test_pages_around_those_asked_for_are_read_unless_the_datastore_is_larger_th
     of_shards = [found for path, found in flags.items() if path.startswith(str(directory))]
     assert len(of_shards) == 4
     assert all(("rr" in found) == scattered for found in of_shards)
-
-
-@pytest.mark.parametrize("command", [["info"], ["info", "--json"], ["check"], ["check", "--json"]])
-def test_a_path_that_is_not_utf_8(tmp_path: Path, command: list[str]) -> None:
-    directory = tmp_path / os.fsdecode(b"\xff.ds")
-    directory.mkdir()
-    write_datastore(directory, CORPUS)
-    code = "import sys; sys.argv[1:2] = sys.argv[1].split(); from rest_store.cli import main; main()"
-    out = run_python(code, " ".join(command), directory, PYTHONIOENCODING="utf-8:strict")
-    assert r"\udcff.ds" in out
-    if "--json" in command:
-        facts = json.loads(out)
-        assert facts.get("path", facts.get("datastore")) == str(directory)

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.arbitration import Head, with_chain
+from rest_store.errors import TreeError
 from tests.shared.members import scored
+from tests.shared.strategies import refused
 
 COSTS = 10 + 0.1 * np.arange(40)  # of a step, by the draft tokens that it verifies
 SURE = scored([1, 2, 3, 4], [-1, 0, 1, 2], [0.98, 0.96, 0.94, 0.92])
@@ -61,6 +63,10 @@ def test_what_a_head_is_worth_is_learnt_by_text_and_kept_for_others() -> None:
         plan = other.plan(NOTHING, COSTS)
         other.learn(plan, 0, plan.head_tokens)
     assert other.plan(NOTHING, COSTS).tokens > hoped
+
+
+def test_a_tree_without_scores_is_refused() -> None:
+    refused(TreeError, lambda: head(3.0).plan(TokenTree([1], [-1], [1]), COSTS), "head: scores of the tree is absent")
 
 
 def test_promises_of_trees_are_believed_as_far_as_they_are_kept() -> None:

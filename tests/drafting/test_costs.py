@@ -76,26 +76,6 @@ def test_costs_follow_the_load() -> None:
     assert costs.table(8, 30) == pytest.approx([saturated(8, drafted) for drafted in range(31)], rel=0.1)
 
 
-def test_steps_of_one_width_leave_the_slope_as_assumed() -> None:
-    costs = StepCosts()
-    for _ in range(100):
-        costs.observe(4, 32, 50.0)
-    times = costs.table(4, 32)
-    assert times[32] == pytest.approx(50.0, rel=0.05)
-    assert 0.3 < times[0] / times[32] < 0.9
-
-
-def test_plain_steps_are_measured_first_and_then_now_and_then() -> None:
-    policy = DraftPolicy()
-    plain = []
-    for step in range(1000):
-        if not policy.wants_drafts():
-            plain.append(step)
-        policy.observe(4, 8, 30.0)
-    assert plain[:3] == [0, 16, 48]
-    assert len(plain) == 10
-
-
 # --- Reliability of scores --------------------------------------------------------------------------------------------
 
 
@@ -168,26 +148,6 @@ def test_costs_for_a_session_are_those_of_steps_until_promises_fail() -> None:
     after = policy.costs(1, 16)
     assert after[0] == before[0]
     assert after[16] - after[0] == pytest.approx(3.2 * (before[16] - before[0]), rel=0.1)
-
-
-def test_half_kept_promises_count_half() -> None:
-    """One more token costs 0.95 ms, which a score of 0.06 brings in at one row, and one of 0.03 does not."""
-    policy = learned(cpu, 1)
-    assert policy.chosen([[0.06]], 1) == [1]
-    for _ in range(100):
-        policy.judge(1, 4.0, 1.6)
-    assert policy.chosen([[0.06]], 1) == [0]
-    assert policy.chosen([[0.12]], 1) == [1]
-
-
-def test_broken_promises_are_forgotten() -> None:
-    policy = learned(cpu, 1)
-    for _ in range(100):
-        policy.judge(1, 2.0, 0.0)
-    assert policy.chosen([[0.3]], 1) == [0]
-    for _ in range(1000):
-        policy.wants_drafts()
-    assert policy.chosen([[0.3]], 1) == [1]
 
 
 # --- Generations by a clock of known costs ----------------------------------------------------------------------------

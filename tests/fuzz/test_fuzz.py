@@ -57,7 +57,6 @@ def test_a_campaign_goes_on_after_failures_and_says_how_to_run_them_again(capfd:
         ("generations", 7, range(8)),
         ("messages", 0, (0, 3, 6, 7, 9)),
         ("damage", 2, range(150)),
-        ("kills", 0, (5,)),
         ("engine_batches", 1, range(12)),
         ("live_kills", 0, range(3)),
     ],

@@ -12,7 +12,7 @@ import torch
 import rest_store
 from rest_store.errors import CalibrationError, DrafterError, ModeNotSupportedError
 from rest_store.generation import comparison
-from rest_store.generation.output import accepted_by_source, source_names
+from rest_store.generation.output import accepted_by_source
 from tests.shared.strategies import Corpus, refused, write_datastore
 from tests.shared.tiny import SameTree, prompts, text_tokenizer, tiny_model, write_model
 
@@ -120,14 +120,14 @@ def test_an_output_without_gain_says_why(model: Any) -> None:
 # --- Sources ----------------------------------------------------------------------------------------------------------
 
 
-def test_sources_have_names(tmp_path: Path) -> None:
-    class Echo:
-        """Not asked for anything here."""
-
-    store = rest_store.Datastore.open(write_datastore(tmp_path, Corpus(300, [[[5, 6, 7]]])))
-    kinds = [store, rest_store.PromptLookup(), rest_store.RecycledLogits(), Echo(), Echo()]
-    assert source_names(kinds) == [str(tmp_path), "prompt lookup", "recycled logits", "Echo", "Echo 5"]
-    assert source_names(lambda prompt: None) == source_names(None) == []
+@pytest.mark.filterwarnings("ignore::rest_store.errors.DraftingWarning")
+def test_sources_have_names(model: Any, store: rest_store.Datastore) -> None:
+    clients = [rest_store.DatastoreClient("127.0.0.1:1", datastore=name, timeout=0.01) for name in ("code", None, None)]
+    sources = [store, *clients, rest_store.PromptLookup(), rest_store.RecycledLogits()]
+    output = rest_store.Generator(model, None, sources, **STEADY).generate(prompts(1), **FIXED)
+    places = ["code at 127.0.0.1:1", "127.0.0.1:1", "127.0.0.1:1 (4)"]
+    assert list(output.sources) == [str(store.path), *places, "prompt lookup", "recycled logits", "model"]
+    assert {name for name, _ in output.statistics.drafts.dropped} == set(places)
 
 
 def test_tokens_count_for_each_source_that_drafted_them() -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -118,14 +117,6 @@ def session_nodes(**columns: Any) -> bytes:
     return Nodes(**(NODES | columns)).packed()
 
 
-def test_a_tree_of_a_session_is_read() -> None:
-    tree = read_session_tree(session_nodes(), VOCABULARY, DraftLimits(3), SWAPPED, "peer")
-    expected = TokenTree([1, 2, 3], [-1, 0, -1], [0] * 3, scores=NODES["scores"], origins=[2, 1, 4])
-    assert tree == expected
-    assert tree.depths.tolist() == [1, 2, 1]
-    assert len(read_session_tree(b"", VOCABULARY, DraftLimits(3), SWAPPED, "peer")) == 0
-
-
 @pytest.mark.parametrize(
     ("what", "nodes", "limits"),
     [
@@ -151,16 +142,6 @@ def test_each_fault_of_a_tree_of_a_session_is_named(what: str, nodes: bytes, lim
     )
 
 
-@given(st.binary(max_size=60))
-def test_malformed_messages_are_refused(data: bytes) -> None:
-    try:
-        pb.DraftResponse.FromString(data)
-    except DecodeError:
-        refused(ProtocolError, lambda: parse(pb.DraftResponse, data, "peer"), "peer: DraftResponse")
-    else:
-        assert isinstance(parse(pb.DraftResponse, data, "peer"), pb.DraftResponse)
-
-
 def test_a_peer_that_says_ok_and_nothing_else_is_refused() -> None:
     refused(ProtocolError, lambda: parse(pb.DraftResponse, None, "peer"), "peer: DraftResponse is no message")  # type: ignore[arg-type]
 
@@ -182,12 +163,6 @@ def description(**changes: Any) -> pb.DatastoreDescription:
 )
 def test_invalid_descriptions_are_refused(datastores: list[pb.DatastoreDescription]) -> None:
     refused(ProtocolError, lambda: service_info(pb.DescribeResponse(datastores=datastores), (), None, "peer"))
-
-
-def test_a_description_is_read() -> None:
-    described = pb.DescribeResponse(datastores=[description(token_count=5)])
-    (found,) = service_info(described, ("a",), None, "peer").datastores
-    assert (found.name, found.token_count, found.is_live, found.tokenizer.vocabulary_size) == ("a", 5, False, 9)
 
 
 def test_trees_of_parts_are_summed_by_path() -> None:

@@ -178,8 +178,8 @@ def test_info_says_what_is_served(client: Any, connect: Callable[..., Any], serv
         assert getattr(described, name) == getattr(expected, name)
     assert abs((described.built - expected.built).total_seconds()) < 1
     assert (found.tokenizer, found.token_count) == (expected.tokenizer, expected.token_count)
-    assert rest_store.DatastoreClient("a:1").name == "a:1"
-    assert rest_store.DatastoreClient("a:1,b:1", datastore=["one", "two"]).name == "one, two at a:1,b:1"
+    assert str(rest_store.DatastoreClient("a:1")) == "a:1"
+    assert str(rest_store.DatastoreClient("a:1,b:1", datastore=["one", "two"])) == "one, two at a:1,b:1"
     assert (found.version, found.limits["max_contexts"]) == (rest_store.__version__, 100)
     both = connect(service.target, tokenizer=identity(VOCABULARY)).connect()
     assert [one.name for one in both.datastores] == ["one", "two"]

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from rest_store.errors import (
-    ContextTypeError,
     DocumentError,
     LiveFormatError,
     MessageSizeError,
@@ -165,16 +164,6 @@ def test_a_client_of_frozen_datastores_has_to_name_a_live_one(service: Service) 
     with DatastoreClient(service.target, datastore="a", timeout=PATIENCE) as client:
         refused(UnknownDatastoreError, lambda: client.add([[1]]), "datastore to write to is 0 live ones asked")
         assert client.delete(client.add([[1]], datastore="chat"), datastore="chat") == 1
-
-
-@pytest.mark.parametrize("data", [b"\x1a", b"\x1a\x80", b"\x80" * 100, b"\x1b", b"\x1a\5\0", b"\x1f", b"\x61\0"])
-def test_malformed_messages_are_refused(data: bytes, tmp_path: Path) -> None:
-    catalog = Catalog([], [("chat", tmp_path / "chat")], identity(VOCABULARY))
-    handlers = Writes(catalog, Limits())
-    for handle, request in ((handlers.add, addition(document())), (handlers.delete, removal("x"))):
-        with pytest.raises(ContextTypeError):
-            asyncio.run(handle(request.SerializeToString() + data, ALL_ALLOWED))
-    catalog.close()
 
 
 def removal(*ids: str) -> pb.DeleteRequest:

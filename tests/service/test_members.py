@@ -377,18 +377,6 @@ def test_another_service_takes_over(service: Service, steady: Service, end: Call
         assert openings(relay)[0].tokens == packed(stepper.text)
 
 
-def test_a_killed_service_is_found_again_with_the_text_so_far(service: Service) -> None:
-    with stepping(service.target) as stepper:
-        stepper.step()
-        service.kill()
-        while not fails(stepper):
-            pass
-        stepper.accept(3, 1)
-        service.restart()
-        until(lambda: not fails(stepper))
-        until(lambda: sessions_of(service)[0] == 1)
-
-
 def test_a_session_that_ended_idle_is_opened_again_without_a_step_undrafted(directory: Path) -> None:
     options = ["--metrics=127.0.0.1:0", "--session-idle-seconds=1"]
     with running(f"one={directory}", options=options) as service, stepping(service.target) as stepper:

@@ -204,9 +204,3 @@ def test_work_beyond_the_limit_is_refused_at_once(directories: dict[str, Path]) 
         reasons = [None if call.exception() is None else reason_of(call.exception()) for call in calls]
         assert set(reasons) == {None, "OVERLOADED"}
         assert len(stub.Draft(request).trees) == 500  # what was in flight has left
-
-
-def test_the_unix_socket_answers_the_same(service: Service, stub: Stub) -> None:
-    request = pb.DraftRequest(selection=BOTH, contexts=contexts_of([1, 2, 3]))
-    with service.stub(service.unix) as other:
-        assert other.Draft(request) == stub.Draft(request)

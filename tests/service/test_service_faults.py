@@ -18,7 +18,6 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from rest_store.datastore.kernel import native_kernel
 from rest_store.errors import OverloadedError
 from rest_store.service.errors import error_of_call
 from rest_store.v1 import datastore_pb2 as pb
@@ -75,20 +74,6 @@ def eventually_idle(service: Service) -> None:
     end = time.monotonic() + PATIENCE
     while (left := [metrics_of(service)[name,] for name in ("rest_store_streams", "rest_store_in_flight")]) != [0, 0]:
         assert time.monotonic() < end, left
-
-
-def test_a_paused_service_costs_no_more_than_the_deadline_and_goes_on_afterwards(service: Service) -> None:
-    with service.stub() as stub:
-        stub.Draft(ASKED)
-        talk = Talk(stub)
-        talk.ask(OPENING)
-        service.pause()
-        calls = [stub.Draft.future(ASKED, timeout=0.2) for _ in range(20)]
-        assert {call.exception().code() for call in calls} == {grpc.StatusCode.DEADLINE_EXCEEDED}
-        service.resume()
-        assert len(stub.Draft(ASKED, timeout=PATIENCE).trees) == 2
-        assert len(talk.ask(STEP).nodes) > 0
-        talk.close()
 
 
 def outcomes_of_a_crowd(service: Service, size: int) -> Counter[str | None]:
@@ -162,7 +147,6 @@ def truncate(directory: Path) -> None:
         os.truncate(file, 4096)
 
 
-@pytest.mark.skipif(native_kernel() is None, reason="the numpy reference cannot keep a process alive")
 def test_a_datastore_truncated_underneath_is_unavailable_until_it_is_restored(
     service: Service, directory: Path, original: Path
 ) -> None:

@@ -115,15 +115,15 @@ def test_long_texts_wait_for_a_thread_of_their_own_and_are_dropped_with_their_cl
 ) -> None:
     begun: list[int] = []
     go_on = threading.Event()
-    take_prompt = served_session.take_prompt
+    text_of = served_session.text_of
 
-    def held(native: Any, text: Any, rows: Any) -> None:
-        if len(text) > 4096:
-            begun.append(len(text))
+    def held(data: bytes, vocabulary_size: int) -> Any:
+        if len(data) > 4 * 4096:
+            begun.append(len(data) // 4)
             assert go_on.wait(PATIENCE)
-        take_prompt(native, text, rows)
+        return text_of(data, vocabulary_size)
 
-    monkeypatch.setattr(served_session, "take_prompt", held)
+    monkeypatch.setattr(served_session, "text_of", held)
     long, heavy = opening(*[1] * 5000), pb.DraftRequest(contexts=[pb.Context(tokens=[1])] * 500)
 
     async def run() -> None:

@@ -95,7 +95,7 @@ def test_one_late_answer_costs_that_step_and_no_session(service: Service) -> Non
         before = opened()
         go_on.clear()
         draft_all(sessions, 8)
-        assert [session.statistics.absent[client.name].steps for session in sessions] == [1] * 8
+        assert [session.statistics.absent[str(client)].steps for session in sessions] == [1] * 8
         accept_all(sessions, [[3]] * 8)
         go_on.set()
         until(lambda: (draft_all(sessions, 8), not any(session.statistics.absent for session in sessions))[1])

@@ -26,9 +26,8 @@ from tests.shared.sessions import (
 from tests.shared.strategies import identity
 
 LARGEST = (64 << 10) + 512 * CONTEXTS  # bytes of a message but the first
-THREE = pb.Selection(datastores=["a", "b", "c"])
 FIRST = opening(1, 2)
-NAN, INFINITE = math.nan, math.inf
+NAN = math.nan
 
 
 @pytest.fixture(scope="module")

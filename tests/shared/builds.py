@@ -127,17 +127,15 @@ def signal_at_step(directory: Path, number: signal.Signals, step: int, *, after_
     return _SIGNAL_AT_STEP.format(place=str(directory), number=int(number), after_rename=after_rename, step=step)
 
 
-def require_whole(out, old, expected):
-    """After a kill: the datastore there is the new one, the old one, or none; return the shards kept beside it."""
+def require_whole_and_resumable(arguments, out, old, expected):
+    """After a kill: the datastore there is the new one, the old one, or none, and another build makes the new one.
+
+    That resumes, or begins anew where there is nothing to resume. Return the shards that were kept.
+    """
     assert leftovers(out) in ([], [".ds.building"])
     files = contents(out)
     assert files in ([expected] if old is None else [expected, old]) or (not out.exists() and old is None)
-    return kept_shards(out)
-
-
-def require_whole_and_resumable(arguments, out, old, expected):
-    """The same; then resume, or build anew where there is nothing to resume. Return the shards that were kept."""
-    kept = require_whole(out, old, expected)
+    kept = kept_shards(out)
     run = build_here(*arguments, "--out", out, "--resume")
     if run.exit_code:
         assert "unfinished build is absent" in run.output, run.output

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
 import re
 import struct
 import zlib
@@ -75,16 +74,6 @@ def sorted_suffixes(symbols: list[int], separator: int) -> list[int]:
 
 def identity(vocabulary_size: int) -> TokenizerIdentity:
     return TokenizerIdentity("test", "sha256:" + f"{vocabulary_size:064x}", vocabulary_size, {}, {})
-
-
-def corpus_of_phrases(chance: random.Random, alphabet: int, documents: int) -> Corpus:
-    """A corpus in which some sequences repeat."""
-    phrases = [[chance.randrange(alphabet) for _ in range(chance.randrange(1, 9))] for _ in range(5)]
-    drawn = [
-        [token for phrase in chance.choices(phrases, k=chance.randrange(1, 6)) for token in phrase]
-        for _ in range(documents)
-    ]
-    return Corpus(300, [drawn[::2], drawn[1::2]])
 
 
 def write_datastore(directory: Path, corpus: Corpus) -> Path:

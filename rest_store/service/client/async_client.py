@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 _MOST_THREADS = 64  # calls that wait at once; others begin when one of these has ended
 
 
-def _awaited(method: Callable[Concatenate[B, P], T]) -> Callable[Concatenate[Any, P], Awaitable[T]]:
+def _awaited(method: Callable[Concatenate[B, P], T]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
     """Return the method that calls `method` of the blocking object in a thread, and is awaited."""
 
     @functools.wraps(method)

@@ -297,8 +297,7 @@ class DatastoreClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def name(self) -> str:
+    def __str__(self) -> str:
         """What it was made with, for statistics: "code at 127.0.0.1:50051", or the target alone."""
         return f"{', '.join(self._names)} at {self._target}" if self._names else self._target
 
