@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -57,13 +56,6 @@ def test_a_template_that_is_not_utf8_is_refused(byte_level_file, tmp_path):
     (tmp_path / "chat_template.jinja").write_bytes("café".encode("latin-1"))
     with pytest.raises(TokenizerLoadError, match=r"chat_template\.jinja: chat template is not UTF-8"):
         load_tokenizer(tmp_path)
-
-
-def test_templates_with_strange_names_are_passed_over(byte_level_file, tmp_path):
-    (tmp_path / "tokenizer.json").write_bytes(byte_level_file.read_bytes())
-    templates = [{"name": ["x"], "template": "x"}, 7, {"name": "default", "template": "{{ messages[0].role }}"}]
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
-    assert rendered(load_tokenizer(tmp_path / "tokenizer.json"), "hi") == "user"
 
 
 def test_a_directory_with_only_a_tokenizer_json_is_loaded(byte_level_file):
@@ -208,14 +200,6 @@ def test_long_texts_are_encoded_in_pieces_at_line_ends_and_in_several_batches(ch
     assert pieces[2].tolist() == []
     assert pieces[3].tolist() == whole[3]
     assert [decoded(chat, tokens) for tokens in pieces] == texts
-
-
-def test_several_threads_get_the_same_tokens(chat):
-    texts = [f"for i in range({number}): print(i)\n" * 20 for number in range(40)]
-    expected = [tokens.tolist() for tokens in chat.encode_batch(texts)]
-    with ThreadPoolExecutor(4) as pool:
-        results = list(pool.map(lambda _: [tokens.tolist() for tokens in chat.encode_batch(texts)], range(8)))
-    assert results == [expected] * 8
 
 
 # --- Showing tokens --------------------------------------------------------------------------------------------------

@@ -15,9 +15,8 @@ import rest_store
 import rest_store.generation.generate as entry
 from rest_store.datastore.tree import TokenTree
 from rest_store.generation import loop
-from rest_store.generation.drafts import EMPTY
 from rest_store.generation.verify import Verifier
-from tests.shared.members import ScriptedSource
+from tests.shared.members import ScriptedSource, scored
 from tests.shared.strategies import Corpus, write_datastore
 from tests.shared.tiny import VOCABULARY, SameTree, Scripted, futures_of, prompts, right, tiny_model
 
@@ -167,7 +166,7 @@ def test_a_slow_service_that_adds_nothing_is_asked_less_while_the_rest_drafts_on
     model = tiny_model("llama")
     plain = model.generate(**prompts(1), max_new_tokens=120, do_sample=False)
     store = rest_store.Datastore.open(write_datastore(tmp_path, Corpus(VOCABULARY, [[plain[0].tolist()]])))
-    slow = Slow(EMPTY)
+    slow = Slow(scored([], [], []))
     output = model.generate(
         **prompts(1),
         max_new_tokens=120,
