@@ -126,7 +126,7 @@ class Writer:
             click.echo(json.dumps(self._facts(output), ensure_ascii=False))
             return output
         click.echo()
-        click.echo("; ".join([output.statistics.summary(), *self._remarks(output.statistics)]))
+        click.echo("; ".join([str(output.statistics), *self._remarks(output.statistics)]))
         if output.comparison is not None:
             click.echo(str(output.comparison))
         return output

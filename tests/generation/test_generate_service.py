@@ -99,9 +99,7 @@ def test_a_service_that_goes_away_half_way_changes_nothing(
     with running(datastore) as service, rest_store.DatastoreClient(service.target, send_text=send_text) as client:
         assert client.connect().datastores
         ways = {"killed": service.kill, "stopped": service.stop, "paused": service.pause}
-        with pytest.warns(
-            DraftingWarning, match=f"went on without a session or source: .* at {service.target}: "
-        ) as issued:
+        with pytest.warns(DraftingWarning, match=f"went on without a session or source: {service.target}: ") as issued:
             output = drafted(model, inputs, client, OnTokens(NEW_TOKENS // 2, ways[way]))
         assert len(issued) == 1
         assert output.sequences[0].tolist() == plain
