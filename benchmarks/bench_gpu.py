@@ -4,6 +4,8 @@ The model has the shape of a 7B Llama. Its outputs are recorded ones, forced by 
 is that of the recordings' model. Reported: tokens a second beside `generate` of transformers with a static cache, which
 replays the same recordings; and the share of a drafted generation that is spent outside forward passes.
 
+--cost-model writes what a step takes by its rows, cached and verified tokens; `rest-store bench replay` reads it.
+
 --shape tiny --device cpu runs everything on a processor, to see that it works; such figures mean nothing.
 """
 
@@ -15,20 +17,24 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
+import numpy as np
 import torch
+import transformers
 from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor
 
 import rest_store
 from rest_store.bench.options import datastores_option, recordings_option, result_options
 from rest_store.bench.recordings import Recording, read_recordings
-from rest_store.bench.results import write_result
-from rest_store.options import SETTINGS
+from rest_store.bench.results import write_result, write_text
+from rest_store.options import FILE, SETTINGS, to_be_written
 
 SHAPES = {
     "7b": {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32},
     "tiny": {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4},
 }
 VOCABULARY = 49_152  # of the recordings
+ROWS, CACHED, VERIFIED = (1, 4, 16), (128, 1024), (1, 8, 32)  # of the steps that are measured
+PASSES = 10  # over each, of which the fastest counts
 
 
 class Replay(LogitsProcessor):
@@ -55,6 +61,9 @@ class Replay(LogitsProcessor):
 @recordings_option()
 @datastores_option
 @click.option("--prompts", metavar="N", default=10, help="Recordings to replay.")
+@click.option(
+    "--cost-model", metavar="FILE", type=FILE, callback=to_be_written, help="Write what a step takes, as JSON."
+)
 @result_options
 def main(**options: Any) -> None:
     torch.manual_seed(0)
@@ -65,6 +74,10 @@ def main(**options: Any) -> None:
         torch.set_default_dtype(torch.bfloat16)
         model = LlamaForCausalLM(config).eval()
         torch.set_default_dtype(torch.float32)
+    if options["cost_model"] is not None:
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "a processor"
+        source = f"transformers {transformers.__version__}, shape {options['shape']}, bfloat16, on {name}"
+        write_text(options["cost_model"], json.dumps({"source": source, **step_costs(model)}, indent=1) + "\n")
     recordings = [one for path in options["recordings"] for one in read_recordings(path)][: options["prompts"]]
     results = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "none",
@@ -72,6 +85,29 @@ def main(**options: Any) -> None:
     }
     print(json.dumps(results, indent=1))
     write_result(options["out"], "gpu", options, ("numpy", "torch", "transformers"), results)
+
+
+def step_costs(model: Any) -> dict[str, float]:
+    """Return the constants of a `CostModel`, fitted to forward passes over random tokens; `fixed` has the overhead."""
+    widths, seconds = [], []
+    for rows in ROWS:
+        for cached in CACHED:
+            cache = transformers.DynamicCache()
+            with torch.no_grad():
+                model(torch.randint(VOCABULARY, (rows, cached), device=model.device), past_key_values=cache)
+                for verified in VERIFIED:
+                    ids = torch.randint(VOCABULARY, (rows, verified), device=model.device)
+                    times = []
+                    for _ in range(PASSES):
+                        began = time.perf_counter()
+                        model(ids, past_key_values=cache)[0][0, 0, 0].item()  # waits for the device
+                        times.append(time.perf_counter() - began)
+                        cache.crop(-verified)
+                    widths.append((1, rows * cached, rows * verified))
+                    seconds.append(min(times))
+    fixed, cached_token, verified_token = np.linalg.lstsq(np.array(widths, float), np.array(seconds), rcond=None)[0]
+    least = {"fixed": fixed, "cached_token": cached_token, "verified_token": verified_token}
+    return {"overhead": 0.0, **{name: max(float(time), 0.0) for name, time in least.items()}}
 
 
 def generation_rates(

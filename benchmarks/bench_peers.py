@@ -141,7 +141,7 @@ def figures_of(outcome: Outcome, times: Sequence[float]) -> dict[str, Any]:
     step = percentiles(1e6 * seconds for seconds in times)
     return {
         "M": round(outcome.mean_accepted, 4),
-        "nodes a step": round(outcome.drafted / max(1, outcome.steps), 2),
+        "nodes a step": round(outcome.drafted, 2),
         **{f"us a step, {part}": step[part] for part in ("median", "mean", "p99")},
     }
 

@@ -3,18 +3,13 @@
 Contexts are the 16 tokens before random places of recorded outputs. Half of them, from other recordings, warm up pages
 and caches; a tenth of these is queried first, after dropping the pages of the files (cold). Each of the others is
 queried once (warm). Several datastores take turns of 2,500 contexts: give some of several sizes, or of the same tokens
-in other shards. Times are microseconds per context on one thread unless stated otherwise, with garbage collection off.
-
---leave takes memory away first: with less than a datastore's size, that shows one larger than memory.
+in other shards. Times are microseconds per context on one thread, with garbage collection off.
 """
 
 from __future__ import annotations
 
 import gc
-import json
 import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -34,13 +29,10 @@ from rest_store.bench.options import (
 )
 from rest_store.bench.recordings import read_recordings
 from rest_store.bench.results import write_result
-from rest_store.datastore.store import Store
 from rest_store.options import SETTINGS
 
 LENGTH = 16
 TURN = 2_500
-BATCH = 64
-ROUNDS = 5
 Contexts = list[list[int]]
 
 
@@ -52,19 +44,16 @@ Contexts = list[list[int]]
 @recordings_option()
 @datastores_option
 @click.option("--contexts", "count", metavar="N", default=20_000, help="Number of contexts.")
-@click.option("--leave", metavar="GIB", type=float, help="Take memory away until this many GiB are available.")
 @seed_option
 @result_options
 def main(
     recordings: tuple[Path, ...],
     datastores: tuple[Path, ...],
     count: int,
-    leave: float | None,
     seed: int,
     out: Destination,
 ) -> None:
     require_datastores(datastores, "bench_query.py")
-    taken = take_memory(leave)  # noqa: F841  kept until the end
     warm_up, measured = read_contexts(recordings, count, seed)
     gc.disable()
     print(f"{len(measured):,} contexts measured")
@@ -80,26 +69,15 @@ def main(
         for name, store in stores.items():
             warm[name] += time_each(store.draft, measured[start : start + TURN])
     results: dict[str, Any] = {"contexts": len(measured), "datastores": {}}
-    for (name, store), path in zip(stores.items(), datastores, strict=True):
+    for name, store in stores.items():
         info = store.info()
         results["datastores"][name] = {"tokens": info.token_count, "shards": info.shard_count, "bytes": info.size}
-        results["datastores"][name] |= cost_of_opening(path)
         results[f"{name}, draft, cold"] = show(f"{name}, draft, cold", cold[name])
         results[f"{name}, draft"] = show(f"{name}, draft", warm[name])
     first = next(iter(stores.values()))
     matches = time_each(first.longest_suffix_match, measured)
     results["longest_suffix_match"] = show("longest_suffix_match", matches)
-    results["batch of 64"] = compare_batch(first, measured)
     write_result(out, "query", click.get_current_context().params, ("numpy", "rest-store"), results)
-
-
-def take_memory(leave: float | None) -> np.ndarray | None:
-    """Return an array in memory that leaves `leave` GiB available."""
-    if leave is None:
-        return None
-    lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    return np.ones(max(0, available - int(leave * 2**30)), dtype=np.uint8)
 
 
 def read_contexts(recordings: Sequence[Path], count: int, seed: int) -> tuple[Contexts, Contexts]:
@@ -127,35 +105,6 @@ def show(name: str, times: Sequence[float]) -> dict[str, float]:
     print(f"{name:44}" + "".join(f"{figures[key]:>8.1f}" for key in ("median", "mean", "p90", "p99")), end="")
     print(f"{figures['max']:>9.0f}", flush=True)
     return figures
-
-
-def compare_batch(store: Store, contexts: Contexts) -> dict[str, float]:
-    """Time batches against single calls, in turns over all contexts; microseconds per context."""
-    parts = [contexts[start : start + BATCH] for start in range(0, len(contexts) - BATCH + 1, BATCH)]
-    single, batch = [], []
-    for _ in range(2 * ROUNDS):
-        single += time_each(lambda part: [store.draft(context) for context in part], parts)
-        batch += time_each(store.draft_batch, parts)
-    figures = {"single": float(np.median(single)) / BATCH, "batch": float(np.median(batch)) / BATCH}
-    figures["ratio"] = figures["single"] / figures["batch"]
-    print(f"batch of {BATCH}, medians: {figures}")
-    return {name: round(value, 2) for name, value in figures.items()}
-
-
-def cost_of_opening(path: Path) -> dict[str, float]:
-    """Return the milliseconds and the resident memory that opening `path` takes, in a process of its own."""
-    program = (
-        "import sys, time, json\n"
-        "from rest_store.datastore.datastore import Datastore\n"
-        "def resident(): return int(open('/proc/self/statm').read().split()[1]) * 4096\n"
-        "before, start = resident(), time.perf_counter()\n"
-        "store = Datastore.open(sys.argv[1])\n"
-        "seconds = time.perf_counter() - start\n"
-        "print(json.dumps({'opening ms': seconds * 1e3, 'opened bytes': resident() - before}))\n"
-    )
-    command = [sys.executable, "-c", program, path]
-    runs = [json.loads(subprocess.run(command, capture_output=True, check=True).stdout) for _ in range(ROUNDS)]
-    return {name: round(float(np.median([run[name] for run in runs])), 2) for name in runs[0]}
 
 
 if __name__ == "__main__":

@@ -26,8 +26,9 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 
+from rest_store.bench.formats import Encode
 from rest_store.bench.options import every_option, recordings_option
-from rest_store.bench.recordings import Encode, Recording, encoder, read_recordings, split
+from rest_store.bench.recordings import Recording, encoder, read_recordings, split
 from rest_store.bench.remembering import (
     Chosen,
     Known,

@@ -116,7 +116,7 @@ def _build_or_resume(
     if unfinished is None and options.resume:
         expected = "one that was interrupted; build without --resume"
         raise ResumeError(describe(staging.out, "unfinished build", "absent", expected))
-    is_wrong = unfinished is not None and str(unfinished["encoder"]).startswith("tokenizers ")
+    is_wrong = unfinished is not None and str(unfinished.get("encoder")).startswith("tokenizers ")
     while True:
         if is_wrong:
             tokenizer.decelerate()
@@ -146,7 +146,7 @@ def _build(
     progress: ProgressListener | None,
 ) -> BuildSummary:
     """Build; `unfinished` is the plan of the build to resume, None: build from the beginning."""
-    positions = unfinished["shard_positions"] if unfinished is not None and options.resume else options.shard_tokens
+    positions = unfinished.get("shard_positions") if unfinished is not None and options.resume else options.shard_tokens
     memory = _memory(options, corpora, tokenizer, positions)
     plan = {**build_plan(options, corpora, tokenizer), "shard_positions": memory.shard_positions}
     if unfinished is None:

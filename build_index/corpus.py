@@ -9,13 +9,8 @@ The order of documents is fixed, and memory is bounded (`LARGEST_DOCUMENT_BYTES`
 names the file and the line or row. In a directory, files that are clearly not documents (binary files, text that is not
 UTF-8, tables without a known column) are skipped and counted.
 
-What iterating does can also be done file by file, in any process and order:
-
-    corpus.counts = CorpusCounts()
-    for file in corpus.files(corpus.counts):  # the corpus, its files and their counts can be pickled
-        counts = CorpusCounts()
-        documents = list(corpus.documents(file, counts))
-        corpus.counts += counts               # what `provenance` returns
+Instead of iterating, `files` and `documents` can be called in any process and order: corpora, files and counts can be
+pickled, and the counts of all files added up are those of an iteration.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def option(context: click.Context, name: str) -> click.Option | None:
 
 
 def test_all_commands_are_walked() -> None:
-    assert {"build", "generate", "live add", "bench quality"} <= set(COMMANDS)
+    assert {"build", "generate", "live add", "bench replay"} <= set(COMMANDS)
     assert {"bench_query.py", "bench_service.py"} <= set(SCRIPTS)
 
 
@@ -133,8 +133,8 @@ def test_json_is_a_flag_everywhere(name: str) -> None:
 def test_measurements_write_to_out(name: str) -> None:
     given = option(SCRIPTS[name], "--out")
     assert given is not None
-    assert given.get_help_record(SCRIPTS[name]) == option(COMMANDS["bench quality"], "--out").get_help_record(  # type: ignore[union-attr]
-        COMMANDS["bench quality"]
+    assert given.get_help_record(SCRIPTS[name]) == option(COMMANDS["bench replay"], "--out").get_help_record(  # type: ignore[union-attr]
+        COMMANDS["bench replay"]
     )
 
 

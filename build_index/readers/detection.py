@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from contextlib import suppress
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from build_index.errors import build_packages
 from build_index.readers.files import compression_of, content_of
@@ -67,23 +67,32 @@ def reader_of(file: BinaryIO, where: str, field: str | None, *, is_named: bool) 
             head = stream.peek(HEAD_BYTES)
         if b"\0" in head or head.startswith(PARQUET_MAGIC):
             raise NoDocumentsError("binary")
-        values, first, line = JsonValues(stream, where), None, 0
-        if head.removeprefix(_UTF8_MARK).lstrip()[:1] in (b"{", b"["):
-            with suppress(CorpusFormatError):
-                first, line = next(iter(values), (None, 0))
-    is_record = first is TOO_LARGE or isinstance(first, dict)
-    if is_named_jsonl and head.strip() and not is_record:
-        raise CorpusFormatError(describe(f"{where}:1", "line", "not a JSON object", "one JSON object a line"))
-    is_lines = is_record and not values.in_list and (is_named_jsonl or values.line == line)
-    has_document = first is TOO_LARGE or has_field(first, field)
-    if has_document and (is_lines or values.in_list or is_named):
+        values = JsonValues(stream, where)
+        first, line = _first_record(values, head)
+    if first is None:
+        if is_named_jsonl and head.strip():
+            raise CorpusFormatError(describe(f"{where}:1", "line", "not a JSON object", "one JSON object a line"))
+        if field is not None:
+            raise NoDocumentsError("text" if is_named else "no records")
+        return "text"
+    is_lines = not values.in_list and (is_named_jsonl or values.line == line)
+    fields = "" if first is TOO_LARGE else fields_text(first)
+    if (not fields or has_field(first, field)) and (is_lines or values.in_list or is_named):
         return "jsonl" if is_lines else "json"
-    fields = fields_text(first) if isinstance(first, dict) else ""
     if field is not None:
-        raise NoDocumentsError("no records" if not (is_named and fields) else "records without this field", fields)
-    if is_record and (is_named_jsonl or is_named):
+        raise NoDocumentsError("records without this field" if is_named else "no records", fields)
+    if is_named_jsonl or is_named:
         raise NoDocumentsError("JSONL without a known field" if is_lines else "JSON without a known field", fields)
     return "text"
+
+
+def _first_record(values: JsonValues, head: bytes) -> tuple[Any, int]:
+    """Return the first value and its line, if it is an object or TOO_LARGE; None: the file holds no records."""
+    if head.removeprefix(_UTF8_MARK).lstrip()[:1] in (b"{", b"["):
+        with suppress(CorpusFormatError):
+            first, line = next(iter(values), (None, 0))
+            return (first, line) if first is TOO_LARGE or isinstance(first, dict) else (None, 0)
+    return None, 0
 
 
 def _is_compressed(head: bytes, where: str) -> bool:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import click
 
 from rest_store.bench.calibrate import calibrate
-from rest_store.bench.live import live
-from rest_store.bench.quality import quality
+from rest_store.bench.quality import replay_command
 from rest_store.bench.record import record
 from rest_store.bench.report import report
 from rest_store.bench.speed import speed
@@ -20,5 +19,6 @@ def bench() -> None:
     """Measure what rest-store is worth on your data and machine."""
 
 
-for _command in (live, quality, record, report, speed):
+bench.add_command(replay_command, "replay")
+for _command in (record, report, speed):
     bench.add_command(_command)

@@ -1,4 +1,4 @@
-"""The command `rest-store bench quality`: M of a session, of its parts, and of known rules, by replay of recordings."""
+"""The command `rest-store bench replay`: M of a session, of its parts, of what is remembered, and of known rules."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 import click
 
 from rest_store.bench.baselines import PromptLookupRule, RestRule
+from rest_store.bench.cost_model import Batch, CostModel
 from rest_store.bench.datastores import open_datastores
+from rest_store.bench.known import Variant, measure_known
 from rest_store.bench.options import (
     Destination,
     calibration_of,
@@ -21,19 +23,20 @@ from rest_store.bench.options import (
     result_options,
     tokenizer_option,
 )
-from rest_store.bench.recordings import Recording, amount, read_all, unfitted, without
+from rest_store.bench.other_drafters import other_drafters
+from rest_store.bench.recordings import Recording, amount, identity_of_texts, read_all, unfitted, without
 from rest_store.bench.replay import Outcome, Tokens, fresh, replay, walk
 from rest_store.bench.results import write_result
 from rest_store.datastore.render import counted
 from rest_store.datastore.store import Store
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
-from rest_store.options import max_nodes_option
+from rest_store.options import PATH, FloatRange, max_nodes_option
 
 _REST_NODES, _LOOKUP_NODES = 24, 10  # of the two rules
 
 
-@click.command(epilog="Example: rest-store bench quality --recordings traces.jsonl.gz --datastore python.ds")
+@click.command(epilog="Example: rest-store bench replay --recordings traces.jsonl.gz --datastore python.ds")
 @recordings_option()
 @datastores_option
 @click.option(
@@ -49,8 +52,32 @@ _REST_NODES, _LOOKUP_NODES = 24, 10  # of the two rules
 @max_nodes_option((16, 64), multiple=True)
 @every_option
 @click.option("--no-ablations", is_flag=True, help="Leave out the rows with each source alone or left out.")
+@click.option("--memory", is_flag=True, help="Replay also while a live datastore remembers the other recordings.")
+@click.option(
+    "--cost-model",
+    metavar="FILE",
+    type=PATH,
+    help="Model the speed of an engine: JSON with the seconds fixed, overhead, cached_token and verified_token. Drafts "
+    "are cut by these costs.",
+)
+@click.option(
+    "--batch",
+    "batches",
+    metavar="N",
+    multiple=True,
+    type=click.IntRange(1, 4096),
+    default=(1, 8, 32, 128),
+    help="Rows of a modelled step. Repeatable.",
+)
+@click.option(
+    "--drafting-us",
+    metavar="N",
+    type=FloatRange(0),
+    show_default="as measured here",
+    help="Microseconds of drafting in a modelled step, for each row.",
+)
 @result_options
-def quality(
+def replay_command(
     recordings: tuple[Path, ...],
     datastores: tuple[Path, ...],
     members: tuple[str, ...],
@@ -59,36 +86,70 @@ def quality(
     max_nodes: tuple[int, ...],
     every: int,
     no_ablations: bool,
+    memory: bool,
+    cost_model: Path | None,
+    batches: tuple[int, ...],
+    drafting_us: float | None,
     out: Destination,
 ) -> None:
-    """Replay recordings and print M, tokens per forward pass: the session, its parts, REST's rule, prompt lookup.
+    """Replay recordings without the model, and print M, tokens per forward pass.
 
-    The figures are those of all recordings that the calibration was not fitted to. In a replay every step drafts as
-    many nodes as it may; generation cuts trees where another node costs more time than it saves, so its M is lower.
+    Recordings are JSON lines, as ids or texts: prompt and output, as `bench record` writes; messages, as logs of an
+    OpenAI-compatible server; ids with turns, as traces of agents. Figures are of those that the calibration was not
+    fitted to: all tokens, the median recording, and families. In a replay every step drafts as many nodes as it may;
+    generation cuts trees where another node costs more time than it saves, so its M is lower.
+
+    With --cost-model speeds relative to plain decoding are modelled, and drafts are cut. All rows of a batch are taken
+    to be alike, and to be drafted for one after the other.
     """
     stores = open_datastores(datastores)
     require_sources("--datastore", list(stores.values()))
+    model = None if cost_model is None else CostModel.read(cost_model)
+    identity = identity_of_texts(stores, tokenizer) if memory else None
     merged = _open_members(members) if members else []
     used = calibration_of(calibration)
     chosen = read_all(recordings, stores, tokenizer)[::every]
-    reported = unfitted(chosen, used, "bench quality")
+    reported = unfitted(chosen, used, "bench replay")
 
     def show(drafting: str, nodes: int, outcome: Outcome) -> None:
-        families = "  ".join(f"{name} {mean:.2f}" for name, mean in outcome.families.items())
-        click.echo(f"{drafting}, {counted(nodes, 'node')}: {outcome}")
-        if len(outcome.families) > 1:
-            click.echo(f"    {families}")
+        click.echo(f"{drafting}, {counted(nodes, 'node')}: {outcome.summary()}")
 
-    click.echo(
-        f"{amount(reported)}{without(chosen, reported)}; M, where it lies for 95% of such samples, and by family:"
-    )
-    rows = measure(reported, stores, used, members=merged, budgets=max_nodes, ablations=not no_ablations, progress=show)
-    for row in rows:
-        if row["drafting"] == "session":
-            click.echo(f"calibration error with {counted(row['nodes'], 'node')}: {row['calibration_error']:.4f}")
-    tokens = {name: store.info().token_count for name, store in stores.items()}
-    results = {"datastores": tokens, "members": list(members), "reported": len(reported), "rows": rows}
-    write_result(out, "quality", click.get_current_context().params, ("numpy", "rest-store"), results)
+    click.echo(f"{amount(reported)}{without(chosen, reported)}; M, and where it lies for 95% of such samples:")
+    results: dict[str, Any] = {
+        "datastores": {name: store.info().token_count for name, store in stores.items()},
+        "members": list(members),
+        "reported": len(reported),
+    }
+    variants = [Variant(counted(nodes, "node"), nodes) for nodes in max_nodes]
+    if model is None:
+        ablations = not no_ablations
+        rows = measure(reported, stores, used, members=merged, budgets=max_nodes, ablations=ablations, progress=show)
+        for row in rows:
+            if row["drafting"] == "session":
+                click.echo(f"calibration error with {counted(row['nodes'], 'node')}: {row['calibration_error']:.4f}")
+        results["rows"] = rows
+    else:
+        click.echo(f"speeds are modelled: {model.source}; drafting {_drafting(drafting_us)}")
+        steps = [Batch(model, rows, None if drafting_us is None else drafting_us / 1e6) for rows in batches]
+        variants = [
+            Variant(f"{'chains' if chains else 'trees'}, batch of {batch.rows}", max(max_nodes), batch, chains)
+            for batch in steps
+            for chains in (False, True)
+        ]
+        others = []
+        for line, row in other_drafters(reported, steps):
+            click.echo(line)
+            others.append(row)
+        results |= {"cost_model": model.source, "drafting": _drafting(drafting_us), "other_drafters": others}
+    if memory or model is not None:
+        results["known"] = measure_known(
+            chosen, reported, stores, used, variants=variants, tokenizer=identity, progress=click.echo
+        )
+    write_result(out, "replay", click.get_current_context().params, ("numpy", "rest-store"), results)
+
+
+def _drafting(microseconds: float | None) -> str:
+    return "as measured here" if microseconds is None else f"{microseconds:g} us a row, as given"
 
 
 def _open_members(members: Sequence[str]) -> list[Sequence[Store]]:

@@ -58,7 +58,7 @@ def record(
     device: str | None,
     as_json: bool,
 ) -> None:
-    """Record what a model writes for your prompts, for `bench quality` and `calibrate` to replay.
+    """Record what a model writes for your prompts, for `bench replay` and `calibrate` to replay.
 
     Outputs are greedy. The model's eight most likely tokens at each position are kept for recycled logits.
     """

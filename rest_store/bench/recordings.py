@@ -5,21 +5,22 @@ from __future__ import annotations
 import functools
 import gzip
 import hashlib
-import json
 import os
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from rest_store.bench.formats import Encode, Generation, Messages, generations_of
 from rest_store.bench.results import file_hash
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.render import counted
 from rest_store.datastore.store import Store
+from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.drafting.calibration import Calibration
 from rest_store.errors import CorpusError, RecordingError, describe
 from rest_store.terminal import loading
@@ -31,8 +32,6 @@ PARTS = 10  # that prompts are divided into
 FIT_PARTS = 7  # the first ones, for fitting; the others are for reporting
 LEAST_TO_FIT = 20  # recordings
 _LAST_TOKEN = 2**31 - 1
-
-Encode = Callable[[str, str], tuple[list[int], list[int]]]  # prompt and answer to their tokens
 
 
 @dataclass(frozen=True)
@@ -47,6 +46,9 @@ class Recording:
         top_k: int32[p + n, k], most likely tokens after each position of prompt + output; k may be 0.
         key: of the task, with the family before a plain number; empty without an id.
         file: hash of the file that it was read from. A calibration keeps the hashes of the files it was fitted to.
+        run: number of the run of its task or the conversation, from 1 on; 0: it was run once.
+        drafters: by name of another drafter, int32[n]: the tokens that it would bring in a step that begins after so
+            many tokens of the output, the bonus token counted.
     """
 
     family: str
@@ -56,6 +58,8 @@ class Recording:
     top_k: npt.NDArray[np.int32]
     key: str = ""
     file: str = ""
+    run: int = 0
+    drafters: Mapping[str, npt.NDArray[np.int32]] = field(default_factory=dict)
 
 
 def part_of(key: str) -> int:
@@ -64,54 +68,43 @@ def part_of(key: str) -> int:
 
 
 def read_recordings(path: str | Path, encode: Encode | None = None) -> list[Recording]:
-    """Read recordings: JSON lines, also as `.gz`, each with `prompt` and `output` (or `answer`).
+    """Read recordings: JSON lines, also as `.gz`, in the formats of `generations_of`.
 
-    Both are token ids, or texts that `encode` turns into tokens. Optional: `topk` (the most likely next tokens at each
-    position), `set` or `model` (the family), `id` (of the task, which keeps several prompts of one task together).
+    Texts become token ids by `encode`.
 
     Raises:
         RecordingError: the file cannot be read, or a line is not a valid recording.
     """
-    recordings = []
     file = file_hash(Path(path))
-    for number, line in lines_of(path):
-        where = f"{path}, line {number}"
-        fields = _fields(line, where)
-        prompt, output = fields["prompt"], fields["output"] if "output" in fields else fields["answer"]
-        key = str(fields.get("id", prompt))
-        if "id" in fields and "/" not in key:
-            key = str(fields.get("set", "")) + key
-        if isinstance(prompt, str) and isinstance(output, str):
-            if encode is None:
-                raise RecordingError(describe(where, "prompt and output", "text", "token ids, or a tokenizer for it"))
-            prompt, output = encode(prompt, output)
-        try:
-            tokens = integers(prompt, 0), integers(output, 0)
-            top_k = integers(fields.get("topk") or np.zeros((0, 0)), -1)
-        except (TypeError, ValueError, OverflowError) as error:
-            expected = "prompt and output both as token ids, or both as text"
-            raise RecordingError(describe(where, "recording", "of other types", expected)) from error
-        if (tokens[0].ndim, tokens[1].ndim, top_k.ndim) != (1, 1, 2) or len(top_k) not in (
-            0,
-            tokens[0].size + tokens[1].size,
-        ):
-            raise RecordingError(describe(where, "recording", "of other shapes", "ids, and top-k of each position"))
-        family = str(fields.get("set", fields.get("model", "all")))
-        recordings.append(Recording(family, part_of(key), *tokens, top_k, key if "id" in fields else "", file))
-    return recordings
+    return [
+        _recording(generation, f"{path}, line {number}", encode, file)
+        for number, line in lines_of(path)
+        for generation in generations_of(line, f"{path}, line {number}")
+    ]
 
 
-def _fields(line: str, where: str) -> dict[str, Any]:
+def _recording(generation: Generation, where: str, encode: Encode | None, file: str) -> Recording:
+    prompt, output, top_k, family, key, run, drafters = generation
+    if isinstance(output, str) and (isinstance(prompt, str) or (prompt and isinstance(prompt[0], tuple))):
+        if encode is None:
+            raise RecordingError(describe(where, "prompt and output", "text", "token ids, or a tokenizer for it"))
+        prompt, output = encode(prompt, output)
     try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise RecordingError(describe(where, "recording", "malformed", "JSON with prompt and output")) from error
-    if isinstance(fields, dict) and {"prompt", "turns"} & fields.keys() and not {"output", "answer"} & fields.keys():
-        expected = "one: `rest-store bench record` records what your model writes for prompts"
-        raise RecordingError(describe(where, "output of the prompt", "absent", expected))
-    if not isinstance(fields, dict) or "prompt" not in fields:
-        raise RecordingError(describe(where, "recording", "malformed", "an object with prompt and output"))
-    return fields
+        tokens = integers(prompt, 0), integers(output, 0)
+        likely = integers(top_k or np.zeros((0, 0)), -1)
+        accepted = {name: integers(counts, 1) for name, counts in drafters.items()}
+    except (TypeError, ValueError, OverflowError) as error:
+        expected = "prompt and output both as token ids, or both as text"
+        raise RecordingError(describe(where, "recording", "of other types", expected)) from error
+    size = tokens[0].size + tokens[1].size
+    if (tokens[0].ndim, tokens[1].ndim, likely.ndim) != (1, 1, 2) or len(likely) not in (0, size):
+        raise RecordingError(describe(where, "recording", "of other shapes", "ids, and top-k of each position"))
+    if any(counts.shape != tokens[1].shape for counts in accepted.values()):
+        raise RecordingError(
+            describe(where, "acceptance", "of another length", "a number for each token of the output")
+        )
+    part = part_of(key or str(generation.prompt))
+    return Recording(family, part, *tokens, likely, key, file, run, accepted)
 
 
 def read_all(paths: Sequence[Path], stores: Mapping[str, Store], tokenizer: str | None) -> list[Recording]:
@@ -182,6 +175,23 @@ def without(recordings: Sequence[Recording], reported: Sequence[Recording]) -> s
     return f"; left out: {', '.join(counts)}" if counts else ""
 
 
+def identity_of_texts(stores: Mapping[str, Store], tokenizer: str | None) -> TokenizerIdentity:
+    """Return the identity of the recordings' tokenizer: that of the first datastore, or of `tokenizer`.
+
+    Raises:
+        RecordingError: there is neither.
+    """
+    for store in stores.values():
+        return store.tokenizer
+    if tokenizer is None:
+        raise RecordingError(
+            describe("--memory", "tokenizer of the recordings", "unknown", "--datastore or --tokenizer")
+        )
+    from build_index.tokenization import load_tokenizer
+
+    return load_tokenizer(tokenizer).identity
+
+
 def integers(values: object, least: int) -> npt.NDArray[np.int32]:
     """Return `values` as int32; raise ValueError unless all are integers of at least `least`."""
     array = np.array(values)
@@ -230,19 +240,21 @@ def encoder(store: Store | None, name: str | None) -> Encode | None:
             store.tokenizer.require_same(loaded.identity, store.path)
         return loaded
 
-    def encode(prompt: str, answer: str) -> tuple[list[int], list[int]]:
+    def encode(prompt: str | Messages, answer: str) -> tuple[list[int], list[int]]:
         from build_index.documents import Document
 
         target = tokenizer()
         output = target.encode(answer).tolist()
+        before = [("user", prompt)] if isinstance(prompt, str) else prompt
+        text = "\n".join(content for _, content in before)
         try:
-            chat = Document(messages=(("user", prompt), ("assistant", answer)))
+            chat = Document(messages=(*before, ("assistant", answer)))
             whole = target.encode_documents([chat])[0].tolist()
         except CorpusError:  # no chat template
-            return target.encode(prompt).tolist(), output
+            return target.encode(text).tolist(), output
         for end in range(len(whole), len(output) - 1, -1):
             if whole[end - len(output) : end] == output:
                 return whole[: end - len(output)], output
-        return target.encode(prompt).tolist(), output
+        return target.encode(text).tolist(), output
 
     return encode

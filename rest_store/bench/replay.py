@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from rest_store.bench.cost_model import Batch
 from rest_store.bench.intervals import interval
 from rest_store.bench.recordings import Recording
 from rest_store.datastore.tree import TokenTree
@@ -27,37 +28,61 @@ _BINS = 20  # of scores, in which they are compared with what was accepted
 Tokens = npt.NDArray[np.int32]
 
 
+class Replayed(NamedTuple):
+    """The replay of one recording.
+
+    Attributes:
+        family: of the recording.
+        tokens: of its output.
+        steps: target forward passes.
+        drafted: draft tokens.
+        seconds: of drafting and accepting, as measured here.
+        plain: modelled seconds of the same steps without drafts; 0 without a cost model.
+        modelled: modelled seconds of the steps.
+    """
+
+    family: str
+    tokens: int
+    steps: int
+    drafted: int = 0
+    seconds: float = 0.0
+    plain: float = 0.0
+    modelled: float = 0.0
+
+
 @dataclass
 class Outcome:
     """What replays came to.
 
     Attributes:
-        replays: family, tokens and target forward passes of each.
-        drafted: draft tokens.
+        replays: of each recording.
         expected: tokens that the scores promise, over all steps.
         reliability: float[3, 20]: nodes, sum of their scores and accepted nodes, in 20 bins of the score.
     """
 
-    replays: list[tuple[str, int, int]] = field(default_factory=list)
-    drafted: int = 0
+    replays: list[Replayed] = field(default_factory=list)
     expected: float = 0.0
     reliability: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((3, _BINS)))
 
     @property
     def tokens(self) -> int:
         """Tokens of the outputs."""
-        return sum(tokens for _, tokens, _ in self.replays)
+        return sum(replay.tokens for replay in self.replays)
 
     @property
     def steps(self) -> int:
         """Target forward passes."""
-        return sum(steps for _, _, steps in self.replays)
+        return sum(replay.steps for replay in self.replays)
 
     @property
     def families(self) -> dict[str, float]:
         """M of each family, in the order of their names."""
-        names = sorted({family for family, _, _ in self.replays})
-        return {name: Outcome([one for one in self.replays if one[0] == name]).mean_accepted for name in names}
+        return {name: outcome.mean_accepted for name, outcome in self.by_family().items()}
+
+    def by_family(self) -> dict[str, Outcome]:
+        """Return the replays of each family, in the order of their names."""
+        names = sorted({replay.family for replay in self.replays})
+        return {name: Outcome([one for one in self.replays if one.family == name]) for name in names}
 
     @property
     def mean_accepted(self) -> float:
@@ -65,14 +90,50 @@ class Outcome:
         return self.tokens / max(1, self.steps)
 
     @property
+    def median_accepted(self) -> float:
+        """M of the median recording; a few outputs that repeat themselves do not raise it."""
+        return float(np.median([replay.tokens / replay.steps for replay in self.replays] or [0.0]))
+
+    @property
+    def drafting(self) -> float:
+        """Microseconds of drafting and accepting in a step of the median recording, as measured here."""
+        return float(np.median([1e6 * replay.seconds / replay.steps for replay in self.replays] or [0.0]))
+
+    @property
+    def drafted(self) -> float:
+        """Draft tokens of a step."""
+        return sum(replay.drafted for replay in self.replays) / max(1, self.steps)
+
+    @property
+    def modelled_speeds(self) -> tuple[float, float]:
+        """Modelled speed relative to plain decoding: of the median recording, and of all tokens."""
+        speeds = [replay.plain / replay.modelled for replay in self.replays if replay.modelled]
+        total = sum(replay.plain for replay in self.replays) / (sum(replay.modelled for replay in self.replays) or 1)
+        return float(np.median(speeds or [0.0])), total
+
+    @property
     def interval(self) -> tuple[float, float]:
         """Where M lies for 95% of samples of as many recordings."""
-        return interval([replay[1:] for replay in self.replays] or [(0, 1)], lambda sums: sums[0] / sums[1])
+        return interval([replay[1:3] for replay in self.replays] or [(0, 1)], lambda sums: sums[0] / sums[1])
 
     def __str__(self) -> str:
         """M, and its interval."""
         low, high = self.interval
         return f"{self.mean_accepted:.2f} ({low:.2f} to {high:.2f})"
+
+    def summary(self) -> str:
+        """Return its figures for people: what is modelled is called so."""
+        families = self.by_family()
+        if modelled := any(replay.modelled for replay in self.replays):
+            median, total = self.modelled_speeds
+            means = {name: one.modelled_speeds[0] for name, one in families.items()}
+        else:
+            means = {name: one.median_accepted for name, one in families.items()}
+        speed = f"modelled speed {median:.2f} (median), {total:.2f} (total); " if modelled else ""
+        of_steps = f"{self.drafted:.1f} nodes, {self.drafting:.0f} us a step"
+        text = f"{speed}M {self}, median {self.median_accepted:.2f}; {of_steps}"
+        by_family = "  ".join(f"{name} {mean:.2f}" for name, mean in means.items())
+        return f"{text}\n    medians: {by_family}" if len(means) > 1 else text
 
     @property
     def calibration_error(self) -> float:
@@ -81,8 +142,7 @@ class Outcome:
         return float(np.abs(promised - accepted).sum() / max(1.0, nodes.sum()))
 
     def add_step(self, tree: TokenTree, accepted: npt.NDArray[np.int64]) -> None:
-        """Count the nodes of a step, and how far its scores were right."""
-        self.drafted += len(tree)
+        """Count how far the scores of a step were right."""
         if (scores := tree.scores) is not None:
             bins = np.minimum((scores * _BINS).astype(np.int64), _BINS - 1)
             self.reliability[0] += np.bincount(bins, minlength=_BINS)
@@ -96,18 +156,27 @@ class Outcome:
         total = cls()
         for outcome in outcomes:
             total.replays += outcome.replays
-            total.drafted += outcome.drafted
             total.expected += outcome.expected
             total.reliability += outcome.reliability
         return total
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures for a result."""
+        speeds = {name: [round(speed, 4) for speed in one.modelled_speeds] for name, one in self.by_family().items()}
+        modelled = {
+            "modelled_speed_median": round(self.modelled_speeds[0], 4),
+            "modelled_speed_total": round(self.modelled_speeds[1], 4),
+            "modelled_speeds_of_families": speeds,
+        }
         return {
+            **(modelled if any(replay.modelled for replay in self.replays) else {}),
             "M": round(self.mean_accepted, 4),
+            "median": round(self.median_accepted, 4),
             "interval": [round(end, 4) for end in self.interval],
             "tokens": self.tokens,
             "steps": self.steps,
+            "drafted": round(self.drafted, 2),
+            "drafting_us": round(self.drafting, 1),
             "promised": round(self.expected / max(1, self.steps), 4),
             "calibration_error": round(self.calibration_error, 5),
             "families": {name: round(mean, 4) for name, mean in self.families.items()},
@@ -117,14 +186,30 @@ class Outcome:
 class Drafter(Protocol):
     """The drafting side of one generation: a `DraftSession`, or a rule of `baselines`."""
 
-    def draft(self, max_nodes: int) -> TokenTree:
-        """Return a tree of continuations of the text so far."""
+    def draft(self, max_nodes: int, costs: npt.NDArray[np.float64] | None = None) -> TokenTree:
+        """Return a tree of continuations of the text so far, cut by `costs`, those of `DraftSession.draft`."""
 
     def accept(self, tokens: Tokens, top_k: Tokens | None) -> None:
         """Append what the model produced, with its likely tokens where they are known."""
 
     def close(self) -> None:
         """End it."""
+
+
+class Chains:
+    """A draft session whose drafts are chains.
+
+    Args:
+        session: the session.
+    """
+
+    def __init__(self, session: DraftSession) -> None:
+        self._session = session
+        self.accept, self.close = session.accept, session.close
+
+    def draft(self, max_nodes: int, costs: npt.NDArray[np.float64] | None = None) -> TokenTree:
+        """Return a chain."""
+        return self._session.draft(max_nodes, costs, shape="chain")
 
 
 Opening = Callable[[Tokens], AbstractContextManager[Drafter]]  # begins with a prompt
@@ -136,6 +221,7 @@ def walk(
     *,
     max_nodes: int,
     skip: int = 0,
+    batch: Batch | None = None,
     times: list[float] | None = None,
 ) -> Outcome:
     """Replay with a drafter for each recording; recordings without output are passed over.
@@ -145,6 +231,7 @@ def walk(
         opening: begins a drafter, for example `lambda prompt: contextlib.closing(PromptLookupRule(prompt))`.
         max_nodes: budget of a step.
         skip: tokens of each output that count as prompt.
+        batch: what steps cost: the drafter cuts drafts by it, and the seconds of steps are modelled.
         times: the seconds of each step, for drafting and accepting, are appended, if given.
     """
     outcome = Outcome()
@@ -153,21 +240,31 @@ def walk(
             continue
         text = np.concatenate([recording.prompt, recording.output])
         begin = position = recording.prompt.size + skip
-        steps = known = 0
+        steps = known = drafted = 0
+        seconds = modelled = 0.0
         with opening(text[:begin]) as drafter:
             while position < text.size:
                 began = time.perf_counter()
-                tree = drafter.draft(max_nodes)
-                drafted = time.perf_counter()
+                if batch is None:
+                    tree = drafter.draft(max_nodes)
+                else:
+                    tree = drafter.draft(max_nodes, batch.costs(position, max_nodes))
+                took = time.perf_counter() - began
                 path = tree.longest_path(text[position:])
                 outcome.add_step(tree, path)
                 end = min(position + len(path) + 1, text.size)
                 accepting = time.perf_counter()
                 drafter.accept(text[position:end], known_rows(recording.top_k, known, end))
+                took += time.perf_counter() - accepting
                 if times is not None:
-                    times.append(drafted - began + time.perf_counter() - accepting)
+                    times.append(took)
+                if batch is not None:
+                    modelled += batch.step(position, len(tree), took)
+                drafted, seconds = drafted + len(tree), seconds + took
                 known, position, steps = end - 1, end, steps + 1
-        outcome.replays.append((recording.family, text.size - begin, steps))
+        plain = 0.0 if batch is None else batch.plain(begin, text.size)
+        replayed = Replayed(recording.family, text.size - begin, steps, drafted, seconds, plain, modelled)
+        outcome.replays.append(replayed)
     return outcome
 
 
@@ -180,6 +277,8 @@ def replay(
     learn: bool = False,
     skip: int = 0,
     share_logits: bool = False,
+    batch: Batch | None = None,
+    chains: bool = False,
     record: list[tuple[bytes, bytes, bytes]] | None = None,
     times: list[float] | None = None,
 ) -> Outcome:
@@ -193,20 +292,22 @@ def replay(
         learn: whether the calibration learns online, across recordings.
         skip: as `walk`.
         share_logits: whether all sessions share the `RecycledLogits` among the sources, as those of one program do.
+        batch: as `walk`.
+        chains: whether drafts are chains.
         record: the data for `Calibration.fit` is appended, if given.
         times: as `walk`.
     """
 
     @contextmanager
-    def opening(prompt: Tokens) -> Iterator[DraftSession]:
+    def opening(prompt: Tokens) -> Iterator[Drafter]:
         own = sources if share_logits else fresh(sources)
         with DraftSession(own, prompt, calibration=calibration, learn=learn) as session:
             session.sources.native.record(record is not None)
-            yield session
+            yield Chains(session) if chains else session
             if record is not None:
                 record.append(session.sources.native.recorded())
 
-    return walk(recordings, opening, max_nodes=max_nodes, skip=skip, times=times)
+    return walk(recordings, opening, max_nodes=max_nodes, skip=skip, batch=batch, times=times)
 
 
 def fresh(sources: Iterable[object]) -> list[object]:

@@ -171,7 +171,7 @@ def try_(
     ranges = {name: asdict(speedup) for name, speedup in speedups.items()}
     speed = {"families": families, "speedup over rounds": ranges}
     arguments = {**click.get_current_context().params, "recordings": recorded, "datastore": place}
-    write_result(Destination(results / "quality.json"), "quality", arguments, ("numpy", "rest-store"), quality)
+    write_result(Destination(results / "replay.json"), "replay", arguments, ("numpy", "rest-store"), quality)
     write_result(Destination(results / "speed.json"), "speed", arguments, PACKAGES, speed)
     of_rows = {row["drafting"]: row["M"] for row in rows}
     trial = Trial(

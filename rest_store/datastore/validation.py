@@ -129,15 +129,22 @@ def document_tokens(
     return array
 
 
-def document_ids(where: str, ids: Sequence[str]) -> list[str]:
+def document_ids(where: str, ids: Sequence[str], what: str = "an id") -> list[str]:
     """Return `ids` as a list; raise DocumentError unless each may be the id of a document."""
     if isinstance(ids, str | bytes) or not isinstance(ids, Sequence):
         raise DocumentError(describe(where, "ids", f"a {type(ids).__name__}", "a sequence of ids"))
     for id in ids:
         if not isinstance(id, str) or not 0 < len(id) <= _LONGEST_ID or not _is_text(id):
             expected = f"1..{_LONGEST_ID} Unicode characters, none of them NUL"
-            raise DocumentError(describe(where, "an id", reprlib.repr(id), expected))
+            raise DocumentError(describe(where, what, reprlib.repr(id), expected))
     return list(ids)
+
+
+def label(where: str, what: str, value: str) -> str:
+    """Return a namespace or a group, which may be empty; raise DocumentError unless it is a text like an id."""
+    if value != "":
+        document_ids(where, [value], what)
+    return value
 
 
 def _is_text(id: str) -> bool:

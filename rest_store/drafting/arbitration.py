@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
-from rest_store.drafting.costs import Pauses
 from rest_store.errors import TreeError, describe
 
 Floats = npt.NDArray[np.float64]
@@ -22,12 +21,9 @@ Floats = npt.NDArray[np.float64]
 _BUCKETS = (0.1, 0.3, 0.5, 0.7, 0.9)  # of the score of a tree's likeliest node: where it is sure, the head is, too
 _FIRST, _LATER = 0.7, 0.75  # acceptance of a head's first token, and of each later one, that is assumed at first
 _ASSUMED = 4.0  # tokens' worth of that assumption
-_KNOWN = 10.0  # tokens' worth of what all texts have shown, for a new one
-_KEPT, _KEPT_OF_TEXT = 0.998, 0.98  # what a token of the head leaves of earlier ones
+_KNOWN = 30.0  # tokens' worth of what all texts have shown, for a new one
+_KEPT, _KEPT_OF_TEXT = 0.9995, 0.99  # what a token of the head leaves of earlier ones
 _MOST = 0.98  # acceptance that is believed
-
-
-_NO_TREE = TokenTree([], [], [], scores=[], origins=[])
 
 
 class Plan(NamedTuple):
@@ -63,44 +59,35 @@ class Head:
     def __init__(self, seconds: Sequence[float] | Floats) -> None:
         self._seconds = np.asarray(seconds, np.float64)
         # Tokens accepted, and tried: the first of a chain and later ones, by bucket.
-        shape = (2, len(_BUCKETS) + 2)  # the last one: no tree was drafted
+        shape = (2, len(_BUCKETS) + 1)
         self._tried = np.full(shape, _ASSUMED)
         self._accepted = self._tried * np.array([[_FIRST], [_LATER]])
         self._of_text = np.zeros((2, *shape))
         # Nodes accepted, and promised by their scores.
-        self._kept_promises, self._of_text_promises = np.full(2, _ASSUMED), np.zeros(2)
+        self._promises, self._promises_of_text = np.full(2, _ASSUMED), np.zeros(2)
         self.begin()
 
     def begin(self) -> None:
         """Begin another text: what is known of the one before counts for it as for any."""
         self._of_text[:] = 0.0
-        self._of_text_promises = np.zeros(2)
-        self._pauses = Pauses()
+        self._promises_of_text = np.zeros(2)
 
-    def wants_tree(self) -> bool:
-        """Whether the session is to draft in this step; called once for each. It pauses where the head is enough."""
-        return self._pauses.ends()
-
-    def plan(self, tree: TokenTree | None, costs: Sequence[float] | Floats, drafting: float = 0.0) -> Plan:
+    def plan(self, tree: TokenTree, costs: Sequence[float] | Floats) -> Plan:
         """Return what a step is to verify: what has the most expected tokens per second.
 
         Args:
-            tree: a session's, with scores, not cut by costs; None: it has not drafted.
+            tree: a session's, with scores, not cut by costs.
             costs: float[n + 1], the time of a step that verifies 0, 1, .. n draft tokens, in any unit.
-            drafting: the time that drafting the tree took.
 
         Raises:
             TreeError: the tree has no scores, such as one of `Datastore.draft`.
         """
-        is_drafted, tree = tree is not None, _NO_TREE if tree is None else tree
         if tree.scores is None:
             raise TreeError(describe("head", "scores of the tree", "absent", "those that a session gives"))
         times = np.asarray(costs, np.float64)
         order = np.argsort(-tree.scores, kind="stable")  # no child comes before its parent
         scores = tree.scores[order].astype(np.float64)
-        bucket = len(_BUCKETS) + 1
-        if is_drafted:
-            bucket = int(np.searchsorted(_BUCKETS, scores[0] if scores.size else 0.0, side="right"))
+        bucket = int(np.searchsorted(_BUCKETS, scores[0] if scores.size else 0.0, side="right"))
         by_depth = np.zeros((1 + scores.size, max(int(tree.depths.max(initial=0)), self._seconds.size - 1)))
         by_depth[1 + np.arange(scores.size), tree.depths[order] - 1] = scores
         # Chances that at least so many tokens are accepted: of the best n nodes, and of k tokens of the head.
@@ -116,9 +103,6 @@ class Head:
         seconds = times[np.minimum(drafted, times.size - 1)] + self._seconds[None, :]
         speeds = np.where(drafted < times.size, tokens / seconds, 0.0)
         nodes, head_tokens = divmod(int(speeds.argmax()), self._seconds.size)
-        if is_drafted:
-            without_tree = float(tokens[nodes, head_tokens] / speeds[0].max())  # seconds for as many tokens
-            self._pauses.settle((without_tree - float(seconds[nodes, head_tokens]) - drafting) / float(times[0]))
         best = float(tokens[nodes, head_tokens]), float(seconds[nodes, head_tokens])
         return Plan(_part(tree, np.sort(order[:nodes])), head_tokens, *best, bucket)
 
@@ -132,8 +116,8 @@ class Head:
         """
         if plan.tree.scores is not None and len(plan.tree):
             promises = np.array([of_tree, float(plan.tree.scores.sum())])
-            self._kept_promises = _KEPT * self._kept_promises + promises
-            self._of_text_promises = _KEPT_OF_TEXT * self._of_text_promises + promises
+            self._promises = _KEPT * self._promises + promises
+            self._promises_of_text = _KEPT_OF_TEXT * self._promises_of_text + promises
         if not plan.head_tokens:
             return
         accepted = min(of_head, plan.head_tokens)
@@ -146,8 +130,8 @@ class Head:
     @property
     def _reliability(self) -> float:
         """What scores of nodes are to be multiplied by, since the best of many promises are often too good."""
-        accepted, promised = self._kept_promises
-        of_text, promised_in_text = self._of_text_promises
+        accepted, promised = self._promises
+        of_text, promised_in_text = self._promises_of_text
         return float((of_text + _KNOWN * accepted / promised) / (promised_in_text + _KNOWN))
 
     def _survival(self, bucket: int) -> Floats:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import os
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,10 +38,15 @@ class PackedFile:
         """Write a file; `path` holds the old file or the whole new one."""
         packed = zlib.compress(payload, 6)
         head = {**fields, "version": self.version, "sha256": hashlib.sha256(packed).hexdigest()}
+        # Unique, since threads may write at the same time; without the name of `path`, which may be as long as can be.
+        temporary = path.parent / f".{uuid4().hex}.tmp"
         try:
-            write_whole(path, self._first_line + json.dumps(head, sort_keys=True).encode() + b"\n" + packed)
+            temporary.write_bytes(self._first_line + json.dumps(head, sort_keys=True).encode() + b"\n" + packed)
+            temporary.replace(path)
         except OSError as error:
             raise self.error(describe(path, self.name, error.strerror, "a writable place")) from error
+        finally:
+            temporary.unlink(missing_ok=True)
 
     def read(self, path: Path) -> tuple[dict[str, Any], bytes]:
         """Return the JSON and the payload of a file."""
@@ -89,16 +92,3 @@ class PackedFile:
     @property
     def _first_line(self) -> bytes:
         return f"rest-store {self.name}\n".encode()
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write `content` to `path`, which holds the old file or the whole new one; raises OSError if it cannot."""
-    if not path.name:  # such as "." or "/"
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    # Unique, since threads may write at the same time; without the name of `path`, which may be as long as can be.
-    temporary = path.with_name(f".{uuid4().hex}.tmp")
-    try:
-        temporary.write_bytes(content)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple
@@ -53,7 +53,7 @@ class SessionStatistics:
     absent: dict[str, Absence] = field(default_factory=dict)
     waited: float = field(default=0.0, compare=False)
 
-    def add_step(self, drafted: int, drops: Iterable[Drop], waited: float) -> None:
+    def add_step(self, drafted: int, drops: Sequence[Drop], waited: float) -> None:
         """Count a step.
 
         Args:
@@ -64,6 +64,8 @@ class SessionStatistics:
         self.steps += 1
         self.waited = waited
         self.drafted += drafted
+        if not drops and not self.absent:
+            return
         before, self.absent = self.absent, {}
         for source, why, error in {drop.source: drop for drop in drops}.values():  # parts of a source count once
             self.dropped[source, why] = self.dropped.get((source, why), 0) + 1

@@ -15,7 +15,7 @@ from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.kernel_session import follow_changes, kernel_session
+from rest_store.drafting.kernel_session import OpenStore, follow_changes, kernel_session
 from rest_store.drafting.limits import DraftLimits, TopK
 from rest_store.drafting.members import Member, MemberSettings, MemberSource, Origins
 from rest_store.drafting.merge import merge_trees
@@ -89,6 +89,7 @@ class SessionSources:
         native: the kernel's side of the session.
         datastores: those in this process, by place.
         members: the sessions elsewhere.
+        elsewhere: origins of these, as a bitmask.
         waited: seconds that the latest step spent on these.
 
     Raises:
@@ -110,6 +111,7 @@ class SessionSources:
         self.native, self.datastores = kernel_session(calibration, sources, learn=learn)
         self._names = source_names(sources)
         self.members: list[OpenMember] = []
+        self.elsewhere = 0
         self.waited = 0.0
         self._left_out: list[Drop] = []  # for good
         self._drops: list[Drop] = []  # from this step
@@ -136,6 +138,7 @@ class SessionSources:
             if isinstance(source, Store | PromptLookup | RecycledLogits):
                 continue
             assert isinstance(source, MemberSource)  # as `require_sources` has checked
+            self.elsewhere |= 1 << place
             origins = Origins(1 << place, places.get(PromptLookup, 0), places.get(RecycledLogits, 0))
             settings = MemberSettings(learn, tokenizer, PromptLookup in places, recycled, origins)
             try:
@@ -156,7 +159,7 @@ class SessionSources:
     @property
     def drafts_here(self) -> bool:
         """Whether the kernel's tree is a part of the session's, also if members answer."""
-        return bool(self.datastores) or not self.members
+        return not self.members or bool(self.datastores)
 
     def send(self, limits: DraftLimits, *, services: bool) -> None:
         """Ask the members for the next step, if `services` are to be asked."""
@@ -210,22 +213,12 @@ class SessionSources:
         if len(trees) == 1:
             merged, nodes = trees[0], [np.arange(len(trees[0]), dtype=np.int32)]
         else:
-            try:
-                merged, nodes = merge_trees(trees, limits)
-            except ValueError as error:
-                return self._without_answers(here, limits, error)
+            merged, nodes = merge_trees(trees, limits)
         for (opened, _), of_member in zip(self._answers, nodes, strict=False):  # the kernel's comes last
             opened.nodes = of_member
         self._nodes = _NO_NODES if here is None else nodes[-1]
         self._merged = merged
         return merged
-
-    def _without_answers(self, here: PackedDraft | None, limits: DraftLimits, error: ValueError) -> TokenTree:
-        """Return the kernel's draft, since the members' trees cannot be merged."""
-        for opened, _ in self._answers:
-            self._drop(opened, error)
-        self._answers = []
-        return self.merge(self.native.draft(*limits) if here is None else here, limits)
 
     def forget(self) -> None:
         """Discard the latest draft, as if none had been made since the last `accept`."""
@@ -332,9 +325,9 @@ def draft_step(sessions: Sequence[SessionSources], limits: Sequence[DraftLimits]
         for session, one in zip(sessions, limits, strict=True):
             session.send(one, services=services)
         drafts = _draft_here(sessions, limits, [i for i, session in enumerate(sessions) if session.drafts_here])
-        unanswered = [i for i, session in enumerate(sessions) if not session.receive() and i not in drafts]
+        unanswered = [i for i, session in enumerate(sessions) if session.members and not session.receive()]
         if unanswered:
-            drafts |= _draft_here(sessions, limits, unanswered)
+            drafts |= _draft_here(sessions, limits, [i for i in unanswered if i not in drafts])
         return [session.merge(drafts.get(i), limits[i]) for i, session in enumerate(sessions)]
     except BaseException:
         for session in sessions:
@@ -346,10 +339,13 @@ def _draft_here(
     sessions: Sequence[SessionSources], limits: Sequence[DraftLimits], chosen: Collection[int]
 ) -> dict[int, PackedDraft]:
     """Return what the kernel drafts for the `chosen` sessions."""
+    opened: dict[Store, OpenStore] = {}
     for i in chosen:
-        follow_changes(sessions[i].native, sessions[i].datastores.values())
+        datastores = sessions[i].datastores.values()
+        follow_changes(sessions[i].native, datastores)
+        for datastore in datastores:
+            opened[datastore.store] = datastore
     drafts = _draft_by_kernel(sessions, limits, chosen)
-    opened = {datastore.store: datastore for i in chosen for datastore in sessions[i].datastores.values()}
     if any(datastore.fault() for datastore in opened.values()):
         drafts |= _draft_by_kernel(sessions, limits, [i for i in chosen if sessions[i].leave_out_unreadable()])
     return drafts

@@ -40,6 +40,9 @@ class PromptLookup:
     def __repr__(self) -> str:
         return "PromptLookup()"
 
+    def __str__(self) -> str:
+        return "prompt lookup"
+
 
 class RecycledLogits:
     """Tokens that the target model itself found likely after similar contexts, as passed to `DraftSession.accept`.
@@ -114,6 +117,9 @@ class RecycledLogits:
 
     def __repr__(self) -> str:
         return f"RecycledLogits({counted(len(self), 'row')})"
+
+    def __str__(self) -> str:
+        return "recycled logits"
 
 
 # What a session takes: the client of a service is a `MemberSource`. It comes last, since protocols are slow to check.

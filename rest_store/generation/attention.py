@@ -16,6 +16,7 @@ from transformers.masking_utils import sdpa_mask
 from rest_store.errors import ModelNotSupportedError, describe
 
 NAME = "rest_store_grouped_sdpa"
+_SINCE = "2.5"  # torch, whose sdpa takes fewer heads of keys than of queries
 _WITH_MASKS = ("sdpa", "eager", NAME)  # attention implementations that take a mask of any shape
 _OTHER_ATTENTION = ("position_bias", "softcap", "cache", "output_attentions")  # arguments that change the result
 
@@ -95,7 +96,8 @@ class TreeAttention:
                 raise ModelNotSupportedError(
                     describe(type(model).__name__, "the attention implementation", repr(name), expected)
                 )
-        if self._config._attn_implementation == "sdpa" and model.device.type == "cpu" and _has_groups(self._config):
+        on_cpu = self._config._attn_implementation == "sdpa" and model.device.type == "cpu"
+        if on_cpu and torch.__version__ >= _SINCE and _has_groups(self._config):
             self._set(NAME)
         self.name: str = self._config._attn_implementation
 

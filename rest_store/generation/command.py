@@ -165,14 +165,7 @@ def generate(
         remember=None if target is None else stores[target],
         calibration=own_calibration,
     )
-    writer = Writer(
-        generator,
-        options,
-        labels=[*stores, "prompt lookup", "recycled logits"],
-        seed=seed,
-        compare=compare,
-        as_json=as_json,
-    )
+    writer = Writer(generator, options, seed=seed, compare=compare, as_json=as_json)
     if prompts:
         for prompt in prompts:
             title = Path(model).name if Path(model).exists() else model

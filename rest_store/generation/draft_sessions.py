@@ -171,10 +171,9 @@ class DraftSessions:
         """Return how many of the accepted draft tokens would not have been without services."""
         number = 0
         for session, origins in zip(self._sessions, piece.origins, strict=True):
-            if isinstance(session, DraftSession) and (members := session.sources.members):
-                here = ~sum(1 << member.place for member in members)
+            if isinstance(session, DraftSession) and (elsewhere := session.sources.elsewhere):
                 drafted = [origin for origin in origins if origin]
-                of_here = next((place for place, origin in enumerate(drafted) if not origin & here), len(drafted))
+                of_here = next((place for place, origin in enumerate(drafted) if not origin & ~elsewhere), len(drafted))
                 number += len(drafted) - of_here
         return number
 

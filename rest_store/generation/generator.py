@@ -39,6 +39,9 @@ class Generator:
         options: of `rest_store.generate`: `max_nodes`, `source_timeout`, `adaptive`, `remember`, `calibration`,
             `acceptance`.
 
+    Attributes:
+        source_names: a name for each source; none for a callable drafter.
+
     Raises:
         DrafterError, SourceError, NativeKernelError: `sources` cannot draft; see `rest_store.generate`.
         LimitError: an option out of range; RememberError: nothing can be added to `remember`; CalibrationError: see
@@ -53,7 +56,7 @@ class Generator:
         self.tokenizer = tokenizer
         self._sources = sources
         self._options = Options(**options)
-        self._source_names = source_names(sources if isinstance(sources, list | tuple) else ())
+        self.source_names = source_names(sources) if isinstance(sources, list | tuple) else []
         self._calibration = functools.cache(Calibration.default)  # shared by all generations
         self._session_factory(self._options)
 
@@ -103,7 +106,7 @@ class Generator:
         texts = None
         if tokenizer is not None:
             texts = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in generation.tokens]
-        sources = accepted_by_source(generation.statistics.origins, self._source_names)
+        sources = accepted_by_source(generation.statistics.origins, self.source_names)
         return GeneratorOutput(result, generation.tokens, texts, generation.statistics, sources)
 
     def _compare(self, prompt: Prompt, options: dict[str, Any]) -> Comparison:

@@ -151,6 +151,7 @@ function choose(number) {
   const follows = document.activeElement.classList.contains("pass");
   show(number);
   if (follows) links[chosen].focus({ preventScroll: true });
+  if (getComputedStyle(panel).position === "static") panel.scrollIntoView({ block: "nearest" }); // narrow: below the text
   links[chosen].scrollIntoView({ block: "nearest" });
   history.replaceState(null, "", `#${links[chosen].id}`);
 }

@@ -103,7 +103,8 @@ def _summary(statistics: Statistics, counts: Counter[int], labels: Sequence[str]
     seconds = statistics.seconds or math.inf
     times = (
         f"Forward passes took {100 * statistics.forward_seconds / seconds:.0f} % of the time, "
-        f"drafting {100 * statistics.drafting_seconds / seconds:.1f} %."
+        f"drafting {100 * statistics.drafting_seconds / seconds:.1f} %. "
+        "A token that several sources drafted counts for each of them."
     )
     return (
         '<section class="summary" aria-label="Sources">\n'

@@ -24,12 +24,12 @@ from rest_store.errors import ModeNotSupportedError, describe
 
 Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-# Processors that hold something for each row, by its place in the batch.
-_OF_THE_BATCH = (
-    EncoderNoRepeatNGramLogitsProcessor,
-    EncoderRepetitionPenaltyLogitsProcessor,
-    PrefixConstrainedLogitsProcessor,
-)
+# Processors that hold something for each row, by its place in the batch, and what.
+_OF_ROWS: dict[type, str] = {
+    EncoderNoRepeatNGramLogitsProcessor: "generated_ngrams",
+    EncoderRepetitionPenaltyLogitsProcessor: "encoder_input_ids",
+    RepetitionPenaltyLogitsProcessor: "prompt_ignore_length",
+}
 
 
 class Row:
@@ -139,11 +139,14 @@ def _for_row(processor: Any, row: int, rows: int) -> Processor:
     Raises:
         ModeNotSupportedError: it cannot be copied.
     """
-    of_the_batch = isinstance(processor, _OF_THE_BATCH)
-    if isinstance(processor, RepetitionPenaltyLogitsProcessor):
-        of_the_batch = isinstance(processor.prompt_ignore_length, torch.Tensor)
-    if of_the_batch:
+    if isinstance(processor, PrefixConstrainedLogitsProcessor):  # asks a function about a place in the batch
         return lambda ids, scores: processor(ids.expand(rows, -1), scores.expand(rows, -1).clone())[row : row + 1]
+    if name := _OF_ROWS.get(type(processor)):
+        own, held = copy.copy(processor), getattr(processor, name)
+        if isinstance(held, list | torch.Tensor):
+            setattr(own, name, held[row : row + 1])
+        own.batch_size = 1
+        return own  # type: ignore[no-any-return]
     try:
         return copy.deepcopy(processor)  # type: ignore[no-any-return]
     except Exception as error:

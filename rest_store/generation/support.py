@@ -33,9 +33,11 @@ def require_model(model: Any, length: float) -> None:
     """
     name = type(model).__name__
     config = model.config.get_text_config(decoder=True)
-    encoder = "an encoder-decoder" if model.config.is_encoder_decoder else "an encoder"
-    if model.config.is_encoder_decoder or getattr(config, "is_decoder", True) is False:  # decoders do not say so
-        raise ModelNotSupportedError(describe(name, "the model", f"{encoder}, not a decoder", "decoder only"))
+    if model.config.is_encoder_decoder:
+        raise ModelNotSupportedError(describe(name, "the model", "an encoder-decoder", "decoder only"))
+    # BERT and its relatives; the configuration alone says so of GPT-NeoX, too.
+    if not getattr(config, "is_decoder", True) and any(not getattr(m, "is_causal", True) for m in model.modules()):
+        raise ModelNotSupportedError(describe(name, "the model", "an encoder, not a decoder", "decoder only"))
     parameters = inspect.signature(model.forward).parameters
     if "past_key_values" not in parameters:
         expected = "keys and values only, which can be kept for one path of a tree"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +45,6 @@ class Writer:
     Attributes:
         generator: writes.
         options: of `model.generate`.
-        labels: of the sources.
         seed: of each text.
         compare: whether to decode plainly, too.
         as_json: whether to show one object for each text instead of the text.
@@ -53,7 +52,6 @@ class Writer:
 
     generator: Any
     options: dict[str, Any]
-    labels: Sequence[str]
     seed: int | None
     compare: bool
     as_json: bool
@@ -61,7 +59,7 @@ class Writer:
     def __post_init__(self) -> None:
         self.on_terminal = sys.stdout.isatty() and not self.as_json
         if self.on_terminal:
-            names = [coloured(label, 1 << bit) for bit, label in enumerate(self.labels)]
+            names = [coloured(label, 1 << bit) for bit, label in enumerate(self.generator.source_names)]
             several = coloured("several of them", 3)
             click.echo(f"drafted by: the model alone, {', '.join(names)}, {several}")
 
@@ -79,7 +77,7 @@ class Writer:
                 tokenizer,
                 title=title,
                 prompt=text,
-                labels=self.labels,
+                labels=self.generator.source_names,
                 comparison=output.comparison,
                 remarks=self._remarks(output.statistics),
             )
@@ -120,6 +118,10 @@ class Writer:
 
         if self.seed is not None:
             torch.manual_seed(self.seed)
+        if self.compare and self.on_terminal:
+            click.secho(
+                "comparing first: plainly and with drafts in turns, about half a minute", dim=True, err=True
+            )
         output: GeneratorOutput = self.generator.generate(inputs, compare=self.compare, on_piece=show, **self.options)
         self.generator.flush(_REMEMBER_SECONDS)
         if self.as_json:
@@ -142,7 +144,7 @@ class Writer:
             "tokens_per_second": round(statistics.tokens_per_second, 2),
         }
         if statistics.remembered.ids:
-            facts["remembered"] = statistics.remembered.added
+            facts |= {"remembered": statistics.remembered.added, "duplicates": len(statistics.remembered.duplicates)}
         if remarks := self._remarks(statistics):
             facts["remarks"] = remarks
         if comparison is not None:

@@ -53,7 +53,8 @@ def check_live(
                 if isinstance(error, StorageError) or record in documents.records():
                     raise
         announce(DOCUMENTS_FILE_NAME)
-        tokens = sum(len(document.symbols) // token_width(size) for document in documents.read())
+        stored = (document for name in documents.namespaces() for document in documents.read(namespace=name))
+        tokens = sum(len(document.symbols) // token_width(size) for document in stored)
     return segments, tokens
 
 
@@ -61,7 +62,7 @@ def _check_content(path: Path, record: SegmentRecord, documents: Documents, voca
     """Raise ChecksumError unless a segment holds exactly the documents that are stored."""
     separator = separator_id(vocabulary_size).to_bytes(token_width(vocabulary_size), "big")
     sha256 = hashlib.sha256()
-    for document in documents.read(record.first, record.last):
+    for document in documents.read(record.first, record.last, namespace=record.namespace):
         sha256.update(document.symbols + separator)
     if sha256.digest() != record.tokens_sha256:
         where = path / f"{record.name}.tokens"

@@ -110,8 +110,9 @@ def add(
     repeated. --print-ids prints what `rest-store live delete` takes.
     """
     from build_index.corpus import empty_corpora, open_corpus
+    from build_index.documents import batches
+    from build_index.duplicates import content_digest
     from build_index.tokenization import load_tokenizer
-    from rest_store.live.corpora import add_corpora
 
     corpora = [open_corpus(CorpusSpec(path, **reading)) for path in paths]
     if tokenizer is None and not is_live(directory):
@@ -122,13 +123,17 @@ def add(
     ids: list[str] = []
     duplicates = tokens = without_tokens = 0
     with _open(directory, tokenizer=target, max_tokens=max_tokens, max_age=max_age) as store:
-        for added in add_corpora(store, corpora, target):
-            ids += added.ids
-            duplicates += len(added.ids.duplicates)
-            tokens += added.tokens
-            without_tokens += added.without_tokens
+        for batch in batches(document for corpus in corpora for document in corpus):
+            encoded = zip(batch, target.encode_documents(batch), strict=True)
+            some = {place: found for place, (_, found) in enumerate(encoded) if len(found)}
+            # Named for its content, a document that is there is not added again.
+            added = store.add(list(some.values()), [content_digest(batch[place]).hex() for place in some])
+            ids += added
+            duplicates += len(added.duplicates)
+            tokens += sum(map(len, some.values()))
+            without_tokens += len(batch) - len(added)
             if print_ids and not as_json:
-                click.echo("".join(f"{id}\n" for id in added.ids), nl=False)
+                click.echo("".join(f"{id}\n" for id in added), nl=False)
         if not ids:
             raise empty_corpora(corpora, without_tokens)
         described = store.info()

@@ -21,14 +21,19 @@ _FORMAT = (1, 0x52535430)  # version and program ("RST0"), as the file says them
 _PAGE_SIZE = 4096  # bytes; SQLite may be built with another default
 _PATIENCE = 5_000  # milliseconds to wait for a lock of SQLite, and for readers of older states
 _SEGMENT_NAME = re.compile("segment-[0-9a-f]{32}")
-# `digest` is of the caller's id. While `unclean`, unused bytes of the file or its log may hold what was deleted.
+# `digest` is of the namespace and the caller's id. While `unclean`, unused bytes of the file or its log may hold what
+# was deleted.
 _SCHEMA = f"""
 CREATE TABLE properties (tokenizer TEXT NOT NULL, max_tokens INTEGER, max_age REAL, unclean INTEGER NOT NULL);
+CREATE TABLE namespaces (name TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE documents (
-    number INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE, added REAL NOT NULL, symbols BLOB NOT NULL,
-    crc INTEGER NOT NULL);
+    number INTEGER PRIMARY KEY, namespace TEXT NOT NULL, digest BLOB NOT NULL UNIQUE, added REAL NOT NULL,
+    "group" TEXT NOT NULL, epoch INTEGER NOT NULL, symbols BLOB NOT NULL, crc INTEGER NOT NULL);
+CREATE INDEX in_namespace ON documents (namespace, number);
+CREATE INDEX in_group ON documents (namespace, "group") WHERE "group" != '';
 CREATE TABLE segments (
-    name TEXT PRIMARY KEY, first INTEGER NOT NULL, last INTEGER NOT NULL, oldest REAL NOT NULL, newest REAL NOT NULL,
+    name TEXT PRIMARY KEY, namespace TEXT NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
+    oldest REAL NOT NULL, newest REAL NOT NULL,
     tokens_sha256 BLOB NOT NULL, suffixes_sha256 BLOB NOT NULL) WITHOUT ROWID;
 PRAGMA application_id={_FORMAT[1]};
 PRAGMA user_version={_FORMAT[0]}"""
@@ -41,11 +46,15 @@ class Document(NamedTuple):
         number: ascending in the order of addition.
         added: seconds since 1970.
         symbols: its tokens as a tokens file has them, without a separator.
+        group: what it belongs to, such as the prompt that it answers; "": nothing.
+        epoch: of the model that wrote it.
     """
 
     number: int
     added: float
     symbols: bytes
+    group: str = ""
+    epoch: int = 0
 
 
 class SegmentRecord(NamedTuple):
@@ -53,10 +62,12 @@ class SegmentRecord(NamedTuple):
 
     Attributes:
         name: of its files.
+        namespace: of its documents.
         oldest: when the first of them was added, in seconds since 1970; `newest`: the last.
     """
 
     name: str
+    namespace: str
     first: int
     last: int
     oldest: float
@@ -167,20 +178,38 @@ class Documents:
         with self._named_errors("read"):
             return self._number("SELECT coalesce(max(number), 0) FROM documents")
 
-    def read(self, first: int = 1, last: int = 2**62) -> Iterator[Document]:
-        """Yield the documents `first .. last` in the order of their numbers."""
+    def namespaces(self) -> list[str]:
+        """Return the namespaces that have or had documents."""
         with self._named_errors("read"):
-            query = "SELECT number, added, symbols, crc FROM documents WHERE number BETWEEN ? AND ? ORDER BY number"
-            for number, added, symbols, crc in self._database.execute(query, (first, last)):
-                is_sound = isinstance(symbols, bytes) and len(symbols) > 0 and zlib.crc32(symbols) == crc
-                self._require(f"document {number}", is_sound and _is_time(added))
-                yield Document(number, added, symbols)
+            return [str(row[0]) for row in self._database.execute("SELECT name FROM namespaces")]
 
-    def numbers(self, ids: Sequence[str]) -> dict[str, int]:
-        """Return the numbers of those of `ids` that are stored."""
+    def read(
+        self, first: int = 1, last: int = 2**62, *, namespace: str = "", group: str | None = None
+    ) -> Iterator[Document]:
+        """Yield the documents `first .. last` of a namespace, and of a group if it is given, in their order."""
+        query = 'SELECT number, added, symbols, "group", epoch, crc FROM documents'
+        query += " WHERE namespace = ? AND number BETWEEN ? AND ?"
+        query += ' AND "group" = ?' if group else ""
+        with self._named_errors("read"):
+            arguments = (namespace, first, last, *([group] if group else []))
+            for *fields, crc in self._database.execute(f"{query} ORDER BY number", arguments):
+                document = Document(*fields)
+                symbols, added = document.symbols, document.added
+                is_sound = isinstance(symbols, bytes) and len(symbols) > 0 and zlib.crc32(symbols) == crc
+                self._require(f"document {document.number}", is_sound and _is_time(added))
+                yield document
+
+    def before(self, epoch: int, namespace: str) -> list[int]:
+        """Return the numbers of the documents of a namespace that are of an earlier epoch."""
+        query = "SELECT number FROM documents WHERE namespace = ? AND epoch < ? ORDER BY number"
+        with self._named_errors("read"):
+            return [int(row[0]) for row in self._database.execute(query, (namespace, epoch))]
+
+    def numbers(self, ids: Sequence[str], namespace: str) -> dict[str, int]:
+        """Return the numbers of those of `ids` that are stored in a namespace."""
         query = "SELECT number FROM documents WHERE digest = ?"
         with self._named_errors("read"):
-            rows = {id: self._database.execute(query, (_digest(id),)).fetchone() for id in ids}
+            rows = {id: self._database.execute(query, (_digest(id, namespace),)).fetchone() for id in ids}
         return {id: row[0] for id, row in rows.items() if row is not None}
 
     # --- Writing ------------------------------------------------------------------------------------------------------
@@ -193,35 +222,41 @@ class Documents:
 
     def commit(
         self,
+        namespace: str,
         added: Sequence[Document],
         ids: Sequence[str],
         deleted: Sequence[int],
-        evicted: Sequence[tuple[int, int]],
+        evicted: Sequence[tuple[str, int, int]],
         obsolete: Iterable[SegmentRecord],
         records: Iterable[SegmentRecord],
     ) -> None:
         """Store a change in one transaction.
 
         Args:
+            namespace: of `added`.
             added: documents with numbers greater than any before.
             ids: of these.
             deleted: numbers of documents.
-            evicted: numbers of the first and the last of documents that are evicted.
+            evicted: namespace, first and last number of documents that are evicted.
             obsolete: records of segments that are gone.
             records: of those in their place.
         """
         rows = [
-            (number, _digest(id), time, symbols, zlib.crc32(symbols))
-            for (number, time, symbols), id in zip(added, ids, strict=True)
+            (number, namespace, _digest(id, namespace), time, group, epoch, symbols, zlib.crc32(symbols))
+            for (number, time, symbols, group, epoch), id in zip(added, ids, strict=True)
         ]
         with self._transaction("written"):
-            self._database.executemany("INSERT INTO documents VALUES (?, ?, ?, ?, ?)", rows)
-            self._database.executemany("DELETE FROM documents WHERE number BETWEEN ? AND ?", evicted)
+            self._database.execute("INSERT OR IGNORE INTO namespaces VALUES (?)", (namespace,))
+            self._database.executemany("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+            query = "DELETE FROM documents WHERE namespace = ? AND number BETWEEN ? AND ?"
+            self._database.executemany(query, evicted)
             if deleted:
                 self._database.executemany("DELETE FROM documents WHERE number = ?", [(n,) for n in deleted])
                 self._database.execute("UPDATE properties SET unclean = 1")
+                empty = "NOT EXISTS (SELECT 1 FROM documents WHERE namespace = namespaces.name)"
+                self._database.execute(f"DELETE FROM namespaces WHERE {empty}")
             self._database.executemany("DELETE FROM segments WHERE name = ?", [(record.name,) for record in obsolete])
-            self._database.executemany("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?)", records)
+            self._database.executemany("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?)", records)
 
     def clean(self) -> None:
         """Remove what is left of deleted documents: write the whole file anew, and empty the log.
@@ -278,9 +313,9 @@ class Documents:
             raise StorageError(f"{self.path}: documents cannot be {done} ({error})") from error
 
 
-def _digest(id: str) -> bytes:
+def _digest(id: str, namespace: str) -> bytes:
     """Return what stands for an id in the file, which does not hold the id itself."""
-    return hashlib.blake2b(id.encode(), digest_size=16).digest()
+    return hashlib.blake2b(f"{namespace}\0{id}".encode(), digest_size=16).digest()
 
 
 def _is_time(value: object) -> bool:
@@ -289,8 +324,8 @@ def _is_time(value: object) -> bool:
 
 def _is_record(row: Sequence[object]) -> bool:
     """Return whether `row` may be a SegmentRecord."""
-    name, first, last, oldest, newest, *digests = row
+    name, namespace, first, last, oldest, newest, *digests = row
     numbers = isinstance(first, int) and isinstance(last, int) and first <= last
     checksums = all(isinstance(digest, bytes) and len(digest) == 32 for digest in digests)
-    named = isinstance(name, str) and _SEGMENT_NAME.fullmatch(name) is not None
+    named = isinstance(name, str) and _SEGMENT_NAME.fullmatch(name) is not None and isinstance(namespace, str)
     return named and numbers and _is_time(oldest) and _is_time(newest) and checksums

@@ -14,7 +14,7 @@ from build_index.staging import put
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.shard import encode_symbols
 from rest_store.datastore.tokenizer import TokenizerIdentity
-from rest_store.datastore.validation import IntSequence, document_ids, document_tokens
+from rest_store.datastore.validation import IntSequence, document_ids, document_tokens, label, limit
 from rest_store.errors import DocumentError, StorageError, TokenizerLoadError, describe
 from rest_store.live.directory import PART_NAME
 from rest_store.live.retention import Retention
@@ -31,10 +31,14 @@ class NewDocument(NamedTuple):
     Attributes:
         id: of the document.
         symbols: its tokens as a tokens file has them.
+        group: as in `Document`.
+        epoch: as in `Document`.
     """
 
     id: str
     symbols: bytes
+    group: str = ""
+    epoch: int = 0
 
 
 class Encoder:
@@ -51,7 +55,9 @@ class Encoder:
         self._directory = directory
         self._most = min(_LARGEST, retention.max_tokens or _LARGEST)
 
-    def encode(self, documents: Sequence[IntSequence | str], ids: Sequence[str] | None) -> list[NewDocument]:
+    def encode(
+        self, documents: Sequence[IntSequence | str], ids: Sequence[str] | None, group: str = "", epoch: int = 0
+    ) -> list[NewDocument]:
         """Return `documents` with their ids; raises what `LiveDatastore.add` says of invalid ones."""
         is_sequence = isinstance(documents, Sequence | np.ndarray) and not isinstance(documents, str | bytes)
         if not is_sequence or getattr(documents, "ndim", 1) == 0:
@@ -64,7 +70,8 @@ class Encoder:
         texts = [document for document in documents if isinstance(document, str)]
         encoded = iter(self._tokenizer.encode_batch(texts) if texts else [])
         tokens = [next(encoded) if isinstance(document, str) else document for document in documents]
-        return [NewDocument(names[i], self._symbols(document, i)) for i, document in enumerate(tokens)]
+        labels = label("add", "a group", group), limit("epoch", epoch, 2**62, least=0, where="add")
+        return [NewDocument(names[i], self._symbols(document, i), *labels) for i, document in enumerate(tokens)]
 
     @functools.cached_property
     def _tokenizer(self) -> TargetTokenizer:

@@ -13,14 +13,15 @@ from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest, ShardRe
 from rest_store.datastore.shard import Shard
 from rest_store.errors import EmptyCorpusError, describe
 from rest_store.live.live_datastore import LiveDatastore
+from rest_store.live.namespace import Namespace
 from rest_store.live.segment import write_shard
 
 
-def export(live: LiveDatastore, out: Path) -> Datastore:
+def export(live: LiveDatastore | Namespace, out: Path) -> Datastore:
     """Write the documents that queries of `live` see now as a frozen datastore, each segment as a shard.
 
     Args:
-        live: opened for reading or writing; others may go on adding to it.
+        live: opened for reading or writing, or a namespace of it; others may go on adding to it.
         out: directory of the datastore; an old datastore there is replaced when the new one is complete.
 
     Returns:

@@ -6,15 +6,21 @@ import atexit
 import os
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from datetime import datetime, timezone
+from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
+
+from rest_store.datastore.header import token_width
 from rest_store.datastore.render import counted
+from rest_store.datastore.shard import decode_symbols
 from rest_store.datastore.store import Snapshot, Store
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
-from rest_store.datastore.validation import IntSequence, document_ids
+from rest_store.datastore.validation import IntSequence, document_ids, label
 from rest_store.errors import (
     DatastoreClosedError,
     LiveDatastoreError,
@@ -26,9 +32,11 @@ from rest_store.errors import (
 from rest_store.live.added import AddedDocuments
 from rest_store.live.background import Background
 from rest_store.live.directory import require_live
+from rest_store.live.documents import Documents
 from rest_store.live.encoding import Encoder
 from rest_store.live.follower import Follower
 from rest_store.live.live_info import LiveInfo
+from rest_store.live.namespace import Namespace, StoredDocument
 from rest_store.live.retention import Retention
 from rest_store.live.segments import Segments
 from rest_store.live.writer import Writer
@@ -36,6 +44,8 @@ from rest_store.loading.tokenizer import load_tokenizer
 
 with optional_packages("live datastores", LiveDatastoreError, "live"):
     import pydivsufsort  # noqa: F401 - what sorts segments
+
+_AT_ONCE = 256  # documents that are read together
 
 
 class LiveDatastore(Store):
@@ -140,8 +150,19 @@ class LiveDatastore(Store):
     @property
     def snapshot(self) -> Snapshot:
         """The segments that queries read from now on."""
+        return self.snapshot_of("")
+
+    def snapshot_of(self, namespace: str) -> Snapshot:
+        """Return the segments that queries of a namespace read from now on."""
         segments = self._segments
-        return Snapshot.closed(self.path) if segments is None else segments.snapshot
+        return Snapshot.closed(self.path) if segments is None else segments.snapshot(namespace)
+
+    def namespace(self, name: str) -> Namespace:
+        """Return the documents of one namespace as a store; raise DocumentError for what is no name.
+
+        No query reads the documents of two namespaces. Those of this datastore itself are in the one named "".
+        """
+        return Namespace(self, name)
 
     @property
     def read_only(self) -> bool:
@@ -159,14 +180,22 @@ class LiveDatastore(Store):
             shard_count=len(segments),
             memory_token_count=sum(segment.token_count for segment in segments if segment.record is None),
             size=sum(segment.size for segment in segments if segment.record is not None),
-            built=_time(segments[-1].newest) if segments else None,
-            oldest=_time(segments[0].oldest) if segments else None,
+            built=_time(max(segment.newest for segment in segments)) if segments else None,
+            oldest=_time(min(segment.oldest for segment in segments)) if segments else None,
             max_tokens=self._backend.retention.max_tokens,
             max_age=self._backend.retention.max_age,
             failure=self._background.failure,
         )
 
-    def add(self, documents: Sequence[IntSequence | str], ids: Sequence[str] | None = None) -> AddedDocuments:
+    def add(
+        self,
+        documents: Sequence[IntSequence | str],
+        ids: Sequence[str] | None = None,
+        *,
+        namespace: str = "",
+        group: str = "",
+        epoch: int = 0,
+    ) -> AddedDocuments:
         """Add documents; return when they are durable, and visible to the queries of this process.
 
         Where additions come faster than their segments can be merged, each is held back by 20 ms.
@@ -176,13 +205,16 @@ class LiveDatastore(Store):
                 tokens.
             ids: one for each, 1..256 characters; one that is there already, or was given before in `ids`, stands for
                 the same document, which is not added again. None: new ones.
+            namespace: whose queries alone read them; ids and limits are those of a namespace.
+            group: what they belong to, such as the prompt that they answer; "": nothing.
+            epoch: of the model that wrote them.
 
         Returns:
             The ids, in the order of `documents`; its `added` and `duplicates` say which were there already.
 
         Raises:
             DocumentError: a document is empty, larger than 2^24 tokens or than `max_tokens`, or neither tokens nor
-                text; or an id is invalid. Nothing was added; likewise with the next two.
+                text; or an id, a namespace or a group is invalid. Nothing was added; likewise with the next two.
             TokenRangeError: a token is outside the vocabulary.
             TokenizerLoadError: a text, but the datastore was begun without a tokenizer that can encode it.
             TokenizerMismatchError: a text, but the file of the tokenizer holds another one by now.
@@ -191,12 +223,12 @@ class LiveDatastore(Store):
             DatastoreClosedError: after `close`.
         """
         writer = self._writer()
-        encoded = self._encoder.encode(documents, ids)
-        new = writer.add(encoded)
+        encoded = self._encoder.encode(documents, ids, group, epoch)
+        new = writer.add(encoded, label("add", "a namespace", namespace))
         self._background.wake()
         return AddedDocuments([document.id for document in encoded], new)
 
-    def delete(self, ids: Sequence[str]) -> int:
+    def delete(self, ids: Sequence[str], *, namespace: str = "") -> int:
         """Delete documents: when this returns, no answer of this process holds them, and no file. Evicted ones, too.
 
         Sorts the segments that held them anew, and rewrites the file of documents, in whose unused bytes SQLite may
@@ -205,6 +237,7 @@ class LiveDatastore(Store):
 
         Args:
             ids: of the documents, as in `add`; those that are not there are passed over.
+            namespace: of the documents.
 
         Returns:
             How many documents there were.
@@ -216,7 +249,28 @@ class LiveDatastore(Store):
                 been reading an older state for seconds. The next call tries again.
             WriterError, DatastoreClosedError: as in `add`.
         """
-        return self._writer().delete(document_ids("delete", ids))
+        return self._writer().delete(document_ids("delete", ids), namespace)
+
+    def delete_before(self, epoch: int, *, namespace: str = "") -> int:
+        """Delete the documents of a namespace that are of an earlier epoch; otherwise as `delete`."""
+        return self._writer().delete_before(epoch, namespace)
+
+    def documents(self, *, namespace: str = "", group: str | None = None) -> Iterator[StoredDocument]:
+        """Yield the stored documents of a namespace, or of a group of it, in the order of their addition.
+
+        Raises:
+            StorageError: they cannot be read.
+            DatastoreClosedError: after `close`.
+        """
+        self._open_segments()
+        width = token_width(self.vocabulary_size)
+        with closing(Documents(self._location, read_only=True)) as stored:
+            first = 1
+            while some := list(islice(stored.read(first, namespace=namespace, group=group), _AT_ONCE)):
+                for document in some:  # no statement is open meanwhile: it would keep older states in the log
+                    tokens = decode_symbols(np.frombuffer(document.symbols, np.uint8), width)
+                    yield StoredDocument(tokens, document.group, document.epoch, document.added)
+                first = some[-1].number + 1
 
     def compact(self) -> None:
         """Write all documents that are there now to files, and merge these into as few segments as there may be.

@@ -41,7 +41,8 @@ class Segment:
         first: the numbers of its documents are `first .. last`; some of these may have been deleted.
         oldest: when the first of them was added, in seconds since 1970; `newest`: the last.
         view: the shard as kernels read it.
-        record: of its files; None: it is in memory, the memtable.
+        record: of its files; None: it is in memory, the memtable of its namespace.
+        namespace: of its documents.
     """
 
     first: int
@@ -50,6 +51,7 @@ class Segment:
     newest: float
     view: ShardView
     record: SegmentRecord | None = None
+    namespace: str = ""
 
     @property
     def position_count(self) -> int:
@@ -72,13 +74,16 @@ class Segment:
         return self.view.symbols.nbytes + self.view.keys.nbytes + self.view.entries.nbytes
 
 
-def sorted_segment(documents: Sequence[Document], vocabulary_size: int, memtable: Segment | None = None) -> Segment:
+def sorted_segment(
+    documents: Sequence[Document], vocabulary_size: int, memtable: Segment | None = None, namespace: str = ""
+) -> Segment:
     """Sort documents that follow one another in memory.
 
     Args:
         documents: at least one.
         vocabulary_size: ids are `0 .. vocabulary_size - 1`.
         memtable: a segment in memory whose documents come before these.
+        namespace: of the documents.
 
     Raises:
         MemoryError: there is not enough to sort them, about 12 to 18 bytes a token.
@@ -102,7 +107,7 @@ def sorted_segment(documents: Sequence[Document], vocabulary_size: int, memtable
         if native_kernel().sort_suffixes(byte_sorter(), symbols, width, bits, keys, packed):
             raise MemoryError(f"libdivsufsort cannot sort {symbols.size - TAIL_SIZE} bytes of text")
     view = ShardView(symbols, keys.view(np.uint8), packed, positions, entries, keys.size, width, bits)
-    return Segment(first, documents[-1].number, oldest, documents[-1].added, view)
+    return Segment(first, documents[-1].number, oldest, documents[-1].added, view, namespace=namespace)
 
 
 @contextmanager
@@ -131,7 +136,8 @@ def write_segment(segment: Segment, directory: Path, vocabulary_size: int) -> Se
     """
     name = f"segment-{uuid4().hex}"
     tokens, suffixes = write_shard(segment.view, directory, name, vocabulary_size)
-    record = SegmentRecord(name, segment.first, segment.last, segment.oldest, segment.newest, tokens, suffixes)
+    span = segment.namespace, segment.first, segment.last, segment.oldest, segment.newest
+    record = SegmentRecord(name, *span, tokens, suffixes)
     return open_segment(directory, record, vocabulary_size)
 
 
@@ -174,7 +180,8 @@ def open_segment(directory: Path, record: SegmentRecord, vocabulary_size: int, *
         found = _sha256(file.payload) if verify else file.header.sha256
         if found != expected:
             raise ChecksumError(describe(file.path, "SHA-256 of the payload", found.hex(), expected.hex()))
-    return Segment(record.first, record.last, record.oldest, record.newest, shard.view, record)
+    span = record.first, record.last, record.oldest, record.newest
+    return Segment(*span, shard.view, record, record.namespace)
 
 
 def remove_files(directory: Path, name: str) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Iterator, Sequence
-from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -24,25 +24,33 @@ class Segments:
         vocabulary_size: ids are `0 .. vocabulary_size - 1`.
 
     Attributes:
-        all: the segments, oldest first; only the last one may be in memory: the memtable.
-        snapshot: what queries read.
+        all: the segments, oldest first; of each namespace, only the last one may be in memory: its memtable.
     """
 
     def __init__(self, vocabulary_size: int) -> None:
         self.vocabulary_size = vocabulary_size
         self.all: tuple[Segment, ...] = ()
-        self._nothing = _empty_view(vocabulary_size)
-        self.snapshot = Snapshot.of([self._nothing], vocabulary_size)
+        self._nothing = Snapshot.of([_empty_view(vocabulary_size)], vocabulary_size)
+        self._snapshots: dict[str, Snapshot] = {}
+
+    def snapshot(self, namespace: str = "") -> Snapshot:
+        """Return what queries of a namespace read."""
+        return self._snapshots.get(namespace, self._nothing)
 
     def set(self, segments: Sequence[Segment]) -> None:
         """Have queries read `segments`, all that there are, from now on."""
-        views = [segment.view for segment in segments] or [self._nothing]
-        self.all, self.snapshot = tuple(segments), Snapshot.of(views, self.vocabulary_size)
+        snapshots: dict[str, Snapshot] = {}
+        for namespace in dict.fromkeys(segment.namespace for segment in segments):
+            views = [segment.view for segment in segments if segment.namespace == namespace]
+            present = self._snapshots.get(namespace, self._nothing)
+            is_same = len(views) == len(present.views) and all(map(operator.is_, views, present.views))
+            snapshots[namespace] = present if is_same else Snapshot.of(views, self.vocabulary_size)
+        self.all, self._snapshots = tuple(segments), snapshots
 
     def stored(
         self, directory: Path, documents: Documents, retention: Retention, *, verify: bool = False
     ) -> Iterator[Segment]:
-        """Yield the segments of all documents that are stored, oldest first.
+        """Yield the segments of all documents that are stored, oldest first within each namespace.
 
         Documents that are in no file are sorted in memory, and so are those of files that are damaged or missing, or
         larger than `retention` allows.
@@ -57,9 +65,9 @@ class Segments:
             StorageError: documents cannot be read.
         """
         opened = {segment.record: segment for segment in self.in_files}
-        last = 0
+        last: dict[str, int] = {}
         for record in documents.records():
-            last = record.last
+            last[record.namespace] = record.last
             fits = retention.may_span(record.oldest, record.newest)
             try:
                 segment = opened.get(record) or open_segment(directory, record, self.vocabulary_size, verify=verify)
@@ -69,24 +77,33 @@ class Segments:
             if fits:
                 yield segment
             else:
-                yield from self._sorted(documents.read(record.first, last), retention)
-        yield from self._sorted(documents.read(last + 1), retention)
+                rest = documents.read(record.first, record.last, namespace=record.namespace)
+                yield from self._sorted(rest, retention, record.namespace)
+        for namespace in documents.namespaces():
+            rest = documents.read(last.get(namespace, 0) + 1, namespace=namespace)
+            yield from self._sorted(rest, retention, namespace)
 
-    def _sorted(self, documents: Iterable[Document], retention: Retention) -> Iterator[Segment]:
-        for batch in retention.batches(documents, token_width(self.vocabulary_size), attrgetter("added")):
-            yield sorted_segment(batch, self.vocabulary_size)
+    def _sorted(self, documents: Iterable[Document], retention: Retention, namespace: str) -> Iterator[Segment]:
+        for batch in retention.batches(documents, token_width(self.vocabulary_size), operator.attrgetter("added")):
+            yield sorted_segment(batch, self.vocabulary_size, namespace=namespace)
 
     @property
     def in_files(self) -> tuple[Segment, ...]:
         """The segments in files."""
         return tuple(segment for segment in self.all if segment.record is not None)
 
+    def by_namespace(self) -> list[list[Segment]]:
+        """The segments in files of each namespace."""
+        found: dict[str, list[Segment]] = {}
+        for segment in self.in_files:
+            found.setdefault(segment.namespace, []).append(segment)
+        return list(found.values())
+
     def replaced(self, run: Sequence[Segment], new: Segment) -> list[Segment] | None:
-        """Return all segments with `new` in the place of `run`, which follow one another; None if some are gone."""
+        """Return all segments with `new` in the place of `run`, of one namespace; None if some are gone."""
         if not set(run) <= set(self.all):
             return None
-        start = self.all.index(run[0])
-        return [*self.all[:start], new, *self.all[start + len(run) :]]
+        return [new if segment is run[0] else segment for segment in self.all if segment not in run[1:]]
 
 
 def _empty_view(vocabulary_size: int) -> ShardView:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
 from pathlib import Path
@@ -108,22 +109,32 @@ class Writer:
             self.segments = Segments(self._vocabulary_size)  # which keeps no files mapped
             self._resources.close()
 
-    def add(self, documents: Sequence[NewDocument]) -> set[str]:
+    def add(self, documents: Sequence[NewDocument], namespace: str = "") -> set[str]:
         """Add documents, without those whose id is there already; return the others' ids when they are durable."""
         new: set[str] = set()
         for batch in self.retention.batches(documents, self._width):
-            if len(segments_to_merge(self.segments.in_files, self.retention)) >= BACKLOG:
+            if len(self._run()) >= BACKLOG:
                 time.sleep(STALL)
             with self._change():
-                new.update(self._add(batch))
+                new.update(self._add(batch, namespace))
         return new
 
-    def delete(self, ids: Sequence[str]) -> int:
+    def delete(self, ids: Sequence[str], namespace: str = "") -> int:
         """Delete documents and return how many there were; then no answer holds them, and no file."""
+        return self._delete(namespace, lambda: self._documents.numbers(ids, namespace).values())
+
+    def delete_before(self, epoch: int, namespace: str = "") -> int:
+        """Delete the documents of earlier epochs, likewise."""
+        return self._delete(namespace, lambda: self._documents.before(epoch, namespace))
+
+    def _delete(self, namespace: str, find: Callable[[], Iterable[int]]) -> int:
         with self._sorting, self._change():
-            numbers = sorted(self._documents.numbers(list(dict.fromkeys(ids))).values())
+            numbers = sorted(find())
             if numbers:
-                left = [self._without(segment, numbers) for segment in self.segments.all]
+                left = [
+                    self._without(segment, numbers) if segment.namespace == namespace else segment
+                    for segment in self.segments.all
+                ]
                 self._store([segment for segment in left if segment is not None], deleted=numbers)
             self._documents.clean()
         return len(numbers)
@@ -155,13 +166,14 @@ class Writer:
         """
         with self._sorting:
             self._require_open()
-            run = segments_to_merge(self.segments.in_files, self.retention, whole=whole)
+            run = self._run(whole=whole)
             if not run:
                 return False
-            documents = list(self._beside.read(run[0].first, run[-1].last))
+            namespace = run[0].namespace
+            documents = list(self._beside.read(run[0].first, run[-1].last, namespace=namespace))
             if not documents:  # evicted meanwhile
                 return True
-            new = self._flushed(sorted_segment(documents, self._vocabulary_size))
+            new = self._flushed(sorted_segment(documents, self._vocabulary_size, namespace=namespace))
             del documents
             try:
                 with self._change():
@@ -171,6 +183,11 @@ class Writer:
             finally:
                 self._remove_files([new.record.name] if new.record else ())
             return True
+
+    def _run(self, *, whole: bool = False) -> list[Segment]:
+        """Return the segments that are merged next; [] if there are none."""
+        runs = (segments_to_merge(some, self.retention, whole=whole) for some in self.segments.by_namespace())
+        return next(filter(None, runs), [])
 
     # --- For the holder of `_lock` ------------------------------------------------------------------------------------
 
@@ -189,42 +206,46 @@ class Writer:
         """Publish what is stored; sort anew what is damaged or missing of the segments in files."""
         self._last = self._documents.last()
         self._records = self._documents.records()
-        segments: list[Segment] = []
-        for segment in self.segments.stored(self._directory, self._documents, self.retention, verify=verify):
-            if segments:
-                segments[-1] = self._flushed(segments[-1])
-            segments.append(segment)
-        if segments and segments[-1].last <= max((record.last for record in self._records), default=0):
-            segments[-1] = self._flushed(segments[-1])
-        self._store(segments)
+        segments = list(self.segments.stored(self._directory, self._documents, self.retention, verify=verify))
+        last = {segment.namespace: segment for segment in segments}
+        in_files = {record.namespace: record.last for record in self._records}
+        memtables = {segment for segment in last.values() if segment.last > in_files.get(segment.namespace, 0)}
+        self._store([segment if segment in memtables else self._flushed(segment) for segment in segments])
 
-    def _add(self, added: Sequence[NewDocument]) -> list[str]:
+    def _add(self, added: Sequence[NewDocument], namespace: str) -> list[str]:
         """Sort new documents into the memtable, flush it if it is large enough, store and publish them.
 
         Returns:
             The ids that are new.
         """
-        stored = self._documents.numbers([document.id for document in added])
-        new: dict[str, bytes] = {}
+        stored = self._documents.numbers([document.id for document in added], namespace)
+        new: dict[str, NewDocument] = {}
         for document in added:
             if document.id not in stored:
-                new.setdefault(document.id, document.symbols)
+                new.setdefault(document.id, document)
         if not new:
             return []
         now = self._clock()
-        documents = [Document(number, now, symbols) for number, symbols in enumerate(new.values(), self._last + 1)]
+        documents = [
+            Document(number, now, some.symbols, some.group, some.epoch)
+            for number, some in enumerate(new.values(), self._last + 1)
+        ]
         segments = list(self.segments.all)
+        of_namespace = (
+            place for place, some in enumerate(segments) if (some.namespace, some.record) == (namespace, None)
+        )
         memtable = None
-        if segments and segments[-1].record is None:
-            size = segments[-1].position_count + sum(len(symbols) // self._width + 1 for symbols in new.values())
-            if size <= self.retention.largest and self.retention.may_span(segments[-1].oldest, now):
-                memtable = segments.pop()
+        if (place := next(of_namespace, None)) is not None:
+            size = segments[place].position_count
+            size += sum(len(document.symbols) // self._width + 1 for document in documents)
+            if size <= self.retention.largest and self.retention.may_span(segments[place].oldest, now):
+                memtable = segments.pop(place)
             else:
-                segments[-1] = self._flushed(segments[-1])
-        segment = sorted_segment(documents, self._vocabulary_size, memtable)
+                segments[place] = self._flushed(segments[place])
+        segment = sorted_segment(documents, self._vocabulary_size, memtable, namespace)
         is_full = segment.position_count >= self.retention.memtable
         segments.append(self._flushed(segment) if is_full else segment)
-        self._store(segments, added=documents, ids=list(new))
+        self._store(segments, namespace=namespace, added=documents, ids=list(new))
         return list(new)
 
     def _without(self, segment: Segment, deleted: Sequence[int]) -> Segment | None:
@@ -232,16 +253,18 @@ class Writer:
         if bisect_left(deleted, segment.first) == bisect_right(deleted, segment.last):
             return segment
         gone = set(deleted)
-        rest = [some for some in self._documents.read(segment.first, segment.last) if some.number not in gone]
+        stored = self._documents.read(segment.first, segment.last, namespace=segment.namespace)
+        rest = [document for document in stored if document.number not in gone]
         if not rest:
             return None
-        new = sorted_segment(rest, self._vocabulary_size)
+        new = sorted_segment(rest, self._vocabulary_size, namespace=segment.namespace)
         return new if segment.record is None else self._flushed(new)
 
     def _store(
         self,
         segments: Sequence[Segment],
         *,
+        namespace: str = "",
         added: Sequence[Document] = (),
         ids: Sequence[str] = (),
         deleted: Sequence[int] = (),
@@ -250,16 +273,17 @@ class Writer:
 
         Args:
             segments: all of them, after the change.
+            namespace: of `added`.
             added: new documents.
             ids: of these.
             deleted: numbers of documents.
         """
         present = self._kept(segments)
-        evicted = [(segment.first, segment.last) for segment in segments if segment not in present]
+        evicted = [(some.namespace, some.first, some.last) for some in segments if some not in present]
         records = [segment.record for segment in present if segment.record is not None]
         new, obsolete = set(records) - set(self._records), set(self._records) - set(records)
         try:
-            self._documents.commit(added, ids, deleted, evicted, obsolete, new)
+            self._documents.commit(namespace, added, ids, deleted, evicted, obsolete, new)
         except BaseException:
             self._remove_files(record.name for record in new)
             raise
@@ -287,10 +311,11 @@ class Writer:
         if age is not None:
             limit = self._clock() - age
             kept = [segment for segment in kept if segment.oldest > limit]
-        if most is not None:
-            total = sum(segment.token_count for segment in kept)
-            while total > most:
-                total -= kept.pop(0).token_count
+        totals: Counter[str] = Counter()
+        for segment in list(reversed(kept)):
+            totals[segment.namespace] += segment.token_count
+            if most is not None and totals[segment.namespace] > most:
+                kept.remove(segment)
         return kept
 
     def _remove_files(self, names: Iterable[str]) -> None:

@@ -73,7 +73,7 @@ def test_tokens_of_several_tokenizers_are_not_compared(folder: Path, tmp_path: P
     path = tmp_path / "recordings.jsonl"
     path.write_text("\n".join(f'{{"id": "{number}", "prompt": [1], "output": [2]}}' for number in range(30)))
     both = ["--recordings", path, "--datastore", folder / "ds", "--datastore", tmp_path / "ds"]
-    for command in (["bench", "quality"], ["bench", "live"], ["calibrate", "--out", tmp_path / "x", "--trees", 1]):
+    for command in (["bench", "replay"], ["calibrate", "--out", tmp_path / "x", "--trees", 1]):
         status, shown = run(*command, *both)
         assert (status, "tokenizer" in shown.splitlines()[-1]) == (1, True), shown
 

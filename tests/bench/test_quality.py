@@ -1,4 +1,4 @@
-"""`rest-store bench quality` on unusual input, and the order of its checks."""
+"""`rest-store bench replay` on unusual input, and the order of its checks."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def recording(prompt: list[int], output: list[int], family: str = "all") -> Reco
 
 
 def bench(folder: Path, *options: object) -> Result:
-    common = ["bench", "quality", "--recordings", str(folder / "recordings.jsonl"), "--max-nodes", "4"]
+    common = ["bench", "replay", "--recordings", str(folder / "recordings.jsonl"), "--max-nodes", "4"]
     return CliRunner().invoke(main, [*common, *map(str, options)])
 
 
@@ -53,7 +53,7 @@ def test_json_is_all_of_standard_output(folder: Path) -> None:
     done = bench(folder, *options, "--out", folder / "printed.json")
     facts = json.loads(done.stdout)
     assert facts == json.loads((folder / "printed.json").read_text())
-    assert facts["benchmark"] == "quality"
+    assert facts["benchmark"] == "replay"
     assert "recordings, " in done.stderr, "what a person reads"
 
 

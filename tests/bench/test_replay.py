@@ -18,7 +18,7 @@ from click.testing import CliRunner
 from rest_store.bench.baselines import RestRule
 from rest_store.bench.quality import measure
 from rest_store.bench.recordings import Recording, part_of, read_recordings
-from rest_store.bench.replay import Outcome, fit_calibration, replay, walk
+from rest_store.bench.replay import Outcome, Replayed, fit_calibration, replay, walk
 from rest_store.cli import main
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.tree import TokenTree
@@ -151,7 +151,7 @@ def test_a_fitted_calibration_beats_the_rules_and_is_calibrated(folder: Path) ->
 
 
 def test_few_recordings_have_a_wide_interval() -> None:
-    few = Outcome([("all", tokens, 10) for tokens in (10, 20, 30, 40)])
+    few = Outcome([Replayed("all", tokens, 10) for tokens in (10, 20, 30, 40)])
     many = Outcome(few.replays * 25)
     assert few.mean_accepted == many.mean_accepted == 2.5
     low, high = few.interval
@@ -206,7 +206,7 @@ def test_the_commands_fit_and_report(folder: Path, tmp_path: Path) -> None:
     assert Calibration.load(out).provenance["trees"] == 20
     result = tmp_path / "quality.json"
     options = ["--calibration", str(out), "--max-nodes", "8", "--out", str(result)]
-    done = CliRunner().invoke(main, ["bench", "quality", *common, *options])
+    done = CliRunner().invoke(main, ["bench", "replay", *common, *options])
     assert done.exit_code == 0, done.output
     assert "REST's rule, ds" in done.output
     written = json.loads(result.read_text())

@@ -58,9 +58,9 @@ def test_one_command_builds_records_measures_and_writes_the_page(folder: Path, f
     assert Manifest.read(out / "datastore").document_count == 1
     assert len((out / "recordings.jsonl").read_text().splitlines()) == 5
     results = read_results(out / "results")
-    assert set(results) == {"quality", "speed"}
-    assert results["quality"].figures["reported"] == 5
-    rows = {row["drafting"] for row in results["quality"].figures["rows"]}
+    assert set(results) == {"replay", "speed"}
+    assert results["replay"].figures["reported"] == 5
+    rows = {row["drafting"] for row in results["replay"].figures["rows"]}
     assert {"session", "session without datastore", "session, prompt lookup alone", "REST's rule, datastore"} <= rows
     methods = results["speed"].figures["families"]["all"]
     assert set(methods) == {"plain", "transformers prompt lookup", "DraftSession"}

@@ -69,7 +69,6 @@ def test_queries_are_measured(inputs: list[Any], tmp_path: Path) -> None:
     figures = run(bench_query, tmp_path / "query.json", *inputs, "--contexts", 200)
     assert set(figures["datastores"]) == {"ds", "other"}
     assert 0 < figures["ds, draft"]["median"] <= figures["ds, draft"]["p99"]
-    assert figures["batch of 64"]["ratio"] > 0
 
 
 def test_drafting_is_measured(inputs: list[Any], tmp_path: Path) -> None:

@@ -153,7 +153,7 @@ def test_a_truncated_or_damaged_parquet_file_is_an_error(tmp_path):
     [
         (b"a\x00b", {}, "binary, expected text, or records with one of the fields 'messages', .*--field names"),
         (b"abc\xff", {}, r"not UTF-8 \(byte 0xff at 3\), expected UTF-8 text"),
-        (b"x = 1", {"field": "code"}, r"no records, expected records .* with the field 'code'"),
+        (b"x = 1", {"field": "code"}, r"text, expected records .* with the field 'code'"),
         (b'{"code": "x"}', {}, r"JSONL without a known field \(fields 'code'\), expected text, or records with"),
         (b'{"code":\n"x"}', {}, r"JSON without a known field \(fields 'code'\), expected text, or records with"),
         (

@@ -142,7 +142,7 @@ def test_an_error_on_a_node_is_that_of_a_build_here(address, tokenizer, tmp_path
     bad = tree / "140 bad.jsonl"
     bad.write_text('{"text": "good"}\n{not JSON\n')
     for place, others in ((out, {}), (out.with_name("on-nodes"), {"ray": address})):
-        with pytest.raises(CorpusFormatError, match=r"140 bad\.jsonl:2: line is not JSON"):
+        with pytest.raises(CorpusFormatError, match=r"140 bad\.jsonl:2: content is not JSON"):
             build(options(tree, tokenizer, place, shard_tokens=1500, memory=MEMORY, **others))
         assert leftovers(place) == []
     bad.unlink()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -87,21 +86,6 @@ def test_a_link_is_followed(tmp_path):
 
 
 # --- The lock --------------------------------------------------------------------------------------------------------
-
-
-def test_only_one_build_at_a_time(tmp_path):
-    message = r"\.ds\.building: another process is building this datastore"
-    with Staging(tmp_path / "ds") as staging:
-        staging.start()
-        with pytest.raises(OutputError, match=message):
-            Staging(tmp_path / "ds")
-        script = f"from build_index.staging import *\nStaging(Path({str(tmp_path / 'ds')!r}))"
-        other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
-        assert other.returncode == 1
-        assert "another process is building this datastore" in other.stderr
-        assert staging.datastore.is_dir()
-    with Staging(tmp_path / "ds"):
-        pass
 
 
 NO_LOCKS = """

@@ -56,13 +56,6 @@ def test_a_template_that_is_not_utf8_is_refused(byte_level_file, tmp_path):
         load_tokenizer(tmp_path)
 
 
-def test_templates_with_strange_names_are_passed_over(byte_level_file, tmp_path):
-    (tmp_path / "tokenizer.json").write_bytes(byte_level_file.read_bytes())
-    templates = [{"name": ["x"], "template": "x"}, 7, {"name": "default", "template": "{{ messages[0].role }}"}]
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
-    assert rendered(load_tokenizer(tmp_path / "tokenizer.json"), "hi") == "user"
-
-
 def test_a_directory_is_loaded_by_transformers_and_renders_as_transformers_does(tmp_path, chat):
     transformers = pytest.importorskip("transformers")
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_level_bpe(), eos_token="<|im_end|>")

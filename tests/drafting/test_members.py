@@ -131,9 +131,6 @@ FAILURES: dict[str, tuple[Any, str]] = {
     "away": (ServiceUnavailableError("away"), "error"),
     "cannot be sent": (ServiceUnavailableError, "error"),
     "anything": (KeyError("x"), "error"),
-    "no scores": (TokenTree([1], [-1], [0]), "error"),
-    "scores that grow": (scored([1, 2], [-1, 0], [0.5, 0.6]), "error"),
-    "scores that are none": (scored([1], [-1], [float("nan")]), "error"),
 }
 
 

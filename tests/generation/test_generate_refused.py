@@ -235,6 +235,12 @@ def test_models_are_refused_by_name(name: str) -> None:
     refused_early(ModelNotSupportedError, make(), *fragments)
 
 
+def test_a_decoder_whose_configuration_calls_it_none_is_not_refused() -> None:
+    model = tiny_model("gpt_neox")
+    assert model.config.is_decoder is False
+    assert ask(model).shape == (1, 38)
+
+
 def test_weights_that_are_split_over_processes_are_refused() -> None:
     """By the marks that transformers, DeepSpeed and, here for real, torch leave on them."""
     tensor_parallel, zero, sharded = (tiny_model("llama") for _ in range(3))

@@ -97,6 +97,7 @@ def test_sources_are_counted(words: Any) -> None:
     assert "A python.ds 46 % 6 tokens, 3 by it alone" in legend
     assert "B prompt lookup 23 % 3 tokens, none by it alone" in legend
     assert "C recycled logits 23 % 3 tokens, 3 by it alone · the model alone 31 % 4 tokens" in legend
+    assert "A token that several sources drafted counts for each of them." in legend
     looks = ["model", "source-0", "source-2", "several", "source-7"]
     assert [look(origin) for origin in (0, 1, 4, 6, 128)] == looks
     assert [letters(origin) for origin in (0, 1, 4, 6, 128)] == ["·", "A", "C", "BC", "H"]

@@ -5,15 +5,20 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import rest_store
 import rest_store.generation.generate as entry
+from rest_store.datastore.tree import TokenTree
 from rest_store.generation import loop
 from rest_store.generation.verify import Verifier
-from tests.shared.tiny import SameTree, Scripted, futures_of, prompts, right, tiny_model
+from tests.shared.members import ScriptedSource, scored
+from tests.shared.strategies import Corpus, write_datastore
+from tests.shared.tiny import VOCABULARY, SameTree, Scripted, futures_of, prompts, right, tiny_model
 
 
 def test_a_generation_measures_and_hands_costs_to_its_session() -> None:
@@ -150,3 +155,26 @@ def test_what_other_processes_do_to_the_time_of_steps_changes_no_draft() -> None
     assert torch.equal(output.sequences, plain)
     assert output.statistics.drafts.paused < 15
     assert output.statistics.mean_tokens > 3
+
+
+def test_a_slow_service_that_adds_nothing_is_asked_less_while_the_rest_drafts_on(tmp_path: Path) -> None:
+    class Slow(ScriptedSource):
+        def receive(self, timeout: float | None) -> TokenTree:
+            time.sleep(0.02)
+            return super().receive(timeout)
+
+    model = tiny_model("llama")
+    plain = model.generate(**prompts(1), max_new_tokens=120, do_sample=False)
+    store = rest_store.Datastore.open(write_datastore(tmp_path, Corpus(VOCABULARY, [[plain[0].tolist()]])))
+    slow = Slow(scored([], [], []))
+    output = model.generate(
+        **prompts(1),
+        max_new_tokens=120,
+        do_sample=False,
+        custom_generate=entry.generate,
+        drafter=[store, slow],
+        return_dict_in_generate=True,
+    )
+    assert torch.equal(output.sequences, plain)
+    assert output.statistics.mean_tokens > 2
+    assert len(slow.calls("receive")) < output.statistics.drafts.asked / 2

@@ -51,7 +51,7 @@ def add(opened: Writer, *tokens: int) -> None:
 
 
 def there(opened: Writer) -> list[int]:
-    return [token for token in range(299) if opened.segments.snapshot.kernel.count([token])]
+    return [token for token in range(299) if opened.segments.snapshot().kernel.count([token])]
 
 
 def test_documents_are_evicted_by_age(aged: Writer, clock: Clock) -> None:

@@ -28,9 +28,9 @@ def test_only_the_memtable_is_sorted_again(live: LiveDatastore, monkeypatch: pyt
         sorted_sizes = []
         sort = segments.sorted_segment
 
-        def counted(documents, vocabulary_size):
+        def counted(documents, vocabulary_size, **options):
             sorted_sizes.append(len(documents))
-            return sort(documents, vocabulary_size)
+            return sort(documents, vocabulary_size, **options)
 
         monkeypatch.setattr(segments, "sorted_segment", counted)
         for number in range(3):

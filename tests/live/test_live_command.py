@@ -25,7 +25,6 @@ from rest_store.errors import (
     WriterError,
 )
 from rest_store.live import check as live_check
-from rest_store.live import corpora as corpora_into
 from rest_store.live.check import check_live
 from rest_store.live.command import duration
 from rest_store.live.export import export
@@ -117,7 +116,7 @@ def test_files_of_text_are_a_document_each(live: Path, tmp_path: Path) -> None:
 
 
 def test_ids_are_printed_as_delete_takes_them(live: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpora_into, "batches", lambda documents: batches(documents, number=2))
+    monkeypatch.setattr("build_index.documents.batches", lambda documents: batches(documents, number=2))
     texts = ["one more", TEXTS[3], "", "another", "one more", "the last"]
     corpus = write_jsonl(tmp_path / "more.jsonl", texts)
     expected = ids_of([text for text in texts if text])
@@ -282,7 +281,7 @@ def test_a_damaged_segment_is_said(live: Path) -> None:
 def test_a_segment_of_other_documents_is_said(live: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compact(live)
     read = live_check.Documents.read
-    monkeypatch.setattr(live_check.Documents, "read", lambda *arguments: list(read(*arguments))[1:])
+    monkeypatch.setattr(live_check.Documents, "read", lambda *where, **of: list(read(*where, **of))[1:])
     refused(ChecksumError, lambda: check_live(live), "SHA-256 of the content")
 
 

@@ -12,16 +12,17 @@ from rest_store.live.live_datastore import LiveDatastore
 from tests.shared.live import new_live, require_answers, small_segments, some_document
 from tests.shared.strategies import Corpus, Document, write_datastore
 
+NAMESPACES = ("", "one", "other")
+
 
 class Walk:
-    """A live datastore, a reader of it, and the documents that they hold, in the order of their addition."""
+    """A live datastore, a reader of it, and the documents that each namespace holds, in the order of their addition."""
 
     def __init__(self, directory: Path, chance: random.Random, vocabulary_size: int) -> None:
         self.directory = directory
         self.chance = chance
         self.vocabulary_size = vocabulary_size
-        self.documents: dict[str, Document] = {}
-        self.numbers = 0
+        self.documents: dict[str, dict[str, Document]] = {namespace: {} for namespace in NAMESPACES}
         self.live = new_live(directory, vocabulary_size)
         self.reader = LiveDatastore.open(directory, read_only=True)
 
@@ -30,29 +31,39 @@ class Walk:
             [self.add, self.delete, self.compact, self.reopen, self.reopen_reader], [10, 3, 1, 1, 1]
         )
         act[0]()
-        require_answers(self.live, self.documents.values(), self.chance)
+        self.require_answers(self.live)
         if self.chance.random() < 0.4:
             self.reader.refresh()
-            require_answers(self.reader, self.documents.values(), self.chance)
+            self.require_answers(self.reader)
+
+    def require_answers(self, store: LiveDatastore) -> None:
+        require_answers(store, self.documents[""].values(), self.chance)
+        for namespace in NAMESPACES[1:]:
+            documents = self.documents[namespace].values()
+            require_answers(store.namespace(namespace), documents, self.chance)
+            stored = [document.tokens.tolist() for document in store.documents(namespace=namespace)]
+            assert stored == list(documents)
 
     def add(self) -> None:
-        size = self.chance.choice([1, 1, 2, 5, 20])
+        namespace, size = self.chance.choice(NAMESPACES), self.chance.choice([1, 1, 2, 5, 20])
         added = [some_document(self.chance, self.vocabulary_size) for _ in range(size)]
         if self.chance.random() < 0.3:
-            new = self.live.add(added)
+            new = list(self.live.add(added, namespace=namespace))
         else:
-            new = [f"document {self.chance.randrange(300)}" for _ in added]
-            assert self.live.add(added, new) == new
+            new = [f"document {self.chance.randrange(100)}" for _ in added]
+            assert self.live.add(added, new, namespace=namespace) == new
         for id, document in zip(new, added, strict=True):
-            self.documents.setdefault(id, document)
+            self.documents[namespace].setdefault(id, document)
 
     def delete(self) -> None:
-        ids = self.chance.sample(list(self.documents), min(len(self.documents), self.chance.choice([1, 1, 3, 12])))
+        namespace = self.chance.choice(NAMESPACES)
+        documents = self.documents[namespace]
+        ids = self.chance.sample(list(documents), min(len(documents), self.chance.choice([1, 1, 3, 12])))
         ids += ["absent", *ids[:1]]
-        known = set(ids) & self.documents.keys()
-        assert self.live.delete(ids) == len(known)
+        known = set(ids) & documents.keys()
+        assert self.live.delete(ids, namespace=namespace) == len(known)
         for id in known:
-            del self.documents[id]
+            del documents[id]
 
     def compact(self) -> None:
         self.live.compact()
@@ -74,14 +85,15 @@ def test_every_answer_is_that_of_a_brute_force_count(
     small_segments(monkeypatch)
     chance = random.Random(seed)
     walk = Walk(tmp_path / "live", chance, vocabulary_size)
-    for _ in range(30):
+    for _ in range(40):
         walk.step()
     info = walk.live.info()
     assert info.failure is None
-    assert (info.document_count, info.token_count) == (len(walk.documents), sum(map(len, walk.documents.values())))
+    everything = [document for documents in walk.documents.values() for document in documents.values()]
+    assert (info.document_count, info.token_count) == (len(everything), sum(map(len, everything)))
     (tmp_path / "frozen").mkdir()
     frozen = Datastore.open(
-        write_datastore(tmp_path / "frozen", Corpus(vocabulary_size, [list(walk.documents.values())]))
+        write_datastore(tmp_path / "frozen", Corpus(vocabulary_size, [list(walk.documents[""].values())]))
     )
     for _ in range(8):
         context = some_document(chance, vocabulary_size)

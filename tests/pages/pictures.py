@@ -31,7 +31,7 @@ def main(pages: tuple[Path, ...], out: Path) -> None:
                         break
                     tab.keyboard.press("ArrowRight")
                 if ending:  # past the summary, to the text and the tree below it
-                    tab.evaluate("document.querySelector('a.pass[aria-current]')?.scrollIntoView({ block: 'center' })")
+                    tab.evaluate("document.getElementById('pass')?.scrollIntoView({ block: 'end' })")
                 place = out / f"{page.stem}{ending}.png"
                 tab.screenshot(path=place)
                 tab.close()

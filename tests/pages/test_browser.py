@@ -125,6 +125,18 @@ def test_pages_fit_the_width(name: str, width: int, tab: Any, places: dict[str, 
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
+def test_on_a_telephone_the_panel_covers_no_text(tab: Any, places: dict[str, str]) -> None:
+    tab.set_viewport_size({"width": 420, "height": 780})
+    tab.goto(places["generate"])
+    sizes = "[...document.querySelectorAll('main, #pass, [aria-current]')].map((one) => one.getBoundingClientRect())"
+    for key in ("Home", "ArrowRight", "End"):
+        tab.keyboard.press(key)
+        text, chosen, panel = tab.evaluate(f"{sizes}.map((one) => [one.top, one.bottom])")
+        assert text[1] <= panel[0]
+        assert text[0] <= chosen[1] <= text[1], "the chosen pass is in sight"
+        assert panel[1] <= 780
+
+
 def test_on_a_phone_no_table_is_cut_and_many_results_are_short(tab: Any, places: dict[str, str]) -> None:
     tab.set_viewport_size({"width": 420, "height": 780})
     tab.goto(places["report"])

@@ -13,7 +13,7 @@ def speed_result() -> Result:
 
 
 def quality_result() -> Result:
-    """A result of `bench quality` with many families, which makes its table wide."""
+    """A result of `bench replay` with many families, which makes its table wide."""
     families = {f"family {number} of prompts": 2.5 for number in range(12)}
     rows = [{"drafting": "session", "nodes": nodes, "M": 3.0, "families": families} for nodes in (16, 64)]
-    return Result("quality", "quality", {}, {"rows": rows, "reported": 5, "datastores": {"code": 9}})
+    return Result("replay", "replay", {}, {"rows": rows, "reported": 5, "datastores": {"code": 9}})

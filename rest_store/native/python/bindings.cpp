@@ -48,7 +48,7 @@ class NativeKernel {
 
   nb::tuple longest_suffix_match(const Tokens& context) {
     const Suffix suffix = suffix_of(context, kMaxSuffix);
-    const auto scratch = take_scratch();
+    auto scratch = take_scratch();
     std::uint32_t length = 0;
     std::uint64_t count = 0;
     {
@@ -57,6 +57,7 @@ class NativeKernel {
       length = match.length;
       count = match.count;
     }
+    scratch_.push_back(std::move(scratch));
     require_readable();
     return nb::make_tuple(length, count);
   }
@@ -65,12 +66,13 @@ class NativeKernel {
     const Suffix suffix = suffix_of(context, kMaxSuffix);
     if (max_nodes < 1 || max_nodes > kMaxNodes || max_depth < 1 || max_depth > kMaxDepth)
       throw nb::value_error("limit out of range");
-    const auto scratch = take_scratch();
+    auto scratch = take_scratch();
     TreeCache::Tree tree;
     {
       const nb::gil_scoped_release released;
       tree = kernel_.draft(suffix, {max_nodes, max_depth}, *scratch);
     }
+    scratch_.push_back(std::move(scratch));
     require_readable();
     return nb::make_tuple(nb::bytes(tree->nodes.data(), tree->nodes.size()),
                           nb::make_tuple(tree->match_length, tree->match_count));
@@ -95,18 +97,12 @@ class NativeKernel {
   }
 
  private:
-  // Gives scratch back to the kernel that it was taken from.
-  struct GiveBack {
-    NativeKernel* kernel;
-    void operator()(Kernel::Scratch* scratch) const { kernel->scratch_.emplace_back(scratch); }
-  };
-
   // Scratch for a query: what an earlier one has left, or new. The GIL guards it.
-  std::unique_ptr<Kernel::Scratch, GiveBack> take_scratch() {
-    if (scratch_.empty()) scratch_.push_back(std::make_unique<Kernel::Scratch>());
-    Kernel::Scratch* const taken = scratch_.back().release();
+  std::unique_ptr<Kernel::Scratch> take_scratch() {
+    if (scratch_.empty()) return std::make_unique<Kernel::Scratch>();
+    std::unique_ptr<Kernel::Scratch> taken = std::move(scratch_.back());
     scratch_.pop_back();
-    return {taken, {this}};
+    return taken;
   }
 
   Suffix suffix_of(const Tokens& tokens, std::size_t most) const {

@@ -5,6 +5,7 @@
 // those of the shorter one. Short suffixes come up again and again, so theirs are cached.
 #pragma once
 
+#include <cmath>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -41,14 +42,12 @@ class EvidenceReader {
   // Levels of a parent that one more token makes long: its long ones, and that of kShort tokens.
   static constexpr std::size_t kExtendedLevels = kLongLevels + 1;
 
-  using Missing = std::array<bool, kShort + 1>;  // by length: whether a short suffix is not in the cache
-
   // A request whose searches have begun.
   struct PendingRequest {
     std::span<const Token> tail;
     Suffix suffix;
     std::array<std::size_t, kShort + 1> slots{};  // in the cache, by length of a short suffix
-    Missing missing{};
+    std::array<bool, kShort + 1> missing{};       // by length: whether a short suffix is not in the cache
 
     PendingRequest(std::span<const Token> tokens, std::uint32_t width)
         : tail(tokens), suffix(tokens.last(std::min(tokens.size(), kMaxSuffix)), width) {}
@@ -201,7 +200,9 @@ class EvidenceReader {
         out->clear();
         continue;
       }
-      reader->queue(scratch.pending[i].missing, *out, scratch);
+      for (std::uint32_t length = 1; length <= kShort; ++length)
+        if (BackoffLevel& level = out->levels[kLevels - length]; scratch.pending[i].missing[length] && level.length > 0)
+          reader->queue(level, scratch);
       for (std::size_t level = 0; level < kLongLevels; ++level) out->levels[level].clear();
       std::size_t filled = 0;
       for (BackoffLevel& level : scratch.long_levels[i])
@@ -252,15 +253,27 @@ class EvidenceReader {
 
   // Begin to search for the occurrences of `from` that continue with `token`, the last one of `suffix`.
   void narrow(const BackoffLevel& from, Token token, const Suffix& suffix, BackoffLevel& to, Scratch& scratch) const {
-    const Continuations& next = from.next;
-    const bool has_all = next.size < kContinuations && stride_of(from.count, samples_of(from.length)) == 1;
-    const auto is_next = [&](const Continuation& one) { return one.token == token; };
-    if (has_all && std::none_of(next.begin(), next.end(), is_next)) return to.clear();
     to.length = from.length + 1;
-    if (has_all && next.top[0].share == 1) {  // all occurrences continue so
-      to.intervals = from.intervals;
-      to.count = from.count;
-      return;
+    if (from.next.size < kContinuations && stride_of(from.count, samples_of(from.length)) == 1) {
+      // All occurrences were read. In each shard they are in the order of their next tokens.
+      float less = 0, same = 0;
+      for (const Continuation& next : from.next) {
+        if (next.token < token) less += next.share;
+        if (next.token == token) same = next.share;
+      }
+      if (same == 0) return to.clear();
+      const auto is_empty = [](const Interval& ranks) { return ranks.width() == 0; };
+      const auto part = std::find_if_not(from.intervals.begin(), from.intervals.end(), is_empty);
+      if (same == 1 || std::all_of(part + 1, from.intervals.end(), is_empty)) {
+        const auto count = static_cast<float>(from.count);
+        to.intervals = from.intervals;
+        to.count = static_cast<std::uint64_t>(std::lround(same * count));
+        if (same == 1) return;
+        Interval& ranks = to.intervals[static_cast<std::size_t>(part - from.intervals.begin())];
+        ranks.begin += static_cast<Rank>(std::lround(less * count));
+        ranks.end = ranks.begin + to.count;
+        return;
+      }
     }
     scratch.narrowed.push_back({&to, shards_.size(), scratch.boundaries.size()});
     for (std::size_t i = 0; i < shards_.size(); ++i)
@@ -305,11 +318,6 @@ class EvidenceReader {
   void queue(BackoffLevel& level, Scratch& scratch) const {
     scratch.queries.push_back(
         {&shards_, vocabulary_, level.intervals, level.length, samples_of(level.length), &level.next});
-  }
-  void queue(const Missing& missing, Evidence& out, Scratch& scratch) const {
-    for (std::uint32_t length = 1; length <= kShort; ++length)
-      if (BackoffLevel& level = out.levels[kLevels - length]; missing[length] && level.length > 0)
-        queue(level, scratch);
   }
 
   void cache(const PendingRequest& pending, const Evidence& out) {

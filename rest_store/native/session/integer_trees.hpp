@@ -148,7 +148,8 @@ class IntegerTrees {
 
   // The sums of the leaves of `groups` times kLanes rows.
   template <std::size_t groups>
-  void add_up(const float* columns, std::int32_t* sums, Scratch& scratch, Instructions instructions) const {
+  void add_up(const float* columns, std::int32_t* sums, Scratch& scratch,
+              [[maybe_unused]] Instructions instructions) const {
     scratch.resize(std::max(scratch.size(), thresholds_.size() * groups * kLanes / sizeof(Bytes) + 1));
     std::uint8_t* const greater = scratch[0].values.data();
 #ifdef REST_STORE_AVX2
@@ -159,7 +160,6 @@ class IntegerTrees {
       return add_up_avx2<groups>(columns, greater, sums);
     }
 #endif
-    static_cast<void>(instructions);
     add_up_portable<groups>(columns, greater, sums);
   }
 

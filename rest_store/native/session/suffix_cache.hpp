@@ -35,8 +35,6 @@ class SuffixCache {
   SuffixCache(std::size_t shards, bool live)
       : slots_(std::clamp<std::size_t>(kMemory / (sizeof(Slot) + shards * sizeof(Interval)), 1,
                                        live ? kFewSlots : kSlots)) {}
-  SuffixCache(const SuffixCache&) = delete;
-  SuffixCache& operator=(const SuffixCache&) = delete;
   ~SuffixCache() {
     for (const auto& slot : slots_) delete slot.load();
   }

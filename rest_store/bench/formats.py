@@ -1,0 +1,89 @@
+"""The formats that recordings come in: what one line of JSON holds, as prompts and outputs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rest_store.errors import RecordingError, describe
+
+Messages = Sequence[tuple[str, str]]  # role and text of each, oldest first
+Encode = Callable[[str | Messages, str], tuple[list[int], list[int]]]  # prompt and answer to their tokens
+_DRAFTERS = ("eagle", "ngram")  # whose acceptance at each position a line may have
+
+
+class Generation(NamedTuple):
+    """A prompt and what was written.
+
+    Attributes:
+        prompt: ids or text, or the messages before an answer.
+        output: ids or text.
+        top_k: rows of likely tokens of each position, if they are known.
+        family: kind of task.
+        key: of the task, with the family before a plain number; empty: the prompt alone says which it is.
+        run: number of the run of its task or the conversation, from 1 on; 0: it was run once.
+        drafters: by name of another drafter, the tokens that it would bring at each position of the output.
+    """
+
+    prompt: Any
+    output: Any
+    top_k: Any = None
+    family: str = "all"
+    key: str = ""
+    run: int = 0
+    drafters: Mapping[str, Any] = {}
+
+
+def generations_of(line: str, where: str) -> Iterator[Generation]:
+    """Yield what a line holds.
+
+    `prompt` and `output` or `answer`, ids or texts: what `bench record` writes; also with `eagle` or `ngram`, the
+    acceptance of another drafter. `ids` and `turns`, pairs of begin and end: an agent's trace, each turn an output,
+    with `task` and `run`. `messages` of OpenAI's form: each answer of the assistant is an output.
+
+    Raises:
+        RecordingError: it holds none of these.
+    """
+    try:
+        fields = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise RecordingError(describe(where, "recording", "malformed", "JSON with prompt and output")) from error
+    if not isinstance(fields, dict):
+        raise RecordingError(describe(where, "recording", "malformed", "an object with prompt and output"))
+    family = str(fields.get("set", fields.get("model", "all")))
+    name = next((str(fields[name]) for name in ("id", "task") if name in fields), "")
+    key = name if not name or "/" in name else str(fields.get("set", "")) + name
+    try:
+        if "ids" in fields and "turns" in fields:
+            ids, run = fields["ids"], int(fields.get("run", 0))
+            for begin, end in fields["turns"]:
+                yield Generation(ids[:begin], ids[begin:end], family=family, key=key, run=run)
+        elif "messages" in fields:
+            yield from _answers(fields["messages"], family, key or where)
+        elif "prompt" in fields and {"output", "answer"} & fields.keys():
+            output = fields["output"] if "output" in fields else fields["answer"]
+            drafters = {drafter: fields[drafter] for drafter in _DRAFTERS if fields.get(drafter) is not None}
+            yield Generation(fields["prompt"], output, fields.get("topk"), family, key, 0, drafters)
+        elif {"prompt", "turns"} & fields.keys():
+            expected = "one: `rest-store bench record` records what your model writes for prompts"
+            raise RecordingError(describe(where, "output of the prompt", "absent", expected))
+        else:
+            raise RecordingError(describe(where, "recording", "malformed", "an object with prompt and output"))
+    except RecordingError:
+        raise
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        expected = "ids and turns of begin and end, or messages of role and content"
+        raise RecordingError(describe(where, "recording", "of other types", expected)) from error
+
+
+def _answers(messages: Sequence[Mapping[str, Any]], family: str, key: str) -> Iterator[Generation]:
+    """Yield each answer of the assistant, with the messages before it."""
+    before: list[tuple[str, str]] = []
+    for message in messages:
+        role, content = str(message["role"]), message.get("content") or ""
+        text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+        if role == "assistant" and before and text:
+            yield Generation(list(before), text, family=family, key=key, run=1)
+        if text:
+            before.append((role, text))

@@ -1,0 +1,129 @@
+"""Replays by what is known meanwhile: nothing, datastores, and the outputs that a live datastore remembers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rest_store.bench.cost_model import Batch
+from rest_store.bench.recordings import Recording
+from rest_store.bench.remembering import (
+    Order,
+    among_others,
+    among_runs,
+    in_turn,
+    logits_of,
+    new_live_datastore,
+    with_all,
+)
+from rest_store.bench.replay import Outcome, replay
+from rest_store.datastore.store import Store
+from rest_store.datastore.tokenizer import TokenizerIdentity
+from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.sources import PromptLookup
+
+# What a live datastore holds while a recording is replayed.
+REMEMBERED: dict[str, Order] = {
+    "those before it": in_turn,
+    "all of other tasks": among_others,
+    "all, but for its own run": among_runs,
+    "all, itself too": with_all,
+}
+LOGITS = "the recycled logits of all others, no live datastore"
+
+
+class Variant(NamedTuple):
+    """How replays draft.
+
+    Attributes:
+        name: for people.
+        max_nodes: budget of a step.
+        batch: what steps cost, if they are modelled.
+        chains: whether drafts are chains.
+    """
+
+    name: str
+    max_nodes: int
+    batch: Batch | None = None
+    chains: bool = False
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The first figures of a row."""
+        shape = {} if self.batch is None else {"batch": self.batch.rows, "shape": "chain" if self.chains else "tree"}
+        return {"nodes": self.max_nodes, **shape}
+
+
+def measure_known(
+    recordings: Sequence[Recording],
+    reported: Sequence[Recording],
+    stores: Mapping[str, Store],
+    calibration: Calibration,
+    *,
+    variants: Iterable[Variant],
+    tokenizer: TokenizerIdentity | None,
+    progress: Callable[[str], object] = lambda line: None,
+) -> list[dict[str, Any]]:
+    """Replay recordings with and without datastores, for each way to remember the others.
+
+    Sessions share their recycled logits, which have learnt from what is remembered, as those of one program do.
+
+    Args:
+        recordings: all of them, in order.
+        reported: those to replay, in the same order; `calibration` must not have been fitted to them.
+        stores: datastores by name.
+        calibration: of the sessions; not changed.
+        variants: how they draft.
+        tokenizer: of the recordings, for a live datastore; None: nothing is remembered.
+        progress: called with a line for each row.
+
+    Returns:
+        One row each: "datastores" (whether they are sources), "remembered", the variant and the figures of
+        `Outcome.as_json`.
+    """
+    reported_ids = {id(recording) for recording in reported}
+    has_logits = any(recording.top_k.size for recording in recordings)
+    rows: list[dict[str, Any]] = []
+
+    def replay_one(
+        recording: Recording, known: Sequence[Recording], sources: Sequence[object], variant: Variant
+    ) -> Outcome:
+        local = [PromptLookup(), *([logits_of(known)] if has_logits else [])]
+        _, nodes, batch, chains = variant
+        own = [*local, *sources]
+        return replay([recording], own, calibration, max_nodes=nodes, share_logits=True, batch=batch, chains=chains)
+
+    def remembering(order: Order, sources: Sequence[object], variant: Variant) -> Outcome:
+        assert tokenizer is not None
+        with new_live_datastore(tokenizer) as memory:
+            return Outcome.sum_of(
+                replay_one(recording, known, [*sources, memory], variant)
+                for recording, known in order(recordings, memory, lambda one: id(one) in reported_ids)
+            )
+
+    def with_logits_of_others(sources: Sequence[object], variant: Variant) -> Outcome:
+        return Outcome.sum_of(
+            replay_one(one, [other for other in recordings if other is not one], sources, variant) for one in reported
+        )
+
+    def add(with_stores: bool, remembered: str, variant: Variant, outcome: Outcome) -> None:
+        rows.append({"datastores": with_stores, "remembered": remembered, **variant.columns, **outcome.as_json()})
+        besides = "datastores" if with_stores else "no datastores"
+        progress(f"{besides}, remembered: {remembered}, {variant.name}: {outcome.summary()}")
+
+    for variant in variants:
+        for with_stores in (True, False) if stores else (False,):
+            sources = list(stores.values()) if with_stores else []
+            add(
+                with_stores,
+                "nothing",
+                variant,
+                Outcome.sum_of(replay_one(one, (), sources, variant) for one in reported),
+            )
+            if tokenizer is None:
+                continue
+            if has_logits:
+                add(with_stores, LOGITS, variant, with_logits_of_others(sources, variant))
+            for name, order in REMEMBERED.items():
+                add(with_stores, name, variant, remembering(order, sources, variant))
+    return rows

@@ -1,0 +1,80 @@
+"""One namespace of a live datastore: documents of one tenant or task, which no query of another reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rest_store.datastore.store import Snapshot, Store
+from rest_store.datastore.validation import IntSequence, label
+
+if TYPE_CHECKING:
+    from rest_store.live.added import AddedDocuments
+    from rest_store.live.live_datastore import LiveDatastore
+
+
+class StoredDocument(NamedTuple):
+    """A document of a live datastore.
+
+    Attributes:
+        tokens: int[n].
+        group: what it belongs to, such as the prompt that it answers; "": nothing.
+        epoch: of the model that wrote it.
+        added: seconds since 1970.
+    """
+
+    tokens: npt.NDArray[np.unsignedinteger]
+    group: str
+    epoch: int
+    added: float
+
+
+class Namespace(Store):
+    """The documents of one namespace: a store for queries and sessions, which `LiveDatastore.namespace` returns.
+
+    Ids, groups and limits are those of the namespace. Thread-safe.
+
+    Attributes:
+        name: of the namespace.
+    """
+
+    is_live: ClassVar[bool] = True
+
+    def __init__(self, live: LiveDatastore, name: str) -> None:
+        self.name = label("live datastore", "a namespace", name)
+        self.path, self.tokenizer = live.path, live.tokenizer
+        self._live = live
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The segments that queries read from now on."""
+        return self._live.snapshot_of(self.name)
+
+    def close(self) -> None:
+        """Do nothing: the datastore stays open for its other namespaces."""
+
+    def add(
+        self,
+        documents: Sequence[IntSequence | str],
+        ids: Sequence[str] | None = None,
+        *,
+        group: str = "",
+        epoch: int = 0,
+    ) -> AddedDocuments:
+        """Add documents to this namespace; as `LiveDatastore.add`."""
+        return self._live.add(documents, ids, namespace=self.name, group=group, epoch=epoch)
+
+    def delete(self, ids: Sequence[str]) -> int:
+        """Delete documents of this namespace; as `LiveDatastore.delete`."""
+        return self._live.delete(ids, namespace=self.name)
+
+    def delete_before(self, epoch: int) -> int:
+        """Delete the documents of this namespace that are of an earlier epoch; as `LiveDatastore.delete`."""
+        return self._live.delete_before(epoch, namespace=self.name)
+
+    def documents(self, group: str | None = None) -> Iterator[StoredDocument]:
+        """Yield the documents of this namespace, or of a group of it, in the order of their addition."""
+        return self._live.documents(namespace=self.name, group=group)

@@ -1,0 +1,73 @@
+"""Ways timed in turns: the order, when a comparison ends, and what it says."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from rest_store.generation import comparison
+from rest_store.generation.comparison import Comparison, Speedup, in_turns
+
+
+class Clock:
+    """A clock that only the ways advance."""
+
+    now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(comparison, "time", clock)
+    return clock
+
+
+def way(clock: Clock, order: list[str], name: str, seconds: Iterable[float]) -> Callable[[], float]:
+    times = itertools.cycle(seconds)
+
+    def run() -> float:
+        order.append(name)
+        clock.now += (took := next(times))
+        return took
+
+    return run
+
+
+def test_ways_take_turns_until_the_range_is_narrow(clock: Clock) -> None:
+    order: list[str] = []
+    ways = {"plain": way(clock, order, "plain", [2.0]), "drafted": way(clock, order, "drafted", [1.0, 1.05])}
+    seconds = in_turns(ways)
+    assert order == 2 * ["plain", "drafted", "drafted", "plain"]
+    speedup = Speedup.of(seconds["plain"], seconds["drafted"])
+    assert (speedup.median, speedup.pairs, speedup.is_certain) == (pytest.approx(2.0 / 1.025), 4, True)
+    assert (speedup.low, speedup.high) == (pytest.approx(2 / 1.05), 2.0)
+
+
+def test_a_busy_machine_gets_no_verdict_after_a_bounded_time(clock: Clock) -> None:
+    order: list[str] = []
+    ways = {"plain": way(clock, order, "plain", [1.0, 4.0, 2.0]), "drafted": way(clock, order, "drafted", [1.0, 3.0])}
+    seconds = in_turns(ways, most_seconds=60.0)
+    assert 60 <= clock.now < 75
+    speedup = Speedup.of(seconds["plain"], seconds["drafted"])
+    assert not speedup.is_certain
+    assert str(speedup).startswith("this machine is too busy for a verdict: ")
+
+
+def test_a_few_disturbed_runs_do_not_hide_a_clear_result() -> None:
+    slow, fast = [2.0] * 20, [1.0] * 20
+    slow[3] = slow[11] = fast[7] = 9.0
+    speedup = Speedup.of(slow, fast)
+    assert speedup.is_certain
+    assert (speedup.median, speedup.low, speedup.high) == (2.0, 2.0, 2.0)
+
+
+def test_the_verdict_has_the_figures_beside_it() -> None:
+    runs = Speedup.of([2.0, 2.1], [1.0, 1.0])
+    said = str(Comparison(runs, True, 100, 2.05, 1.0, 16, 2.5))
+    assert "at 48.8 tokens a second, drafts at 100.0: 2.05 times as fast (2.00 to 2.10 in 2 pairs of runs)" in said
+    assert "M 2.50 if each pass verifies up to 16 draft tokens" in said
