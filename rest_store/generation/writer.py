@@ -119,9 +119,7 @@ class Writer:
         if self.seed is not None:
             torch.manual_seed(self.seed)
         if self.compare and self.on_terminal:
-            click.secho(
-                "comparing first: plainly and with drafts in turns, about half a minute", dim=True, err=True
-            )
+            click.secho("comparing first: plainly and with drafts in turns, about half a minute", dim=True, err=True)
         output: GeneratorOutput = self.generator.generate(inputs, compare=self.compare, on_piece=show, **self.options)
         self.generator.flush(_REMEMBER_SECONDS)
         if self.as_json:
