@@ -128,9 +128,6 @@ class NativeSession:
     def remove_store(self, place: int, /) -> None:
         """Draft without a datastore from now on; possible at any time. The latest tree is discarded."""
 
-    def limit_suffix(self, tokens: int, /) -> None:
-        """Set the longest suffix of the context that stores are asked for."""
-
     def limit_tokens(self, vocabulary_size: int, /) -> None:
         """End rows of likely tokens at one that is outside the vocabulary."""
 

@@ -21,6 +21,7 @@ else:
     import tomli as tomllib
 
 import rest_store
+from rest_store.datastore.kernel import MAX_DEPTH, MAX_SUFFIX
 from rest_store.datastore.render import counted, one_line, table
 from rest_store.errors import RestStoreError
 from rest_store.extras import missing_extra
@@ -246,8 +247,20 @@ def check(datastore: Path, full: bool, as_json: bool) -> None:
     help="Tokenizer that encodes and decodes.",
 )
 @max_nodes_option(24)
-@click.option("--max-suffix", metavar="N", default=16, help="Longest suffix to search for, in tokens.")
-@click.option("--max-depth", metavar="N", default=10, help="Longest continuation, in tokens.")
+@click.option(
+    "--max-suffix",
+    metavar="N",
+    type=click.IntRange(1, MAX_SUFFIX),
+    default=16,
+    help="Longest suffix to search for, in tokens.",
+)
+@click.option(
+    "--max-depth",
+    metavar="N",
+    type=click.IntRange(1, MAX_DEPTH),
+    default=10,
+    help="Longest continuation, in tokens.",
+)
 @click.option(
     "--name",
     "names",

@@ -109,15 +109,13 @@ class Statistics:
         """Generated tokens a second, of all rows together."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
-    def summary(self) -> str:
-        """Return tokens, forward passes, M and speed in words."""
+    def __str__(self) -> str:
+        """Tokens, forward passes, M and speed in words."""
         passes = counted(self.forward_passes, "forward pass", "forward passes")
         pace = (
             f"M {self.mean_tokens:.2f} tokens a pass (1 without drafts), {self.tokens_per_second:.1f} tokens a second"
         )
         return f"{counted(self.tokens, 'token')} in {passes}, {pace}"
-
-    __str__ = summary
 
     @property
     def no_gain(self) -> str:
@@ -187,14 +185,12 @@ class GeneratorOutput:
         """M: generated tokens for each forward pass (REST, section 4.1), of all rows together."""
         return self.statistics.mean_tokens
 
-    def summary(self) -> str:
-        """Return all this in a line, and the comparison in another."""
+    def __str__(self) -> str:
+        """All this in a line, and the comparison in another."""
         sources = ", ".join(f"{number} from {name}" for name, number in self.sources.items())
         parts = [f"{self.statistics}; of these {sources}", self.statistics.no_gain]
         line = "; ".join(filter(None, parts))
         return line if self.comparison is None else f"{line}\n{self.comparison}"
-
-    __str__ = summary
 
 
 def output_of(

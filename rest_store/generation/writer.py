@@ -119,16 +119,14 @@ class Writer:
         if self.seed is not None:
             torch.manual_seed(self.seed)
         if self.compare and self.on_terminal:
-            click.secho(
-                "comparing first: plainly and with drafts in turns, about half a minute", dim=True, err=True
-            )
+            click.secho("comparing first: plainly and with drafts in turns, about half a minute", dim=True, err=True)
         output: GeneratorOutput = self.generator.generate(inputs, compare=self.compare, on_piece=show, **self.options)
         self.generator.flush(_REMEMBER_SECONDS)
         if self.as_json:
             click.echo(json.dumps(self._facts(output), ensure_ascii=False))
             return output
         click.echo()
-        click.echo("; ".join([output.statistics.summary(), *self._remarks(output.statistics)]))
+        click.echo("; ".join([str(output.statistics), *self._remarks(output.statistics)]))
         if output.comparison is not None:
             click.echo(str(output.comparison))
         return output

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from build_index import shard_sorter
@@ -15,7 +13,6 @@ from rest_store.errors import (
     CorpusNotFoundError,
     EmptyCorpusError,
     MemoryBudgetError,
-    OutputError,
     TokenizerLoadError,
 )
 from tests.shared.builds import build_quick, contents, documents, leftovers, options, write_jsonl
@@ -84,14 +81,6 @@ def test_sorting_that_runs_out_of_memory_is_a_memory_error(corpus, tokenizer, ou
     assert build_quick(corpus, tokenizer, out, resume=True).resumed_shards == 1
 
 
-def test_a_package_that_is_not_installed_is_named(corpus, tokenizer, out, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pydivsufsort", None)
-    with pytest.raises(
-        BuildError, match=r"the package 'pydivsufsort' cannot be imported .* pip install 'rest-store\[build\]'"
-    ):
-        build_quick(corpus, tokenizer, out)
-
-
 def test_the_output_and_other_datastores_inside_a_corpus_are_no_part_of_it(tokenizer, tmp_path):
     """Neither the datastore of the last build nor the new one is read, so that each build stores the same."""
     tree = tmp_path / "tree"
@@ -105,9 +94,3 @@ def test_the_output_and_other_datastores_inside_a_corpus_are_no_part_of_it(token
     assert (second.documents, second.skipped) == (1, {"datastore": 2})
     assert {name: data for name, data in contents(tree / "ds").items() if name != "manifest.json"} == files
     assert leftovers(tree / "ds") == ["a.txt", "other"]
-
-
-def test_a_place_that_is_taken_is_refused_before_anything_is_read(corpus, tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(OutputError, match="directory is one with other content"):
-        build_quick(corpus, tmp_path / "absent.json", tmp_path)

@@ -17,11 +17,9 @@ from rest_store.errors import TokenizerLoadError
 from tests.shared.models import (
     CHATML,
     byte_level_bpe,
-    conversation,
     decoded,
     installed_file,
     rendered,
-    smollm2_gguf,
     unigram,
     word_level,
     word_piece,
@@ -58,12 +56,6 @@ def test_a_template_that_is_not_utf8_is_refused(byte_level_file, tmp_path):
         load_tokenizer(tmp_path)
 
 
-def test_a_directory_with_only_a_tokenizer_json_is_loaded(byte_level_file):
-    loaded = load_tokenizer(byte_level_file.parent)
-    assert loaded.identity == identity_of(byte_level_bpe())
-    assert loaded.identity.name == str(byte_level_file.parent)
-
-
 def test_a_directory_is_loaded_by_transformers_and_renders_as_transformers_does(tmp_path, chat):
     transformers = pytest.importorskip("transformers")
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=byte_level_bpe(), eos_token="<|im_end|>")
@@ -75,19 +67,6 @@ def test_a_directory_is_loaded_by_transformers_and_renders_as_transformers_does(
     expected = fast.apply_chat_template(messages, return_dict=False)
     assert loaded.encode_documents([Document(messages=tuple(turns))])[0].tolist() == expected
     assert identity_of(fast) == loaded.identity == chat.identity
-
-
-def test_a_gguf_file_is_loaded():
-    path = smollm2_gguf()
-    loaded = load_tokenizer(path)
-    assert loaded.identity.vocabulary_size == 49152
-    assert loaded.identity.special_tokens["<|im_end|>"] == 2
-    tokens = loaded.encode_documents([conversation("Hi <|im_end|>")])[0]
-    assert decoded(loaded, tokens).endswith("<|im_start|>user\nHi <|im_end|><|im_end|>\n")
-    assert np.count_nonzero(tokens == 2) == 2  # of the system message and the user's: not the one in the content
-    assert tokens.dtype == np.uint16
-    again = TargetTokenizer(loaded.to_json(), "from the datastore")
-    assert again.identity == loaded.identity
 
 
 @pytest.mark.slow

@@ -34,14 +34,3 @@ def test_rows_may_be_parts_of_wider_ones() -> None:
     wide = np.random.default_rng(0).random((4, 300), np.float32)
     assert most_likely(wide[:, 20:120], 2).tolist() == most_likely(wide[:, 20:120].copy(), 2).tolist()
     assert most_likely(wide[:0], 2).shape == (0, 2)
-
-
-@pytest.mark.parametrize("count", [0, 9])
-def test_other_numbers_of_tokens_are_refused(count: int) -> None:
-    with pytest.raises(ValueError, match="count out of range"):
-        most_likely(np.zeros((1, 20), np.float32), count)
-
-
-def test_rows_with_gaps_are_refused() -> None:
-    with pytest.raises(ValueError, match="rows with gaps"):
-        most_likely(np.zeros((4, 20), np.float32)[:, ::2], 2)

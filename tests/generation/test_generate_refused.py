@@ -27,7 +27,6 @@ from rest_store.errors import (
     RestStoreError,
     SourceError,
 )
-from rest_store.generation.attention import TreeAttention
 from rest_store.generation.cache import Pattern, TreeKVCache
 from tests.shared.strategies import ONE_TO_NINE, open_datastore, refused
 from tests.shared.tiny import VOCABULARY, prompts, tiny_model
@@ -268,13 +267,6 @@ def test_what_grows_with_the_length_is_refused_beyond_it() -> None:
     inputs = {"input_ids": prompts(1)["input_ids"], "attention_mask": torch.ones(1, 37 + 14, dtype=torch.long)}
     options = {"inputs": inputs, "past_key_values": cache, "max_new_tokens": 1}
     refused_early(ModelNotSupportedError, llama, "max_length is 52", **options)
-
-
-def test_attention_without_masks_and_without_a_way_out_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = tiny_model("llama")
-    monkeypatch.setattr(model.config, "_attn_implementation", "flash_attention_2")
-    monkeypatch.setattr(type(model), "set_attn_implementation", lambda *_: None)
-    refused(ModelNotSupportedError, lambda: TreeAttention(model), "flash_attention_2")
 
 
 def test_attention_of_other_kinds_is_refused() -> None:

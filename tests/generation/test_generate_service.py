@@ -10,7 +10,6 @@ import torch
 
 import rest_store
 from rest_store.errors import DraftingWarning
-from tests.shared.parts import serving
 from tests.shared.services import running
 from tests.shared.strategies import Corpus, write_datastore
 from tests.shared.tiny import VOCABULARY, prompts, tiny_model
@@ -87,27 +86,6 @@ def test_the_text_is_the_same_in_process_and_through_a_service(
         assert remote.sequences[0].tolist() == plain
         assert remote.statistics.mean_tokens > 2
         assert remote.statistics.drafts.dropped == {}
-
-
-def test_a_part_that_goes_away_half_way_changes_nothing(
-    model: Any, inputs: dict[str, torch.Tensor], plain: list[int], tmp_path: Path
-) -> None:
-    """The other part goes on drafting; that one was away is counted."""
-    half = len(plain) // 2
-    directory = write_datastore(tmp_path, Corpus(VOCABULARY, [[plain], [plain[half - 8 :], list(range(VOCABULARY))]]))
-    with serving(tmp_path) as served:
-        groups = served.start_all(directory, 2)
-        with rest_store.DatastoreClient(groups, timeout=10.0) as client:
-            client.connect()
-            output = drafted(model, inputs, client)
-            assert output.sequences[0].tolist() == plain
-            assert (output.statistics.mean_tokens > 2, output.statistics.drafts.dropped) == (True, {})
-            away = OnTokens(NEW_TOKENS // 2, lambda: served.stop("2of2"))
-            with pytest.warns(DraftingWarning, match="went on without a session or source"):
-                output = drafted(model, inputs, client, away)
-            assert output.sequences[0].tolist() == plain
-            assert output.statistics.mean_tokens > 2
-            assert {why for _, why in output.statistics.drafts.dropped} <= {"error", "late"}
 
 
 SEND_TEXT = pytest.mark.parametrize("send_text", [True, False], ids=["whole text", "its end"])

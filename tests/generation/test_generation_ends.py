@@ -117,19 +117,6 @@ def test_the_cache_of_a_generation_that_was_dropped_is_empty(architecture: str) 
     assert torch.equal(model.generate(**inputs, **FIXED, past_key_values=cache), model.generate(**inputs, **FIXED))
 
 
-@pytest.mark.parametrize("architecture", KINDS)
-def test_a_cache_that_was_reset_meanwhile_is_filled_on_closing(architecture: str) -> None:
-    model = tiny_model(architecture)
-    cache = DynamicCache(config=model.config)
-    generation, plain = begun(model, prompts(1), past_key_values=cache)
-    next(generation)
-    cache.reset()
-    assert torch.equal(generation.result(), plain)
-    more = torch.cat([plain, prompts(1)["input_ids"]], dim=1)
-    assert int(cache.get_seq_length()) == 14 + 23
-    assert torch.equal(model.generate(more, **FIXED, past_key_values=cache), model.generate(more, **FIXED))
-
-
 # --- Dropped and closed -----------------------------------------------------------------------------------------------
 
 

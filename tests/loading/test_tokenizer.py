@@ -11,12 +11,12 @@ import pytest
 from tokenizers.pre_tokenizers import PreTokenizer
 
 from rest_store.datastore.datastore import Datastore
-from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
+from rest_store.datastore.tokenizer import identity_of
 from rest_store.drafting.session import DraftSession
 from rest_store.errors import TokenizerLoadError, TokenizerMismatchError
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.loading import tokenizer
-from rest_store.loading.tokenizer import LoadedTokenizer, load_tokenizer
+from rest_store.loading.tokenizer import load_tokenizer
 from tests.shared.builds import build_quick, write_jsonl
 from tests.shared.models import CHATML, byte_level_bpe, word_level, write_gguf
 from tests.shared.strategies import refused
@@ -183,11 +183,3 @@ def test_a_tokenizer_that_cannot_be_serialized_is_refused() -> None:
     custom = byte_level_bpe()
     custom.pre_tokenizer = PreTokenizer.custom(object())
     refused(TokenizerLoadError, lambda: load_tokenizer(custom), "tokenizer is a Tokenizer without a tokenizer.json (")
-
-
-def test_an_identity_is_taken_as_it_is() -> None:
-    identity = TokenizerIdentity.from_tokenizer_json(byte_level_bpe().to_str(), "mine")
-    assert identity_of(identity) is identity
-    loaded = load_tokenizer(byte_level_bpe())
-    assert isinstance(loaded, LoadedTokenizer)
-    assert load_tokenizer(loaded) is loaded

@@ -36,12 +36,10 @@ def some_document(chance: random.Random, vocabulary_size: int, most: int = 30) -
     return [ids[min(int(chance.expovariate(0.8)), 4)] for _ in range(chance.randint(1, most))]
 
 
-def require_answers(
-    store: Store, documents: Iterable[Document], chance: random.Random, number: int = 2, ids: Iterable[int] = ()
-) -> None:
+def require_answers(store: Store, documents: Iterable[Document], chance: random.Random, number: int = 2) -> None:
     """Compare some answers of `store` with those by brute force over `documents`."""
     corpus = Corpus(store.vocabulary_size, [list(documents)])
-    alphabet = [0, 1, 2, store.vocabulary_size // 2, store.vocabulary_size - 1, *ids]
+    alphabet = [0, 1, 2, store.vocabulary_size // 2, store.vocabulary_size - 1]
     for _ in range(number):
         context = [chance.choice(alphabet) for _ in range(chance.randint(1, 3))]
         if corpus.documents and chance.random() < 0.7:

@@ -210,13 +210,11 @@ class Certificates:
 
 
 class Talk:
-    """One stream, asked step by step."""
+    """One stream of a session, asked step by step."""
 
-    method = "DraftSession"
-
-    def __init__(self, stub: Any, metadata: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(self, stub: Any) -> None:
         self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.call = getattr(stub, self.method)(iter(self._requests.get, None), timeout=PATIENCE, metadata=metadata)
+        self.call = stub.DraftSession(iter(self._requests.get, None), timeout=PATIENCE)
 
     def ask(self, request: Any) -> Any:
         """Send a request and wait for its answer."""

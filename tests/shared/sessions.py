@@ -24,8 +24,6 @@ CONTEXTS = 64  # most contexts of a request
 class SessionTalk(Talk):
     """One session that a service runs, told and asked message by message."""
 
-    method = "DraftSession"
-
     def tell(self, request: Request) -> None:
         """Send a message that asks for nothing."""
         self._requests.put(request)

@@ -110,7 +110,6 @@ class NativeSession {
     readers_.erase(readers_.begin() + static_cast<std::ptrdiff_t>(store));
   }
 
-  void limit_suffix(std::size_t tokens) { builder_.limit_suffix(tokens); }
   // Rows of most likely tokens end at one that is not below `vocabulary`.
   void limit_tokens(std::uint64_t vocabulary) { vocabulary_ = vocabulary; }
   void learn_online(bool on) { builder_.learn_online(on); }

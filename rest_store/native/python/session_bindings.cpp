@@ -146,7 +146,6 @@ void bind_sessions(nb::module_& module) {
       .def("add_store", &NativeSession::add_store)
       .def("set_reader", &NativeSession::set_reader)
       .def("remove_store", &NativeSession::remove_store)
-      .def("limit_suffix", &NativeSession::limit_suffix)
       .def("limit_tokens", &NativeSession::limit_tokens)
       .def("learn_online", &NativeSession::learn_online)
       .def("prompt", &NativeSession::prompt, nb::arg("tokens"), nb::arg("top_k").none())

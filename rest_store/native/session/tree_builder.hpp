@@ -18,6 +18,8 @@ namespace rest_store {
 
 constexpr std::size_t kWindow = 64;  // last tokens of a context that sources read
 constexpr float kMinScore = 1e-9F;   // of a node
+constexpr std::size_t kLongestSuffix =
+    16;  // of the context that stores are asked for; below the root, the path is added
 constexpr std::uint32_t kMaxTreeDepth = 48;
 constexpr float kMinChainScore = 0.005F;  // of a node whose continuation is looked for in a chain
 constexpr std::size_t kSmallTree = 16;    // nodes of a tree in which few candidates of each place matter
@@ -43,11 +45,9 @@ class TreeBuilder {
  public:
   explicit TreeBuilder(const FittedTrees& trees) : trees_(trees) {}
 
-  // Before the text. `tokens`: the longest suffix of the context that stores are asked for; below the root, the path is
-  // added.
+  // Before the text.
   void use_lookup() { uses_lookup_ = true; }
   void use_recycled(RecycledLogits& recycled) { recycled_ = &recycled; }
-  void limit_suffix(std::size_t tokens) { max_suffix_ = tokens; }
   void learn_online(bool on) { learns_online_ = on; }
   void begin_text(std::span<const Token> tokens) {
     lookup_.append(tokens);
@@ -118,7 +118,7 @@ class TreeBuilder {
     const std::size_t depth = next_ == kContext ? 0 : node(next_).depth;
     const SourceEvidence* above =
         next_ == kContext ? nullptr : &source_evidence_[static_cast<std::size_t>(expansion_of(node(next_).parent))];
-    const std::span<const Token> suffix = tail.last(std::min(tail.size(), max_suffix_ + depth));
+    const std::span<const Token> suffix = tail.last(std::min(tail.size(), kLongestSuffix + depth));
     for (std::size_t i = 0; i < stores_.size(); ++i) {
       sources.live[i] = stores_[i]->live() && (records_ || !trees_.live.empty());
       requests.push_back({stores_[i], above == nullptr ? nullptr : &above->stores[i], suffix, &sources.stores[i]});
@@ -320,7 +320,6 @@ class TreeBuilder {
   bool uses_lookup_ = false;
   RecycledLogits* recycled_ = nullptr;
   std::vector<EvidenceReader*> stores_;
-  std::size_t max_suffix_ = 16;
   bool learns_online_ = true;
   bool records_ = false;
   OnlineCalibration online_;
