@@ -93,7 +93,7 @@ demo: $(DEMO)/manifest.json
 	$(RELATED) > demo/before && cat demo/before
 	$(BIN)/rest-store info demo/memory
 	$(RELATED) --datastore demo/memory > demo/after && cat demo/after
-	@sed -n 's/.* forward passes, M \([0-9.]*\),.*/\1/p' demo/before demo/after | paste -s | \
+	@sed -n 's/.* forward passes, M \([0-9.]*\) .*/\1/p' demo/before demo/after | paste -s | \
 	  { read -r before after; echo "M $$before before the first answer was remembered, M $$after after it"; }
 
 $(DEMO)/manifest.json: | setup
