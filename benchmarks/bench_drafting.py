@@ -52,16 +52,20 @@ def main(recordings: tuple[Path, ...], datastores: tuple[Path, ...], every: int,
     for name, (nodes, shape) in DRAFTS.items():
         figures = percentiles(one_by_one(walks, stores, nodes, shape))
         results[name] = {"median_us": round(figures["median"], 1), "p90_us": round(figures["p90"], 1)}
-        print(f"{name}: {results[name]}", flush=True)
+        show(name, results[name])
     name = f"{SESSIONS} chains of 8 in a batch"
     results[name] = batches(walks, stores)
-    print(f"{name}: {results[name]}", flush=True)
+    show(name, results[name])
     text = np.concatenate([walk.text for walk in walks])
     for tokens, count in OPENINGS.items():
         prompt = np.resize(text, tokens)
         results[f"opening, {tokens} tokens"] = row = {"median_ms": round(opening(stores, prompt, count), 3)}
-        print(f"opening, {tokens} tokens: {row}", flush=True)
+        show(f"opening, {tokens} tokens", row)
     write_result(out, "drafting", click.get_current_context().params, ("numpy",), results)
+
+
+def show(name: str, figures: dict[str, float]) -> None:
+    click.echo(f"{name}: {', '.join(f'{figure} {value}' for figure, value in figures.items())}")
 
 
 def sources_with(stores: Sequence[object]) -> list[object]:
