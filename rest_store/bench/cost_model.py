@@ -111,6 +111,12 @@ class Batch:
         """Return the seconds of the steps that write the tokens from `begin` to `end` one by one."""
         return (end - begin) * (self.time(begin, 1) + self.time(end - 1, 1)) / 2
 
+    def beside(self, name: str, cached: int, length: int) -> float:
+        """Return the seconds of a step that another drafter adds to verifying its `length` tokens."""
+        costs = self.model.drafters.get(name, DrafterCosts())
+        row = cached * costs.cached_token + length * costs.draft_token
+        return self.time(cached, 1 + length) * costs.share + costs.fixed + self.rows * row
+
     def drafted_by(self, name: str, accepted: Sequence[int], prompt: int, length: int) -> tuple[int, float]:
         """Return steps and seconds of another drafter that always drafts `length` tokens.
 
@@ -120,13 +126,11 @@ class Batch:
             prompt: tokens before the output.
             length: tokens that it drafts.
         """
-        costs = self.model.drafters.get(name, DrafterCosts())
         position = steps = 0
         seconds = 0.0
         while position < len(accepted):
             cached = prompt + position
-            row = cached * costs.cached_token + length * costs.draft_token
-            seconds += self.time(cached, 1 + length) * (1 + costs.share) + costs.fixed + self.rows * row
+            seconds += self.time(cached, 1 + length) + self.beside(name, cached, length)
             position += min(accepted[position], length + 1)
             steps += 1
         return steps, seconds

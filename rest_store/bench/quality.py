@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from rest_store.bench.baselines import PromptLookupRule, RestRule
+from rest_store.bench.beside_head import beside_heads
 from rest_store.bench.cost_model import Batch, CostModel
 from rest_store.bench.datastores import open_datastores
 from rest_store.bench.known import Variant, measure_known
@@ -140,7 +141,16 @@ def replay_command(
         for line, row in other_drafters(reported, steps):
             click.echo(line)
             others.append(row)
-        results |= {"cost_model": model.source, "drafting": _drafting(drafting_us), "other_drafters": others}
+        beside = []
+        for line, row in beside_heads(reported, list(stores.values()), used, steps, max(max_nodes)):
+            click.echo(line)
+            beside.append(row)
+        results |= {
+            "cost_model": model.source,
+            "drafting": _drafting(drafting_us),
+            "other_drafters": others,
+            "beside": beside,
+        }
     if memory or model is not None:
         results["known"] = measure_known(
             chosen, reported, stores, used, variants=variants, tokenizer=identity, progress=click.echo

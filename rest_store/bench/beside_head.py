@@ -1,0 +1,104 @@
+"""Replays of draft sessions beside a trained head, whose acceptance at each position was recorded.
+
+Each step verifies what promises the most tokens per modelled second: the session's tree, the head's chain, or both
+(`rest_store/drafting/arbitration.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from rest_store.bench.cost_model import Batch
+from rest_store.bench.recordings import Recording
+from rest_store.bench.replay import Outcome, Tokens, walk
+from rest_store.datastore.tree import TokenTree
+from rest_store.drafting.arbitration import Head, Plan, with_chain
+from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.session import DraftSession
+from rest_store.drafting.sources import PromptLookup
+
+_LONGEST = 20  # tokens that the recorded heads drafted at most
+_WRONG = -1  # stands for a token of the head that the model did not write: what it was is not recorded
+
+
+class _BesideHead:
+    """The drafting side of one recording: a session, and a head that brings what is recorded.
+
+    Attributes:
+        seconds: modelled seconds that the head took.
+    """
+
+    def __init__(self, session: DraftSession, head: Head, recording: Recording, name: str, batch: Batch) -> None:
+        self._session, self._head, self._batch, self._name = session, head, batch, name
+        self._accepted, self._text = recording.drafters[name], recording.output
+        self._prompt, self._position = recording.prompt.size, 0
+        self._plan: Plan | None = None
+        self._brought = 0
+        self.seconds = 0.0
+
+    def draft(self, max_nodes: int, costs: npt.NDArray[np.float64] | None = None) -> TokenTree:
+        """Return what is verified; the tokens of the head are those of the output, as far as they were accepted."""
+        assert costs is not None  # as a batch has them
+        self._plan = plan = self._head.plan(self._session.draft(max_nodes), costs)
+        self._brought = min(int(self._accepted[self._position]) - 1, plan.head_tokens)
+        if not plan.head_tokens:
+            return plan.tree
+        self.seconds += self._batch.beside(self._name, self._prompt + self._position, plan.head_tokens)
+        right = self._text[self._position : self._position + self._brought].tolist()
+        return with_chain(plan.tree, right + [_WRONG] * (plan.head_tokens - len(right)))
+
+    def accept(self, tokens: Tokens, top_k: Tokens | None) -> None:
+        """Append what the model produced, and learn from it."""
+        assert self._plan is not None
+        self._head.learn(self._plan, len(self._plan.tree.longest_path(tokens)), self._brought)
+        self._session.accept(tokens, top_k)
+        self._position += tokens.size
+
+    def close(self) -> None:
+        """End the session."""
+        self._session.close()
+
+
+def replay_beside(
+    recordings: Sequence[Recording],
+    sources: Sequence[object],
+    calibration: Calibration,
+    name: str,
+    batch: Batch,
+    max_nodes: int,
+) -> Outcome:
+    """Return what sessions bring beside the head of this name, for the recordings that have it, in their order."""
+    chosen = [one for one in recordings if one.drafters.get(name) is not None and one.output.size]
+    cached = int(np.median([one.prompt.size + one.output.size // 2 for one in chosen] or [0]))
+    head = Head([0.0, *(batch.beside(name, cached, tokens) for tokens in range(1, _LONGEST + 1))])
+    outcome = Outcome()
+    for one in chosen:
+        head.begin()
+        session = DraftSession([*sources, PromptLookup()], one.prompt, calibration=calibration, learn=False)
+        drafter = _BesideHead(session, head, one, name, batch)
+        replayed = walk([one], lambda _, drafter=drafter: closing(drafter), max_nodes=max_nodes, batch=batch)
+        modelled = replayed.replays[0].modelled + drafter.seconds
+        replayed.replays = [replayed.replays[0]._replace(modelled=modelled)]
+        outcome = Outcome.sum_of([outcome, replayed])
+    return outcome
+
+
+def beside_heads(
+    recordings: Sequence[Recording],
+    sources: Sequence[object],
+    calibration: Calibration,
+    batches: Sequence[Batch],
+    max_nodes: int,
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield a line and a row for each recorded head and batch; a head takes time of its own in the cost model."""
+    for name in sorted({name for recording in recordings for name in recording.drafters}):
+        for batch in batches:
+            if name in batch.model.drafters and batch.model.drafters[name].fixed:
+                outcome = replay_beside(recordings, sources, calibration, name, batch, max_nodes)
+                row = {"beside": name, "batch": batch.rows, **outcome.as_json()}
+                yield f"session beside {name}, batch of {batch.rows}: {outcome.summary()}", row
