@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -81,11 +82,15 @@ def replay_beside(
         head.begin()
         session = DraftSession([*sources, PromptLookup()], one.prompt, calibration=calibration, learn=False)
         drafter = _BesideHead(session, head, one, name, batch)
-        replayed = walk([one], lambda _, drafter=drafter: closing(drafter), max_nodes=max_nodes, batch=batch)
+        replayed = walk([one], partial(_ended, drafter), max_nodes=max_nodes, batch=batch)
         modelled = replayed.replays[0].modelled + drafter.seconds
         replayed.replays = [replayed.replays[0]._replace(modelled=modelled)]
         outcome = Outcome.sum_of([outcome, replayed])
     return outcome
+
+
+def _ended(drafter: _BesideHead, prompt: Tokens) -> closing[_BesideHead]:
+    return closing(drafter)
 
 
 def beside_heads(

@@ -10,10 +10,15 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from rest_store.bench.beside_head import replay_beside
 from rest_store.bench.cost_model import Batch, CostModel, DrafterCosts
 from rest_store.bench.other_drafters import replay_other
 from rest_store.bench.recordings import Recording, read_recordings
+from rest_store.bench.replay import replay
 from rest_store.cli import main
+from rest_store.datastore.datastore import Datastore
+from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.sources import PromptLookup
 from rest_store.errors import RecordingError
 from tests.shared.strategies import Corpus, refused, write_datastore
 
@@ -59,6 +64,24 @@ def test_other_drafters_are_replayed_from_their_acceptance(tmp_path: Path) -> No
         assert (replayed.steps, replayed.tokens, replayed.drafted) == (steps, 4, steps * length)
         assert replayed.modelled == pytest.approx(steps * (1.5 + 2 * 0.25 * (1 + length) + 0.1 + 2 * 0.01 * length))
         assert replayed.plain == pytest.approx(4 * (1.5 + 2 * 0.25))
+
+
+def test_a_session_beside_a_head_is_as_fast_as_the_better_of_both(tmp_path: Path) -> None:
+    """Half of each output repeats what the session knows; the head is right about three tokens everywhere."""
+    write_datastore(tmp_path, Corpus(300, [[LINE]]))
+    chance = np.random.default_rng(0)
+    new = [chance.integers(6, 300, 60).tolist() for _ in range(8)]
+    rows = [{"prompt": [1, 2], "output": LINE + other, "eagle": [4] * 100} for other in new]
+    recordings = read(tmp_path, *rows)
+    model = CostModel(0.006, 0.001, 0.0, 2e-5, {"eagle": DrafterCosts(fixed=0.002)}, "a test")
+    batch = Batch(model, 1, drafting=1e-4)
+    sources, calibration = [Datastore.open(tmp_path)], Calibration.default()
+    alone = replay(recordings, [*sources, PromptLookup()], calibration, max_nodes=32, batch=batch)
+    head = max(replay_other(recordings, "eagle", batch, length).modelled_speeds[0] for length in range(1, 21))
+    beside = replay_beside(recordings, sources, calibration, "eagle", batch, 32)
+    assert beside.tokens == alone.tokens
+    assert beside.steps < min(alone.steps, replay_other(recordings, "eagle", batch, 20).steps)
+    assert beside.modelled_speeds[0] > max(head, alone.modelled_speeds[0])
 
 
 def test_costs_are_those_of_the_formula() -> None:
