@@ -149,7 +149,6 @@ bench: $(DEMO)/manifest.json
 	$(BIN)/python benchmarks/bench_service.py $(REPLAYED) --requests 500 --seconds 1 --out $(RESULTS)/service.json
 	$(BIN)/python benchmarks/bench_live.py --datastore $(DEMO) --tokens 1000000 --rounds 2 --out $(RESULTS)/live_datastore.json
 	$(BIN)/rest-store bench replay $(REPLAYED) --memory --out $(RESULTS)/replay.json
-	$(BIN)/python benchmarks/bench_paper.py $(REPLAYED) --out $(RESULTS)/paper.json
 	$(BIN)/rest-store bench speed --model "$(MODEL)" $(REPLAYED) --prepacked-weights --per-family 1 --max-new-tokens 48 \
 	  --method "transformers prompt lookup" --method DraftSession --out $(RESULTS)/speed.json
 	$(BIN)/rest-store bench report $(RESULTS)

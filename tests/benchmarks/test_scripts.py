@@ -10,7 +10,6 @@ from typing import Any
 import bench_build
 import bench_drafting
 import bench_live
-import bench_paper
 import bench_query
 import bench_service
 import numpy as np
@@ -103,13 +102,6 @@ def test_a_live_datastore_is_measured(folder: Path, tmp_path: Path) -> None:
     assert figures["add"]["median_us"] > 0
     assert set(figures["queries"]) == {"draft of 16", "draft of 64", "step of 16", "step of 64"}
     assert figures["open"]["tokens"] == 22_000
-
-
-def test_the_papers_experiments_are_repeated(inputs: list[Any], tmp_path: Path) -> None:
-    figures = run(bench_paper, tmp_path / "paper.json", *inputs, "--every", 2)
-    assert figures["recordings"] == 10
-    assert list(figures["size"]) == ["other", "ds"], "by size"
-    assert figures["size"]["other"]["M"] < figures["size"]["ds"]["M"] == figures["longest suffix"]["16"]["M"]
 
 
 def test_a_walk_stands_in_a_long_context_and_knows_what_the_model_had_read() -> None:

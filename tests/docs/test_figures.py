@@ -109,3 +109,18 @@ def test_the_table_of_vllm() -> None:
         for shown, name in names.items()
     }
     assert table == measured
+
+
+def test_the_table_of_a_model_of_8b() -> None:
+    shown = rows(section(BENCHMARKS, "A model of 8B on a GPU, modelled"))
+    runs = [results("replay_llama31_8b"), results("replay_llama31_8b_batches")]
+
+    def speeds(family: str, chosen: list[dict[str, Any]]) -> str:
+        by_batch = sorted(chosen, key=lambda row: row["batch"])
+        return " / ".join(f"{row['modelled_speeds_of_families'][family][0]:.2f}" for row in by_batch)
+
+    heads = [row for run in runs for row in run["other_drafters"] if row["drafter"] == "eagle"]
+    trees = [row for run in runs for row in run["known"] if row["datastores"] and row["shape"] == "tree"]
+    both = [row for run in runs for row in run["beside"]]
+    assert shown == {name: [speeds(name, column) for column in (heads, trees, both)] for name in shown}
+    assert len(shown) == 4
