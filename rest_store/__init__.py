@@ -7,7 +7,9 @@ installed, a name raises an error that names the extra (`MissingExtraError`).
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
+
+from rest_store.datastore import locations
 
 if TYPE_CHECKING:
     from build_index import build
@@ -77,6 +79,13 @@ _HOMES = {
     "TokenizerIdentity": "rest_store.datastore.tokenizer",
     "TokenTree": "rest_store.datastore.tree",
 }
+
+
+def _elsewhere() -> locations.Elsewhere:
+    return cast("locations.Elsewhere", importlib.import_module("rest_store.service.client.elsewhere"))
+
+
+locations.reach = _elsewhere
 
 
 def __getattr__(name: str) -> object:

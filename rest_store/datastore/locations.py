@@ -1,0 +1,43 @@
+"""Locations of datastores that are not directories of this machine, such as `host:50051/code` or `s3://bucket/code`."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+_SERVICE = re.compile(r"unix:/[^#]+(#.+)?|[^/\s]+:\d{1,5}(/.+)?")
+_URL = re.compile(r"[a-z0-9+]{2,}://.+")
+
+
+class Elsewhere(Protocol):
+    """What reaches datastores that lie elsewhere: the package's root installs it, since it needs grpc or fsspec."""
+
+    def fetched(self, location: str, cache: Path, **access: Any) -> Path:
+        """Return the directory in `cache` of the frozen datastore at `location`, with all of its files."""
+
+    def upstream(self, location: str, **access: Any) -> Any:
+        """Return the live datastore at `location`, a `rest_store.live.upstream.Upstream`."""
+
+
+reach: Callable[[], Elsewhere]  # imports it; set by the package's root
+
+
+def is_location(text: str | Path) -> bool:
+    """Return whether `text` says where a datastore lies elsewhere: in a service, or below a URL; False if it is a path.
+
+    `HOST:PORT/NAME` and `unix:/path#NAME` are datastores of services; without a name, the one that there is.
+    """
+    if not isinstance(text, str) or not (_SERVICE.fullmatch(text) or _URL.fullmatch(text)):
+        return False
+    try:
+        return not Path(text).exists()
+    except (OSError, ValueError):  # no path can be so long, or hold these bytes
+        return True
+
+
+def default_cache() -> Path:
+    """Return the directory in which datastores from elsewhere are kept unless another is named."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rest-store"
