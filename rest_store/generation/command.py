@@ -121,7 +121,7 @@ def generate(
     page_path: Path | None,
     as_json: bool,
 ) -> None:
-    """Generate text with a model and drafts from datastores; colours show where each token came from.
+    """Generate text with a model and drafts from datastores.
 
     Drafts are trees of tokens, which the model verifies in one forward pass. M is the mean number of tokens that a pass
     writes; without drafts it is 1.

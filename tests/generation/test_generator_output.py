@@ -48,7 +48,9 @@ def generator(model: Any, store: rest_store.Datastore) -> rest_store.Generator:
     return rest_store.Generator(model, text_tokenizer(), sources, **STEADY)
 
 
-def test_an_output_has_text_tokens_and_what_they_took(model: Any, generator: rest_store.Generator) -> None:
+def test_an_output_has_text_tokens_and_what_they_took(
+    model: Any, store: rest_store.Datastore, generator: rest_store.Generator
+) -> None:
     tokenizer = generator.tokenizer
     output = generator.generate(PROMPT, **FIXED)
     plain = model.generate(**tokenizer(PROMPT, return_tensors="pt"), **FIXED)
@@ -58,11 +60,11 @@ def test_an_output_has_text_tokens_and_what_they_took(model: Any, generator: res
     assert output.texts == [output.text] == [tokenizer.decode(plain[0, -24:], skip_special_tokens=True)]
     assert output.statistics.forward_passes < 24
     assert output.mean_tokens == 24 / output.statistics.forward_passes
-    assert list(output.sources) == [str(generator._sources[0].path), "prompt lookup", "recycled logits", "model"]
+    assert list(output.sources) == [str(store.path), "prompt lookup", "recycled logits", "model"]
     assert output.sources["model"] == sum(origin == 0 for origin in output.statistics.origins[0])
     assert output.comparison is None
     passes = f"24 tokens in {output.statistics.forward_passes} forward passes, M "
-    rest = r"[\d.]+ tokens a pass .*, [\d.]+ tokens a second; of these \d+ from /.*, \d+ from prompt lookup, "
+    rest = r"[\d.]+ tokens a pass .*, [\d.]+ tokens a second; \d+ from /.*, \d+ from prompt lookup, "
     assert re.match(passes + rest, str(output))
     assert len(str(output).splitlines()) == 1
 
@@ -156,13 +158,12 @@ def test_what_is_no_calibration_is_refused() -> None:
     options = {"custom_generate": rest_store.generate, "drafter": [rest_store.PromptLookup()], "calibration": "a.path"}
     for call in (
         lambda: rest_store.Generator(model, calibration="a.path"),
-        lambda: rest_store.Generator(model).generate([5], **FIXED, calibration="a.path"),
         lambda: model.generate(**prompts(1), **options, **FIXED),
     ):
         refused(CalibrationError, call, "generate: calibration is a str, expected a Calibration")
     own = rest_store.Calibration.default()
     refused(
-        CalibrationError, lambda: rest_store.Generator(model, None, lambda prompt: None, calibration=own), "callable"
+        CalibrationError, lambda: rest_store.Generator(model, None, lambda prompt: None, calibration=own), "a drafter"
     )
 
 
