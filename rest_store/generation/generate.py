@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.remembering import RememberTarget
 from rest_store.generation.draft_sessions import Session
@@ -29,6 +30,7 @@ def generate(
     generation_config: Any,
     *,
     drafter: Sequence[object] | Callable[[list[int]], Session] | None = None,
+    references: Sequence[IntSequence] = (),
     max_nodes: int | None = None,
     source_timeout: float | None = 0.5,
     adaptive: bool = True,
@@ -51,6 +53,8 @@ def generate(
         generation_config: prepared by `model.generate`.
         drafter: sources for a `DraftSession` of each row (a list), or a function that makes the session of a prompt
             (a list of token ids); None: plain decoding.
+        references: token ids of texts that the output of each row will probably resemble, the likeliest last: an
+            edited file, earlier answers to the same prompt. `PromptLookup`, which must be in `drafter`, searches them.
         max_nodes: most draft tokens of a step, 0..1024; None: 16, on an accelerator 64.
         source_timeout: seconds that a step waits for services; None: as long as they take.
         adaptive: measure what steps cost, and draft only while that pays.
@@ -76,7 +80,9 @@ def generate(
             a SynthID watermark.
         CacheNotSupportedError: a quantized, offloaded or recurrent cache, or a static one of yours.
         DrafterError: `drafter` is neither a list of sources nor a function that takes a prompt and returns a session.
-        SourceError: one of `drafter` is not a source, is given twice, or there are too many.
+        SourceError: one of `drafter` is not a source, is given twice, or there are too many; or there are references,
+            but no prompt lookup.
+        ContextTypeError, TokenRangeError: a reference is not 1-D token ids.
         LimitError: `max_nodes`, `source_timeout` or `acceptance` is out of range.
         NativeKernelError: the kernel was not compiled, and `drafter` is a list of sources.
         RememberError: nothing can be added to `remember`.
@@ -94,7 +100,7 @@ def generate(
         logits_processor,
         stopping_criteria,
         generation_config,
-        options=Options(drafter, max_nodes, source_timeout, adaptive, remember, calibration, acceptance),
+        options=Options(drafter, references, max_nodes, source_timeout, adaptive, remember, calibration, acceptance),
         **model_kwargs,
     )
     return generation.result(stream_to)

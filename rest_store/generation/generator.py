@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import StopStringCriteria
 
+from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.remembering import RememberTarget, flush_all
 from rest_store.drafting.sources import RecycledLogits, source_names
@@ -58,7 +59,7 @@ class Generator:
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
-        options = Options(sources, max_nodes, source_timeout, adaptive, remember, calibration, acceptance)
+        options = Options(sources, (), max_nodes, source_timeout, adaptive, remember, calibration, acceptance)
         self.source_names: list[str] = []
         if isinstance(sources, list | tuple):
             self.source_names = source_names(sources)
@@ -70,6 +71,7 @@ class Generator:
         self,
         prompt: Prompt,
         *,
+        references: Sequence[str | IntSequence] = (),
         compare: bool = False,
         on_piece: Callable[[Piece], object] | None = None,
         **options: Any,
@@ -79,6 +81,7 @@ class Generator:
         Args:
             prompt: text, 1-D or 2-D token ids, or a mapping such as a tokenizer returns, all of which goes into the
                 model.
+            references: of `rest_store.generate`, as text or token ids.
             compare: before it, generate plainly and with drafts in turns and with the same random numbers, for up to
                 about half a minute. All goes on as if that had not been done: torch's random generators, recycled
                 logits, and what is remembered.
@@ -96,20 +99,20 @@ class Generator:
         if compare and options.get("past_key_values") is not None:
             expected = "none: each of several generations would continue it"
             raise ModeNotSupportedError(describe("Generator", "past_key_values", "passed with compare=True", expected))
-        comparison = self._compare(prompt, options) if compare else None
-        with self.stream(prompt, **options) as generation:
+        comparison = self._compare(prompt, references, options) if compare else None
+        with self.stream(prompt, references=references, **options) as generation:
             if on_piece is not None:
                 for piece in generation:
                     on_piece(piece)
             return replace(self._output(generation), comparison=comparison)
 
-    def stream(self, prompt: Prompt, **options: Any) -> Generation:
+    def stream(self, prompt: Prompt, *, references: Sequence[str | IntSequence] = (), **options: Any) -> Generation:
         """Return the generation, to iterate over what each forward pass wrote, to its end or until `close`.
 
         Arguments and errors as in `generate`. A generation that is dropped before its end is closed, but does not fill
         a cache of yours: close it for that.
         """
-        return self._begin(prompt, self._options, options)
+        return self._begin(prompt, replace(self._options, references=self._tokens_of(references)), options)
 
     def _begin(self, prompt: Prompt, drafting: Options, options: Mapping[str, Any]) -> Generation:
         if options.get("streamer") is not None:
@@ -126,14 +129,15 @@ class Generator:
 
     def _output(self, generation: Generation) -> GeneratorOutput:
         """Run `generation` to its end and return what it wrote."""
-        result, tokenizer = generation.result(), self.tokenizer
+        result = generation.result()
         texts = None
-        if tokenizer is not None:
-            texts = [tokenizer.decode(tokens, skip_special_tokens=True) for tokens in generation.tokens]
+        if self.tokenizer is not None:
+            texts = [self.tokenizer.decode(tokens, skip_special_tokens=True) for tokens in generation.tokens]
         sources = accepted_by_source(generation.statistics.origins, self.source_names)
-        return GeneratorOutput(result, generation.tokens, texts, generation.statistics, sources)
+        sequences = getattr(result, "sequences", result)
+        return GeneratorOutput(sequences, generation.tokens, texts, generation.statistics, sources)
 
-    def _compare(self, prompt: Prompt, options: dict[str, Any]) -> Comparison:
+    def _compare(self, prompt: Prompt, references: Sequence[str | IntSequence], options: dict[str, Any]) -> Comparison:
         """Generate plainly and with drafts in turns, without a trace."""
         plain_options = self._with_stop_strings(options)
         devices = [self.model.device] if self.model.device.type == "cuda" else []
@@ -149,7 +153,7 @@ class Generator:
             return timed(lambda: self.model.generate(**self._inputs(prompt), **plain_options))
 
         def drafted(**changes: Any) -> float:
-            drafting = replace(self._copied(), **changes)
+            drafting = replace(self._copied(), references=self._tokens_of(references), **changes)
             return timed(lambda: self._output(self._begin(prompt, drafting, options)))
 
         with warnings.catch_warnings():
@@ -210,9 +214,18 @@ class Generator:
             rows["input_ids"] = _token_ids(rows["input_ids"], vocabulary_size(self.model))
         return {name: tensor.to(self.model.device) for name, tensor in rows.items()}
 
+    def _tokens_of(self, references: Any) -> Any:
+        """Return references as token ids; what is no list, `Options` refuses."""
+        if not isinstance(references, list | tuple):
+            return references
+        return [
+            self._needed_tokenizer()(text, add_special_tokens=False)["input_ids"] if isinstance(text, str) else text
+            for text in references
+        ]
+
     def _needed_tokenizer(self) -> Any:
         if self.tokenizer is None:
-            raise DrafterError(describe("Generator", "tokenizer", "None", "a tokenizer, for a prompt or stop strings"))
+            raise DrafterError(describe("Generator", "tokenizer", "None", "a tokenizer, for text and stop strings"))
         return self.tokenizer
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,9 @@ from typing import Any
 import torch
 
 from rest_store.datastore.kernel import MAX_NODES
-from rest_store.datastore.validation import limit
+from rest_store.datastore.validation import IntSequence, limit
 from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.limits import references_of
 from rest_store.drafting.remembering import require_target
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import require_source_timeout, require_sources
@@ -25,12 +27,14 @@ class Options:
 
     Raises:
         DrafterError, SourceError, NativeKernelError: `drafter` cannot draft.
+        ContextTypeError, TokenRangeError: a reference is not token ids.
         LimitError: something else than a number, or one that is out of range.
         RememberError: nothing can be added to `remember`.
         CalibrationError: `calibration` is none, or is there beside a callable `drafter`.
     """
 
     drafter: Sequence[object] | Callable[[list[int]], Session] | None = None
+    references: Sequence[IntSequence] = ()
     max_nodes: int | None = None
     source_timeout: float | None = 0.5
     adaptive: bool = True
@@ -44,6 +48,7 @@ class Options:
         elif self.drafter is not None and not callable(self.drafter):
             expected = "a list of sources, or a function that makes the session of a prompt"
             raise DrafterError(describe("generate", "drafter", f"a {type(self.drafter).__name__}", expected))
+        references_of(self.references)
         if self.max_nodes is not None:
             limit("max_nodes", self.max_nodes, MAX_NODES, least=0, where="generate")
         require_source_timeout("generate", self.source_timeout)
@@ -69,8 +74,12 @@ class Options:
         """Return what makes the session of each row, which share a calibration; None: nothing drafts."""
         if not isinstance(self.drafter, list | tuple):
             return self.drafter  # type: ignore[return-value]
-        sources, timeout = list(self.drafter), self.source_timeout  # the caller may change the list
-        if not sources:
+        if not self.drafter:
             return None
-        calibration = Calibration.default() if self.calibration is None else self.calibration
-        return lambda prompt: DraftSession(sources, prompt, calibration=calibration, source_timeout=timeout)
+        return functools.partial(
+            DraftSession,
+            list(self.drafter),  # the caller may change it
+            calibration=Calibration.default() if self.calibration is None else self.calibration,
+            source_timeout=self.source_timeout,
+            references=self.references,
+        )

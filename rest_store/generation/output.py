@@ -141,8 +141,7 @@ class GeneratorOutput:
     """What a `Generator` wrote, and what it took.
 
     Attributes:
-        result: what `rest_store.generate` returns: int64[rows, length], or with `return_dict_in_generate=True` a
-            `GenerateOutput` with the fields of transformers.
+        sequences: prompts and output, int64[rows, length], as `model.generate` returns them.
         tokens: for each row the generated token ids, without prompt and padding.
         texts: for each row the generated text, without special tokens; None without a tokenizer.
         statistics: forward passes, times, what the sessions did, where each token came from.
@@ -151,17 +150,12 @@ class GeneratorOutput:
         comparison: with plain generation, if it was asked for.
     """
 
-    result: torch.Tensor | GenerateOutput
+    sequences: torch.Tensor
     tokens: list[list[int]]
     texts: list[str] | None
     statistics: Statistics
     sources: dict[str, int]
     comparison: Comparison | None = None
-
-    @property
-    def sequences(self) -> torch.Tensor:
-        """Prompts and output, int64[rows, length], as `model.generate` returns them."""
-        return self.result if isinstance(self.result, torch.Tensor) else self.result.sequences
 
     @property
     def text(self) -> str:
