@@ -21,11 +21,10 @@ from rest_store.service.client.descriptions import ServiceInfo
 from rest_store.service.client.member import ServiceMember
 from rest_store.service.client.part import Part, Parts
 from rest_store.service.client.requests import Requests
-from rest_store.service.client.targets import Targets, target_groups
+from rest_store.service.client.targets import Targets, split_location, target_groups
 from rest_store.service.client.trees import TreeLimits, sum_of_trees
 
 WRITE_SECONDS = 10.0  # default timeout of calls that write
-_LONGEST_NAME = 256  # bytes of what sessions share
 
 
 class DatastoreClient:
@@ -42,18 +41,14 @@ class DatastoreClient:
     Args:
         targets: `HOST:PORT` or `unix:/path`, or a list of several that serve the same. A datastore that is served in
             parts has a list of such lists, one for each part: `[["a:1", "b:1"], ["a:2", "b:2"]]`. As one string, as on
-            command lines: `a:1,b:1;a:2,b:2`. All parts are asked at once, and all have to answer; in a draft session,
-            a part that does not is left out of a step.
+            command lines: `a:1,b:1;a:2,b:2`; with the name of a datastore: `a:1/code`, `unix:/path#code`. All parts are
+            asked at once, and all have to answer; in a draft session, a part that does not is left out of a step.
         datastore: name or names of the datastores to ask; None: all whose tokenizer matches.
         tokenizer: the tokenizer in use: an object, a path or a name, as for `Datastore.open`; a service with another is
             refused.
         token: bearer token.
         tls: certificates; True: those of gRPC; None: no TLS, for this machine and trusted networks.
         timeout: seconds for each call, all attempts together, and for each step of a session.
-        send_text: whether the service gets the whole text of a draft session. Otherwise it gets the last 64 tokens, and
-            what the model writes from then on.
-        shared_calibration: a name, such as the model's: sessions share under it what their calibration learns in the
-            service, also those of other clients; None: they share nothing.
 
     Raises:
         TargetError: an address, certificate, list of datastores or name that is not valid.
@@ -70,15 +65,14 @@ class DatastoreClient:
         token: str | None = None,
         tls: Tls | bool | None = None,
         timeout: float = 0.1,
-        send_text: bool = True,
-        shared_calibration: str | None = None,
     ) -> None:
+        if isinstance(targets, str):
+            targets, name = split_location(targets)
+            datastore = name if datastore is None else datastore
         groups, names = target_groups(targets), _names(datastore)
         self._target = ";".join(map(",".join, groups))
         self._names = names
         self._timeout = seconds_of(timeout)
-        self._send_text = bool(send_text)
-        self._shared_calibration = _shared_name(shared_calibration)
         identity = None if tokenizer is None else identity_of(tokenizer)
         dialer = Dialer(token, tls)
         self._parts = Parts([Part(group, dialer, names, identity) for group in groups])
@@ -262,16 +256,7 @@ class DatastoreClient:
     def members(self, settings: MemberSettings, text: Callable[[], npt.NDArray[np.int32]]) -> list[ServiceMember]:
         """Return a new session's members for `DraftSession`, one for each part, as `MemberSource.members`."""
         members = [
-            ServiceMember(
-                self._parts,
-                part,
-                settings,
-                text,
-                timeout=self._timeout,
-                send_text=self._send_text,
-                shared_calibration=self._shared_calibration,
-            )
-            for part in self._parts.members
+            ServiceMember(self._parts, part, settings, text, timeout=self._timeout) for part in self._parts.members
         ]
         for member in members:
             member.open_ahead()
@@ -317,13 +302,3 @@ def _names(datastore: str | Sequence[str] | None) -> tuple[str, ...]:
     if not names or not all(map(is_name, names)) or len(set(names)) < len(names):
         raise TargetError(describe("client", "datastore", repr(datastore), "one or more names, each once, or None"))
     return names
-
-
-def _shared_name(name: str | None) -> str:
-    """Return a name for what sessions share, empty for None; raise TargetError if it is invalid."""
-    if name is None:
-        return ""
-    if not is_name(name) or len(name.encode()) > _LONGEST_NAME:
-        expected = f"a name of 1 to {_LONGEST_NAME} bytes"
-        raise TargetError(describe("client", "shared_calibration", ascii(name), expected))
-    return name

@@ -29,7 +29,6 @@ from rest_store.service.client.stream_call import StreamCall
 from rest_store.service.client.trees import read_session_tree
 from rest_store.v1 import datastore_pb2 as pb
 
-SENT_TAIL = 64  # tokens that an opening has without `send_text`
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 30.0  # seconds, between which the pause doubles with each failure
 _MOST_DOUBLINGS = 10
 _MOST_LATE = 1.0  # seconds without the answer of a late step, after which the stream counts as broken
@@ -48,8 +47,6 @@ class ServiceMember:
         settings: of the session.
         text: returns the text so far, int32[n].
         timeout: seconds that a step waits at most.
-        send_text: whether an opening has the whole text, not only its end.
-        shared_calibration: name under which sessions share what their calibration learns; empty: they share nothing.
     """
 
     def __init__(
@@ -60,16 +57,12 @@ class ServiceMember:
         text: Callable[[], npt.NDArray[np.int32]],
         *,
         timeout: float,
-        send_text: bool,
-        shared_calibration: str,
     ) -> None:
         self._parts = parts
         self._part = part
         self._settings = settings
         self._text = text
         self._timeout = timeout
-        self._send_text = send_text
-        self._shared_calibration = shared_calibration
         self._endpoint = part.first
         self._closed = False
         # Of the stream:
@@ -218,8 +211,7 @@ class ServiceMember:
         assert self._part.requests is not None
         if settings.tokenizer is not None:
             settings.tokenizer.require_same(info.tokenizer, f"{target}: draft session")
-        text = self._text()
-        tokens = text if self._send_text else text[-SENT_TAIL:]
+        tokens = self._text()
         most = info.limits["max_session_tokens"]
         if len(tokens) > most:
             raise MessageSizeError(describe(target, "number of tokens of a session", len(tokens), f"at most {most}"))
@@ -230,7 +222,6 @@ class ServiceMember:
         opening.prompt_lookup = settings.prompt_lookup
         if settings.recycled_logits is not None:
             opening.recycled_logits = settings.recycled_logits
-        opening.shared_calibration = self._shared_calibration
         opening.fixed_calibration = not settings.learn
         self._stream = self._endpoint.open_session()
 
