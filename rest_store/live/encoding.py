@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from build_index.staging import put
+from rest_store.datastore.durable import put
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.shard import encode_symbols
 from rest_store.datastore.tokenizer import TokenizerIdentity
