@@ -36,6 +36,7 @@ STATUSES = (
     Status("MESSAGE_ORDER", "FAILED_PRECONDITION", errors.MessageOrderError),
     Status("TOKENIZER_MISMATCH", "FAILED_PRECONDITION", errors.TokenizerMismatchError),
     Status("NOT_LIVE", "FAILED_PRECONDITION", errors.LiveFormatError),
+    Status("NO_SUCH_FILE", "NOT_FOUND", errors.FetchError),
     Status("UNKNOWN_DATASTORE", "NOT_FOUND", errors.UnknownDatastoreError),
     Status("OVERLOADED", "RESOURCE_EXHAUSTED", errors.OverloadedError),
     Status("MESSAGE_SIZE", "RESOURCE_EXHAUSTED", errors.MessageSizeError),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -20,7 +19,9 @@ from rest_store.service.address import Address
 from rest_store.service.channel import read_certificates
 from rest_store.service.server.calls import Admission
 from rest_store.service.server.catalog import Catalog
+from rest_store.service.server.copies import Copies
 from rest_store.service.server.executor import Executor
+from rest_store.service.server.feeds import Feeds
 from rest_store.service.server.hosted_datastore import HostedDatastore
 from rest_store.service.server.http_server import HttpServer
 from rest_store.service.server.limits import Limits
@@ -55,7 +56,6 @@ class Options:
     live: Sequence[tuple[str, Path]] = ()
     live_tokenizer: object = None  # as `LiveDatastore.open` takes it
     part: Part | None = None  # of each datastore
-    parent: int | None = None  # process whose workers share the addresses; None: this one is alone
 
 
 class Server:
@@ -86,11 +86,12 @@ class Server:
         self._executor = executor = Executor()
         self._streams = SessionStreams(self._catalog, limits, self.metrics, executor)
         self._admission = Admission(tokens, limits, self.metrics)
-        ports = [("grpc.so_reuseport", int(options.parent is not None))]  # else a second service there is a mistake
-        self._server = grpc.aio.server(interceptors=[self._admission], options=[*limits.channel_options(), *ports])
+        self._server = grpc.aio.server(interceptors=[self._admission], options=limits.channel_options())
         queries = Queries(self._catalog, limits, self.metrics, executor, version)
         self._writes = Writes(self._catalog, limits)
-        service = datastore_service(queries, self._writes, self._streams, limits, self.metrics)
+        self._feeds = Feeds(self._catalog, executor)
+        copies = Copies(self._catalog, executor)
+        service = datastore_service(queries, self._writes, self._streams, self._feeds, copies, limits, self.metrics)
         self._server.add_generic_rpc_handlers((service,))
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in the stubs
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -108,8 +109,7 @@ class Server:
         return bound
 
     def _bind(self, address: Address) -> str:
-        if self._options.parent is None:  # else another worker may listen there
-            address.require_free()
+        address.require_free()
         try:
             if self._credentials is not None and address.path is None:
                 port = self._server.add_secure_port(address.text, self._credentials)
@@ -139,8 +139,6 @@ class Server:
         """Have health show what queries have met, and tend sessions."""
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
-            if self._options.parent not in (None, os.getppid()):
-                os.kill(os.getpid(), signal.SIGTERM)  # nobody else would end it
             await self._update_health()
             self._streams.tend()
 
@@ -171,6 +169,7 @@ class Server:
         self._is_ready = False
         self._admission.drain()
         self._streams.drain()
+        self._feeds.drain()
         if running := self._admission.calls:
             await asyncio.wait(running, timeout=self._options.drain_seconds)
         await self._server.stop(None)
@@ -179,6 +178,7 @@ class Server:
         self._executor.close()
         await asyncio.to_thread(self._writes.close)
         await asyncio.to_thread(self._catalog.close)
+        self._feeds.close()
         _log.info("stopped")
 
 

@@ -22,7 +22,7 @@ from rest_store.errors import (
     TokenizerMismatchError,
     describe,
 )
-from rest_store.service.server.calls import Context, end_call, shutting_down
+from rest_store.service.server.calls import GRANT, Context, end_call, shutting_down
 from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.executor import Executor
 from rest_store.service.server.hosted_datastore import HostedDatastore
@@ -125,7 +125,7 @@ class SessionStreams:
             raise MessageOrderError(describe("session", "opening", found, f"{expected}: a session is opened once"))
         if session is None:
             require_few("datastores named", len(request.open.selection.datastores), limits.max_contexts)
-            served = self._catalog.select(request.open.selection)
+            served = self._catalog.select(request.open.selection, GRANT.get())
             session = stream.session = self._begin(request.open, served)
             await self._executor.open(session.open, small=session.opens_at_once)
         step = session.step(request)
@@ -149,7 +149,7 @@ class SessionStreams:
         most = int(native_kernel().MAX_STORES)
         if len(served) > most:
             raise LimitError(describe("session", "number of datastores", len(served), f"at most {most}"))
-        if len(set(served)) < len(served):
+        if len({datastore.name for datastore in served}) < len(served):
             raise LimitError(describe("session", "datastores", "named twice", "each once"))
         if len({datastore.fingerprint for datastore in served}) > 1:
             raise TokenizerMismatchError(describe("session", "datastores", "of several tokenizers", "those of one"))
