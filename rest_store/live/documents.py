@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
 import json
 import math
+import operator
 import re
 import sqlite3
 import zlib
@@ -12,49 +14,40 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import LiveFormatError, ManifestError, StorageError, describe
+from rest_store.live.upstream import Changes, Document, Removal
 
 _FORMAT = (1, 0x52535430)  # version and program ("RST0"), as the file says them
 _PAGE_SIZE = 4096  # bytes; SQLite may be built with another default
 _PATIENCE = 5_000  # milliseconds to wait for a lock of SQLite, and for readers of older states
+_MOST_REMOVALS = 1 << 16  # that are stored
+_OVERHEAD = 64  # bytes of a change besides its tokens, about
 _SEGMENT_NAME = re.compile("segment-[0-9a-f]{32}")
-# `digest` is of the namespace and the caller's id. While `unclean`, unused bytes of the file or its log may hold what
-# was deleted.
+# `newest` is the number of the newest change, `forgotten` that of the newest removal that is not stored any more. While
+# `unclean`, unused bytes of the file or its log may hold what was deleted.
 _SCHEMA = f"""
-CREATE TABLE properties (tokenizer TEXT NOT NULL, max_tokens INTEGER, max_age REAL, unclean INTEGER NOT NULL);
+CREATE TABLE properties (
+    id TEXT NOT NULL, location TEXT NOT NULL, tokenizer TEXT NOT NULL, max_tokens INTEGER, max_age REAL,
+    newest INTEGER NOT NULL, forgotten INTEGER NOT NULL, unclean INTEGER NOT NULL);
 CREATE TABLE namespaces (name TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE documents (
     number INTEGER PRIMARY KEY, namespace TEXT NOT NULL, digest BLOB NOT NULL UNIQUE, added REAL NOT NULL,
     "group" TEXT NOT NULL, epoch INTEGER NOT NULL, symbols BLOB NOT NULL, crc INTEGER NOT NULL);
 CREATE INDEX in_namespace ON documents (namespace, number);
 CREATE INDEX in_group ON documents (namespace, "group") WHERE "group" != '';
+CREATE INDEX in_epoch ON documents (namespace, epoch);
+CREATE TABLE removals (
+    number INTEGER PRIMARY KEY, first INTEGER NOT NULL, last INTEGER NOT NULL, deleted INTEGER NOT NULL);
 CREATE TABLE segments (
     name TEXT PRIMARY KEY, namespace TEXT NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
     oldest REAL NOT NULL, newest REAL NOT NULL,
     tokens_sha256 BLOB NOT NULL, suffixes_sha256 BLOB NOT NULL) WITHOUT ROWID;
 PRAGMA application_id={_FORMAT[1]};
 PRAGMA user_version={_FORMAT[0]}"""
-
-
-class Document(NamedTuple):
-    """One document.
-
-    Attributes:
-        number: ascending in the order of addition.
-        added: seconds since 1970.
-        symbols: its tokens as a tokens file has them, without a separator.
-        group: what it belongs to, such as the prompt that it answers; "": nothing.
-        epoch: of the model that wrote it.
-    """
-
-    number: int
-    added: float
-    symbols: bytes
-    group: str = ""
-    epoch: int = 0
 
 
 class SegmentRecord(NamedTuple):
@@ -123,13 +116,14 @@ class Documents:
         with self._named_errors("closed"):
             self._database.close()
 
-    def create(self, tokenizer: TokenizerIdentity) -> None:
-        """Make the tables of a new file, for the tokens of `tokenizer`."""
+    def create(self, tokenizer: TokenizerIdentity, location: str = "") -> None:
+        """Make the tables of a new file, for tokens of `tokenizer`; a replica has the `location` of its upstream."""
         with self._transaction("created"):
             for statement in _SCHEMA.split(";"):
                 self._database.execute(statement)
-            properties = (json.dumps(tokenizer.to_manifest()), None, None, 0)
-            self._database.execute("INSERT INTO properties VALUES (?, ?, ?, ?)", properties)
+            id = "" if location else uuid4().hex
+            properties = (id, location, json.dumps(tokenizer.to_manifest()), None, None, 0, 0, 0)
+            self._database.execute("INSERT INTO properties VALUES (?, ?, ?, ?, ?, ?, ?, ?)", properties)
         self.is_new = False
 
     # --- Reading ------------------------------------------------------------------------------------------------------
@@ -173,10 +167,38 @@ class Documents:
             self._require("a segment", _is_record(row))
         return [SegmentRecord(*row) for row in rows]
 
-    def last(self) -> int:
-        """Return the number of the newest document; 0 if there is none."""
-        with self._named_errors("read"):
-            return self._number("SELECT coalesce(max(number), 0) FROM documents")
+    def newest(self) -> int:
+        """Return the number of the newest change; 0 if there is none."""
+        (number,) = self._properties("newest")
+        self._require("newest", isinstance(number, int))
+        return int(number)
+
+    def changes(self, after: int, datastore_id: str, most_bytes: int) -> Changes:
+        """Return the changes after number `after`, as many as `most_bytes` hold, and at least one if there are any.
+
+        They begin with the first if `datastore_id` is another one, or if what was removed since has been forgotten.
+        """
+        added: list[Document] = []
+        removed: list[Removal] = []
+        size = 0
+        with self.one_state(), self._named_errors("read"):
+            id, head, forgotten = self._properties("id, newest, forgotten")
+            if id != datastore_id or not forgotten <= after <= head:
+                after = 0
+            last = head
+            rows = self._database.execute("SELECT * FROM removals WHERE number > ? ORDER BY number", (after,))
+            removals = (Removal(number, first, last, bool(deleted)) for number, first, last, deleted in rows)
+            both: list[Iterator[Document | Removal]] = [self._read("number > ?", after), removals]
+            for change in heapq.merge(*both, key=operator.attrgetter("number")):
+                size += _OVERHEAD + (len(change.symbols) if isinstance(change, Document) else 0)
+                if size > most_bytes and (added or removed):
+                    last = change.number - 1
+                    break
+                if isinstance(change, Document):
+                    added.append(change)
+                else:
+                    removed.append(change)
+        return Changes(id, after + 1, last, head, added, removed)
 
     def namespaces(self) -> list[str]:
         """Return the namespaces that have or had documents."""
@@ -187,12 +209,16 @@ class Documents:
         self, first: int = 1, last: int = 2**62, *, namespace: str = "", group: str | None = None
     ) -> Iterator[Document]:
         """Yield the documents `first .. last` of a namespace, and of a group if it is given, in their order."""
-        query = 'SELECT number, added, symbols, "group", epoch, crc FROM documents'
-        query += " WHERE namespace = ? AND number BETWEEN ? AND ?"
-        query += ' AND "group" = ?' if group else ""
+        where, arguments = "namespace = ? AND number BETWEEN ? AND ?", (namespace, first, last)
+        if group:
+            return self._read(f'{where} AND "group" = ?', *arguments, group)
+        return self._read(where, *arguments)
+
+    def _read(self, where: str, *arguments: object) -> Iterator[Document]:
         with self._named_errors("read"):
-            arguments = (namespace, first, last, *([group] if group else []))
-            for *fields, crc in self._database.execute(f"{query} ORDER BY number", arguments):
+            for *fields, crc in self._database.execute(
+                f"SELECT * FROM documents WHERE {where} ORDER BY number", arguments
+            ):
                 document = Document(*fields)
                 symbols, added = document.symbols, document.added
                 is_sound = isinstance(symbols, bytes) and len(symbols) > 0 and zlib.crc32(symbols) == crc
@@ -209,7 +235,7 @@ class Documents:
         """Return the numbers of those of `ids` that are stored in a namespace."""
         query = "SELECT number FROM documents WHERE digest = ?"
         with self._named_errors("read"):
-            rows = {id: self._database.execute(query, (_digest(id, namespace),)).fetchone() for id in ids}
+            rows = {id: self._database.execute(query, (digest_of(id, namespace),)).fetchone() for id in ids}
         return {id: row[0] for id, row in rows.items() if row is not None}
 
     # --- Writing ------------------------------------------------------------------------------------------------------
@@ -222,41 +248,71 @@ class Documents:
 
     def commit(
         self,
-        namespace: str,
         added: Sequence[Document],
-        ids: Sequence[str],
         deleted: Sequence[int],
         evicted: Sequence[tuple[str, int, int]],
         obsolete: Iterable[SegmentRecord],
         records: Iterable[SegmentRecord],
-    ) -> None:
+    ) -> int:
         """Store a change in one transaction.
 
         Args:
-            namespace: of `added`.
-            added: documents with numbers greater than any before.
-            ids: of these.
+            added: documents with numbers greater than that of any change before.
             deleted: numbers of documents.
             evicted: namespace, first and last number of documents that are evicted.
             obsolete: records of segments that are gone.
             records: of those in their place.
+
+        Returns:
+            The number of the newest change.
         """
-        rows = [
-            (number, namespace, _digest(id, namespace), time, group, epoch, symbols, zlib.crc32(symbols))
-            for (number, time, symbols, group, epoch), id in zip(added, ids, strict=True)
-        ]
         with self._transaction("written"):
-            self._database.execute("INSERT OR IGNORE INTO namespaces VALUES (?)", (namespace,))
-            self._database.executemany("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
-            query = "DELETE FROM documents WHERE namespace = ? AND number BETWEEN ? AND ?"
-            self._database.executemany(query, evicted)
-            if deleted:
-                self._database.executemany("DELETE FROM documents WHERE number = ?", [(n,) for n in deleted])
-                self._database.execute("UPDATE properties SET unclean = 1")
-                empty = "NOT EXISTS (SELECT 1 FROM documents WHERE namespace = namespaces.name)"
-                self._database.execute(f"DELETE FROM namespaces WHERE {empty}")
+            newest = added[-1].number if added else self.newest()
+            self._insert(added)
+            newest = self._remove(sorted(deleted), newest, deleted=True)
+            query = "SELECT number FROM documents WHERE namespace = ? AND number BETWEEN ? AND ?"
+            numbers = [number for span in evicted for (number,) in self._database.execute(query, span)]
+            newest = self._remove(sorted(numbers), newest, deleted=False)
             self._database.executemany("DELETE FROM segments WHERE name = ?", [(record.name,) for record in obsolete])
             self._database.executemany("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?)", records)
+            self._database.execute("UPDATE properties SET newest = ?", (newest,))
+        return newest
+
+    def _insert(self, documents: Sequence[Document]) -> None:
+        names = {(document.namespace,) for document in documents}
+        self._database.executemany("INSERT OR IGNORE INTO namespaces VALUES (?)", names)
+        rows = [(*document, zlib.crc32(document.symbols)) for document in documents]
+        self._database.executemany("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+
+    def _remove(self, numbers: Sequence[int], newest: int, *, deleted: bool) -> int:
+        """Remove documents by their numbers, ascending, and store that; return the number of the newest change.
+
+        A removal spans as many of them as there is no other document in between.
+        """
+        self._database.executemany("DELETE FROM documents WHERE number = ?", [(number,) for number in numbers])
+        between = "SELECT EXISTS (SELECT 1 FROM documents WHERE number > ? AND number < ?)"
+        removals: list[Removal] = []
+        for number in numbers:
+            if removals and self._database.execute(between, (removals[-1].last, number)).fetchone() == (0,):
+                removals[-1] = removals[-1]._replace(last=number)
+            else:
+                newest += 1
+                removals.append(Removal(newest, number, number, deleted))
+        self._database.executemany("INSERT INTO removals VALUES (?, ?, ?, ?)", removals)
+        if removals:
+            self._after_removal(deleted=deleted)
+        return newest
+
+    def _after_removal(self, *, deleted: bool) -> None:
+        """Forget the names of empty namespaces and the oldest of too many removals, and what is yet to be cleaned."""
+        empty = "NOT EXISTS (SELECT 1 FROM documents WHERE namespace = namespaces.name)"
+        self._database.execute(f"DELETE FROM namespaces WHERE {empty}")
+        query = "SELECT number FROM removals ORDER BY number DESC LIMIT 1 OFFSET ?"
+        if (row := self._database.execute(query, (_MOST_REMOVALS,)).fetchone()) is not None:
+            self._database.execute("DELETE FROM removals WHERE number <= ?", row)
+            self._database.execute("UPDATE properties SET forgotten = ?", row)
+        if deleted:
+            self._database.execute("UPDATE properties SET unclean = 1")
 
     def clean(self) -> None:
         """Remove what is left of deleted documents: write the whole file anew, and empty the log.
@@ -313,7 +369,7 @@ class Documents:
             raise StorageError(f"{self.path}: documents cannot be {done} ({error})") from error
 
 
-def _digest(id: str, namespace: str) -> bytes:
+def digest_of(id: str, namespace: str) -> bytes:
     """Return what stands for an id in the file, which does not hold the id itself."""
     return hashlib.blake2b(f"{namespace}\0{id}".encode(), digest_size=16).digest()
 

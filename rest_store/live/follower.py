@@ -54,7 +54,7 @@ class Follower:
     def close(self) -> None:
         """Close the file of documents."""
         with self._lock:
-            self.segments = Segments(self.tokenizer.vocabulary_size)  # which keeps no files mapped
+            self.segments.close()
             self._documents.close()
 
     def work(self) -> bool:
@@ -66,6 +66,7 @@ class Follower:
             with self._documents.one_state():
                 is_first = self._version == -1
                 segments = list(self.segments.stored(self._directory, self._documents, Retention(), verify=is_first))
-            self.segments.set(segments)
+                newest = self._documents.newest()
+            self.segments.set(segments, newest)
             self._version = version
             return True

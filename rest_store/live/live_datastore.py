@@ -39,6 +39,7 @@ from rest_store.live.live_info import LiveInfo
 from rest_store.live.namespace import Namespace, StoredDocument
 from rest_store.live.retention import Retention
 from rest_store.live.segments import Segments
+from rest_store.live.upstream import Changes
 from rest_store.live.writer import Writer
 from rest_store.loading.tokenizer import load_tokenizer
 
@@ -75,6 +76,8 @@ class LiveDatastore(Store):
         self._encoder = Encoder(self.tokenizer, self._location, backend.retention)
         self._before_close: dict[Callable[[LiveDatastore], object], None] = {}
         self._closing = threading.Lock()
+        self._reading = threading.Lock()  # held by whoever reads changes
+        self._changes: Documents | None = None  # that they are read from
         self._background = Background(self, backend.work, backend.interval, abandoned=backend.close)
         _opened.add(self)
 
@@ -142,6 +145,9 @@ class LiveDatastore(Store):
             self._segments = None
             self._background.stop()
             self._backend.close()
+            with self._reading:
+                if self._changes is not None:
+                    self._changes.close()
 
     def before_close(self, call: Callable[[LiveDatastore], object]) -> None:
         """Have `close` call `call` with this datastore first, for what is queued to be added; once for each `call`."""
@@ -271,6 +277,42 @@ class LiveDatastore(Store):
                     tokens = decode_symbols(np.frombuffer(document.symbols, np.uint8), width)
                     yield StoredDocument(tokens, document.group, document.epoch, document.added)
                 first = some[-1].number + 1
+
+    @property
+    def newest_change(self) -> int:
+        """Number of the newest change that queries see: once `add` or `delete` has returned, of that or a later one."""
+        return self._open_segments().newest
+
+    def changes(self, after: int, datastore_id: str, *, most_bytes: int = 1 << 20) -> Changes:
+        """Return the changes after number `after` that are stored by now, for a replica.
+
+        Args:
+            after: the newest change that the replica has.
+            datastore_id: of the datastore that it is from. If it is another one, or if removals since then have been
+                forgotten, the changes begin with the first.
+            most_bytes: that they hold, about; one may be larger.
+
+        Raises:
+            StorageError: they cannot be read.
+            DatastoreClosedError: after `close`.
+        """
+        with self._reading:
+            self._open_segments()
+            if self._changes is None:
+                self._changes = Documents(self._location, read_only=True)
+            return self._changes.changes(after, datastore_id, most_bytes)
+
+    def wait_for_change(self, after: int, timeout: float) -> bool:
+        """Wait until queries see changes after number `after`; return whether they do within `timeout` seconds.
+
+        Whoever sends changes on pauses for some milliseconds after each sending: then those of a burst go together.
+
+        Raises:
+            DatastoreClosedError: after `close`, which ends it.
+        """
+        is_there = self._open_segments().wait(after, timeout)
+        self._open_segments()
+        return is_there
 
     def compact(self) -> None:
         """Write all documents that are there now to files, and merge these into as few segments as there may be.

@@ -10,8 +10,8 @@ from rest_store.datastore.validation import limit, real
 from rest_store.errors import LimitError, describe
 
 if TYPE_CHECKING:
-    from rest_store.live.documents import Document
     from rest_store.live.encoding import NewDocument
+    from rest_store.live.upstream import Document
 
 _MEMTABLE = 1 << 12  # positions that are sorted anew with each addition
 _LARGEST = 1 << 24  # positions of a segment: sorting them takes some seconds

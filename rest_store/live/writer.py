@@ -15,11 +15,12 @@ from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import DatastoreClosedError, DatastoreNotFoundError, StorageError, describe
 from rest_store.live.compaction import BACKLOG, STALL, segments_to_merge
 from rest_store.live.directory import take_writer_lock
-from rest_store.live.documents import Document, Documents, SegmentRecord
+from rest_store.live.documents import Documents, SegmentRecord, digest_of
 from rest_store.live.encoding import NewDocument, store_tokenizer
 from rest_store.live.retention import Retention
 from rest_store.live.segment import Segment, remove_files, sorted_segment, write_segment
 from rest_store.live.segments import Segments
+from rest_store.live.upstream import Document
 
 
 def steady_clock() -> Callable[[], float]:
@@ -72,7 +73,7 @@ class Writer:
         self._lock = Lock()  # held for a change, which is short
         self._closed = False
         self._may_differ_from_disk = False
-        self._last = 0  # number of the newest document
+        self._newest = 0  # number of the newest change
         self._records: list[SegmentRecord] = []  # that are stored
         with ExitStack() as resources:
             resources.callback(take_writer_lock(directory))
@@ -106,7 +107,7 @@ class Writer:
         """Close the files and let others write, after a change in progress; later calls raise DatastoreClosedError."""
         with self._sorting, self._lock:
             self._closed = True
-            self.segments = Segments(self._vocabulary_size)  # which keeps no files mapped
+            self.segments.close()
             self._resources.close()
 
     def add(self, documents: Sequence[NewDocument], namespace: str = "") -> set[str]:
@@ -169,11 +170,10 @@ class Writer:
             run = self._run(whole=whole)
             if not run:
                 return False
-            namespace = run[0].namespace
-            documents = list(self._beside.read(run[0].first, run[-1].last, namespace=namespace))
+            documents = list(self._beside.read(run[0].first, run[-1].last, namespace=run[0].namespace))
             if not documents:  # evicted meanwhile
                 return True
-            new = self._flushed(sorted_segment(documents, self._vocabulary_size, namespace=namespace))
+            new = self._flushed(sorted_segment(documents, self._vocabulary_size))
             del documents
             try:
                 with self._change():
@@ -204,7 +204,7 @@ class Writer:
 
     def _load(self, *, verify: bool = False) -> None:
         """Publish what is stored; sort anew what is damaged or missing of the segments in files."""
-        self._last = self._documents.last()
+        self._newest = self._documents.newest()
         self._records = self._documents.records()
         segments = list(self.segments.stored(self._directory, self._documents, self.retention, verify=verify))
         last = {segment.namespace: segment for segment in segments}
@@ -227,8 +227,8 @@ class Writer:
             return []
         now = self._clock()
         documents = [
-            Document(number, now, some.symbols, some.group, some.epoch)
-            for number, some in enumerate(new.values(), self._last + 1)
+            Document(number, namespace, digest_of(some.id, namespace), now, some.group, some.epoch, some.symbols)
+            for number, some in enumerate(new.values(), self._newest + 1)
         ]
         segments = list(self.segments.all)
         of_namespace = (
@@ -242,10 +242,10 @@ class Writer:
                 memtable = segments.pop(place)
             else:
                 segments[place] = self._flushed(segments[place])
-        segment = sorted_segment(documents, self._vocabulary_size, memtable, namespace)
+        segment = sorted_segment(documents, self._vocabulary_size, memtable)
         is_full = segment.position_count >= self.retention.memtable
         segments.append(self._flushed(segment) if is_full else segment)
-        self._store(segments, namespace=namespace, added=documents, ids=list(new))
+        self._store(segments, added=documents)
         return list(new)
 
     def _without(self, segment: Segment, deleted: Sequence[int]) -> Segment | None:
@@ -257,25 +257,17 @@ class Writer:
         rest = [document for document in stored if document.number not in gone]
         if not rest:
             return None
-        new = sorted_segment(rest, self._vocabulary_size, namespace=segment.namespace)
+        new = sorted_segment(rest, self._vocabulary_size)
         return new if segment.record is None else self._flushed(new)
 
     def _store(
-        self,
-        segments: Sequence[Segment],
-        *,
-        namespace: str = "",
-        added: Sequence[Document] = (),
-        ids: Sequence[str] = (),
-        deleted: Sequence[int] = (),
+        self, segments: Sequence[Segment], *, added: Sequence[Document] = (), deleted: Sequence[int] = ()
     ) -> None:
         """Commit a change and publish its segments, without those that are too much or too old by now.
 
         Args:
             segments: all of them, after the change.
-            namespace: of `added`.
             added: new documents.
-            ids: of these.
             deleted: numbers of documents.
         """
         present = self._kept(segments)
@@ -283,12 +275,12 @@ class Writer:
         records = [segment.record for segment in present if segment.record is not None]
         new, obsolete = set(records) - set(self._records), set(self._records) - set(records)
         try:
-            self._documents.commit(namespace, added, ids, deleted, evicted, obsolete, new)
+            self._newest = self._documents.commit(added, deleted, evicted, obsolete, new)
         except BaseException:
             self._remove_files(record.name for record in new)
             raise
-        self._last, self._records = added[-1].number if added else self._last, records
-        self.segments.set(present)
+        self._records = records
+        self.segments.set(present, self._newest)
         self._remove_files(record.name for record in obsolete)  # whoever still reads them has them mapped
 
     # --- For whoever holds either lock --------------------------------------------------------------------------------

@@ -47,7 +47,9 @@ def aged(tmp_path: Path, clock: Clock) -> Iterator[Writer]:
 
 
 def add(opened: Writer, *tokens: int) -> None:
-    opened.add([NewDocument(f"{token} {opened._last}", np.array([token, 299], ">u2").tobytes()) for token in tokens])
+    opened.add(
+        [NewDocument(f"{token} {opened.segments.newest}", np.array([token, 299], ">u2").tobytes()) for token in tokens]
+    )
 
 
 def there(opened: Writer) -> list[int]:
