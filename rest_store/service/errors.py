@@ -35,7 +35,7 @@ STATUSES = (
     Status("DOCUMENT", "INVALID_ARGUMENT", errors.DocumentError),
     Status("MESSAGE_ORDER", "FAILED_PRECONDITION", errors.MessageOrderError),
     Status("TOKENIZER_MISMATCH", "FAILED_PRECONDITION", errors.TokenizerMismatchError),
-    Status("NOT_LIVE", "FAILED_PRECONDITION", errors.LiveFormatError),
+    Status("WRONG_KIND", "FAILED_PRECONDITION", errors.LiveFormatError),
     Status("NO_SUCH_FILE", "NOT_FOUND", errors.FetchError),
     Status("UNKNOWN_DATASTORE", "NOT_FOUND", errors.UnknownDatastoreError),
     Status("OVERLOADED", "RESOURCE_EXHAUSTED", errors.OverloadedError),

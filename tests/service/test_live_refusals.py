@@ -59,7 +59,7 @@ def addition(*documents: pb.Document, **fields: Any) -> pb.AddRequest:
 REFUSED = {
     "no name": (addition(document(), datastore=""), "UNKNOWN_DATASTORE", "name of a datastore is ''"),
     "unknown": (addition(document(), datastore="no"), "UNKNOWN_DATASTORE", "name of a datastore is 'no'"),
-    "frozen": (addition(document(), datastore="a"), "NOT_LIVE", "datastore 'a' is frozen, expected a live one"),
+    "frozen": (addition(document(), datastore="a"), "WRONG_KIND", "datastore 'a' is frozen, expected a live one"),
     "another tokenizer": (
         addition(document(), tokenizer_fingerprint="sha256:1"),
         "TOKENIZER_MISMATCH",
@@ -79,7 +79,7 @@ REFUSED = {
     "long id": (addition(document(id="x" * 257)), "DOCUMENT", "an id is 'xxxx"),
     "id with NUL": (addition(document(id="x\0y")), "DOCUMENT", r"an id is 'x\x00y'"),
     "delete without a name": (pb.DeleteRequest(ids=["kept"]), "UNKNOWN_DATASTORE", "name of a datastore is ''"),
-    "delete in a frozen one": (pb.DeleteRequest(datastore="a", ids=["kept"]), "NOT_LIVE", "datastore 'a' is frozen"),
+    "delete in a frozen one": (pb.DeleteRequest(datastore="a", ids=["kept"]), "WRONG_KIND", "datastore 'a' is frozen"),
     "delete no id": (pb.DeleteRequest(datastore="chat", ids=[""]), "DOCUMENT", "delete: an id is ''"),
     "delete a long id": (pb.DeleteRequest(datastore="chat", ids=["x" * 10_000]), "DOCUMENT", "an id is 'xxxx"),
     "delete too many": (pb.DeleteRequest(datastore="chat", ids=["kept"] * 33), "LIMIT", "number of ids is 33"),

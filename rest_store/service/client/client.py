@@ -11,7 +11,7 @@ import numpy.typing as npt
 from rest_store.datastore.kernel import MAX_SUFFIX
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.datastore.tree import SuffixMatch, TokenTree
-from rest_store.datastore.validation import Contexts, IntSequence, batch, limit, limits, tail, tails
+from rest_store.datastore.validation import Contexts, IntSequence, batch, label, limit, limits, tail, tails
 from rest_store.drafting.members import MemberSettings
 from rest_store.errors import LiveFormatError, TargetError, describe
 from rest_store.live.added import AddedDocuments
@@ -44,6 +44,7 @@ class DatastoreClient:
             command lines: `a:1,b:1;a:2,b:2`; with the name of a datastore: `a:1/code`, `unix:/path#code`. All parts are
             asked at once, and all have to answer; in a draft session, a part that does not is left out of a step.
         datastore: name or names of the datastores to ask; None: all whose tokenizer matches.
+        namespace: whose documents are asked, of live datastores, and written; "": those without one.
         tokenizer: the tokenizer in use: an object, a path or a name, as for `Datastore.open`; a service with another is
             refused.
         token: bearer token.
@@ -53,6 +54,7 @@ class DatastoreClient:
     Raises:
         TargetError: an address, certificate, list of datastores or name that is not valid.
         LimitError: a number out of range.
+        DocumentError: `namespace` is not a name.
         TokenizerLoadError: `tokenizer` is not a tokenizer.
     """
 
@@ -61,6 +63,7 @@ class DatastoreClient:
         targets: Targets,
         *,
         datastore: str | Sequence[str] | None = None,
+        namespace: str = "",
         tokenizer: object = None,
         token: str | None = None,
         tls: Tls | bool | None = None,
@@ -75,7 +78,8 @@ class DatastoreClient:
         self._timeout = seconds_of(timeout)
         identity = None if tokenizer is None else identity_of(tokenizer)
         dialer = Dialer(token, tls)
-        self._parts = Parts([Part(group, dialer, names, identity) for group in groups])
+        space = label("client", "a namespace", namespace)
+        self._parts = Parts([Part(group, dialer, names, identity, space) for group in groups])
         self._before_close: dict[Callable[[DatastoreClient], object], None] = {}
 
     @property
@@ -193,6 +197,9 @@ class DatastoreClient:
         ids: Sequence[str] | None = None,
         *,
         datastore: str | None = None,
+        namespace: str | None = None,
+        group: str = "",
+        epoch: int = 0,
         timeout: float = WRITE_SECONDS,
     ) -> AddedDocuments:
         """Add documents to a live datastore; return when they are durable, and visible to all its clients.
@@ -205,6 +212,9 @@ class DatastoreClient:
                 together (`info().limits`, `max_contexts` and `max_message_bytes`).
             ids: one for each; the same id stands for the same document, which is not added again. None: new ones.
             datastore: its name; None: the only live one that this client asks.
+            namespace: as in `LiveDatastore.add`; None: that of this client.
+            group: as there.
+            epoch: as there.
             timeout: seconds for all of it.
 
         Returns:
@@ -221,14 +231,23 @@ class DatastoreClient:
         """
         ends = self._ends(timeout)
         part, requests = self._written(ends)
-        return part.ask(requests.add(documents, ids, datastore), ends)
+        added, _ = part.ask(requests.add(documents, ids, datastore, namespace, group, epoch), ends)
+        return added
 
-    def delete(self, ids: Sequence[str], *, datastore: str | None = None, timeout: float = WRITE_SECONDS) -> int:
+    def delete(
+        self,
+        ids: Sequence[str],
+        *,
+        datastore: str | None = None,
+        namespace: str | None = None,
+        timeout: float = WRITE_SECONDS,
+    ) -> int:
         """Delete documents of a live datastore: when this returns, no answer of it holds them, and none of its files.
 
         Args:
             ids: of the documents; those that are not there are passed over.
             datastore: as in `add`.
+            namespace: as in `add`.
             timeout: seconds for all of it; the segments that held them are sorted anew.
 
         Returns:
@@ -241,7 +260,22 @@ class DatastoreClient:
         """
         ends = self._ends(timeout)
         part, requests = self._written(ends)
-        return part.ask(requests.delete(ids, datastore), ends)
+        deleted, _ = part.ask(requests.delete(ids, datastore, namespace), ends)
+        return deleted
+
+    def delete_before(
+        self,
+        epoch: int,
+        *,
+        datastore: str | None = None,
+        namespace: str | None = None,
+        timeout: float = WRITE_SECONDS,
+    ) -> int:
+        """Delete the documents of a namespace that are of an earlier epoch; otherwise as `delete`."""
+        ends = self._ends(timeout)
+        part, requests = self._written(ends)
+        deleted, _ = part.ask(requests.delete([], datastore, namespace, epoch), ends)
+        return deleted
 
     def _written(self, ends: float) -> tuple[Part, Requests]:
         """Return what a call that writes goes to; raise LiveFormatError for parts, which are frozen."""

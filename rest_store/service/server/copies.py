@@ -63,7 +63,7 @@ def _content(served: HostedDatastore, name: str, build: str) -> memoryview:
             raise FetchError(f"service: {name} of {where} cannot be read ({error.strerror})") from None
     for file in store.files:
         if file.path.name == name:
-            return memoryview(file.raw)
+            return memoryview(file.raw.data)
     raise FetchError(describe("service", f"file {name[:80]!r} of {where}", "absent", "one of its manifest"))
 
 
