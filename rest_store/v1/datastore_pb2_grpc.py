@@ -124,7 +124,8 @@ class DatastoreServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Follow(self, request, context):
-        """All changes of a live datastore, in their order, and then new ones as they are committed, without an end: for replicas.
+        """All changes of a live datastore in their order, and then new ones as they are committed, without an end: for
+        replicas.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -36,6 +36,8 @@ class Part:
         endpoints: the endpoints.
         info: the latest description; None: not described yet.
         requests: makes requests; None as long as `info`.
+        silent_since: when a session asked whose answer was the latest one to be waited for in vain (`time.monotonic`);
+            None: another has come since.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Part:
         self._first = 0
         self.info: ServiceInfo | None = None
         self.requests: Requests | None = None
+        self.silent_since: float | None = None
 
     @property
     def first(self) -> Endpoint:
