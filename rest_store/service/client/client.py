@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,18 +14,18 @@ from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.datastore.validation import Contexts, IntSequence, batch, label, limit, limits, tail, tails
 from rest_store.drafting.members import MemberSettings
-from rest_store.errors import LiveFormatError, TargetError, describe
+from rest_store.errors import TargetError, describe
 from rest_store.live.added import AddedDocuments
 from rest_store.service.address import is_name
 from rest_store.service.channel import Dialer, Tls, seconds_of
 from rest_store.service.client.descriptions import ServiceInfo
 from rest_store.service.client.member import ServiceMember
 from rest_store.service.client.part import Part, Parts
-from rest_store.service.client.requests import Requests
+from rest_store.service.client.requests import WRITE_SECONDS, Request, Requests
 from rest_store.service.client.targets import Targets, split_location, target_groups
 from rest_store.service.client.trees import TreeLimits, sum_of_trees
 
-WRITE_SECONDS = 10.0  # default timeout of calls that write
+T = TypeVar("T")
 
 
 class DatastoreClient:
@@ -229,10 +230,7 @@ class DatastoreClient:
             PermissionDeniedError: the token of this client may only read.
             ServiceError: no answer; the subclass says why.
         """
-        ends = self._ends(timeout)
-        part, requests = self._written(ends)
-        added, _ = part.ask(requests.add(documents, ids, datastore, namespace, group, epoch), ends)
-        return added
+        return self._write(lambda some: some.add(documents, ids, datastore, namespace, group, epoch), timeout)
 
     def delete(
         self,
@@ -258,10 +256,7 @@ class DatastoreClient:
             LimitError, LiveFormatError, UnknownDatastoreError, PermissionDeniedError, StorageError, ServiceError: as
                 `add`.
         """
-        ends = self._ends(timeout)
-        part, requests = self._written(ends)
-        deleted, _ = part.ask(requests.delete(ids, datastore, namespace), ends)
-        return deleted
+        return self._write(lambda some: some.delete(ids, datastore, namespace), timeout)
 
     def delete_before(
         self,
@@ -272,20 +267,10 @@ class DatastoreClient:
         timeout: float = WRITE_SECONDS,
     ) -> int:
         """Delete the documents of a namespace that are of an earlier epoch; otherwise as `delete`."""
-        ends = self._ends(timeout)
-        part, requests = self._written(ends)
-        deleted, _ = part.ask(requests.delete([], datastore, namespace, epoch), ends)
-        return deleted
+        return self._write(lambda some: some.delete([], datastore, namespace, epoch), timeout)
 
-    def _written(self, ends: float) -> tuple[Part, Requests]:
-        """Return what a call that writes goes to; raise LiveFormatError for parts, which are frozen."""
-        if len(self._parts.members) > 1:
-            raise LiveFormatError(describe("client", "datastore", "in parts, frozen", "a live one"))
-        [part] = self._parts.members
-        if part.requests is None:
-            self._parts.describe(ends)
-        assert part.requests is not None
-        return part, part.requests
+    def _write(self, make: Callable[[Requests], Request[tuple[T, int]]], timeout: float) -> T:
+        return self._parts.ask(make, self._ends(timeout))[0][0]  # parts are frozen, so that none makes a request
 
     def members(self, settings: MemberSettings, text: Callable[[], npt.NDArray[np.int32]]) -> list[ServiceMember]:
         """Return a new session's members for `DraftSession`, one for each part, as `MemberSource.members`."""

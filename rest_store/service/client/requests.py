@@ -29,6 +29,7 @@ from rest_store.service.client.descriptions import ServiceInfo, service_info
 from rest_store.service.client.trees import TreeLimits, read_tree
 from rest_store.v1 import datastore_pb2 as pb
 
+WRITE_SECONDS = 10.0  # for calls that write, unless the caller says otherwise
 _MOST_EPOCH = 2**62
 
 T = TypeVar("T")
