@@ -18,7 +18,8 @@ from uuid import uuid4
 
 from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME
 from rest_store.datastore.tokenizer import TokenizerIdentity
-from rest_store.errors import LiveFormatError, ManifestError, StorageError, describe
+from rest_store.errors import LimitError, LiveFormatError, ManifestError, StorageError, describe
+from rest_store.live.retention import Limits, Retention
 from rest_store.live.upstream import Changes, Document, Removal
 
 _FORMAT = (1, 0x52535430)  # version and program ("RST0"), as the file says them
@@ -31,9 +32,9 @@ _SEGMENT_NAME = re.compile("segment-[0-9a-f]{32}")
 # `unclean`, unused bytes of the file or its log may hold what was deleted.
 _SCHEMA = f"""
 CREATE TABLE properties (
-    id TEXT NOT NULL, location TEXT NOT NULL, tokenizer TEXT NOT NULL, max_tokens INTEGER, max_age REAL,
+    id TEXT NOT NULL, location TEXT NOT NULL, tokenizer TEXT NOT NULL,
     newest INTEGER NOT NULL, forgotten INTEGER NOT NULL, unclean INTEGER NOT NULL);
-CREATE TABLE namespaces (name TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE namespaces (name TEXT PRIMARY KEY, max_tokens INTEGER, max_age REAL, max_epochs INTEGER) WITHOUT ROWID;
 CREATE TABLE documents (
     number INTEGER PRIMARY KEY, namespace TEXT NOT NULL, digest BLOB NOT NULL UNIQUE, added REAL NOT NULL,
     "group" TEXT NOT NULL, epoch INTEGER NOT NULL, symbols BLOB NOT NULL, crc INTEGER NOT NULL);
@@ -78,13 +79,14 @@ class Documents:
     Args:
         directory: of the live datastore.
         read_only: whether another connection writes it.
+        is_replica: whether what a loss of power undoes may be stored again (`synchronous=NORMAL`).
 
     Raises:
         LiveFormatError: the file is something else, or of another release.
         StorageError: here and in all methods, if SQLite cannot read or write, or what it reads is damaged.
     """
 
-    def __init__(self, directory: Path, *, read_only: bool = False) -> None:
+    def __init__(self, directory: Path, *, read_only: bool = False, is_replica: bool = False) -> None:
         self.path = directory / DOCUMENTS_FILE_NAME
         with self._named_errors("opened"):
             uri = f"{self.path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
@@ -95,7 +97,7 @@ class Documents:
                 if not read_only:
                     self._database.execute(f"PRAGMA page_size={_PAGE_SIZE}")  # of a new file
                     self._database.execute("PRAGMA journal_mode=WAL")
-                    self._database.execute("PRAGMA synchronous=FULL")
+                    self._database.execute(f"PRAGMA synchronous={'NORMAL' if is_replica else 'FULL'}")
                     self._database.execute("PRAGMA secure_delete=ON")
             except BaseException:
                 self._database.close()
@@ -122,8 +124,8 @@ class Documents:
             for statement in _SCHEMA.split(";"):
                 self._database.execute(statement)
             id = "" if location else uuid4().hex
-            properties = (id, location, json.dumps(tokenizer.to_manifest()), None, None, 0, 0, 0)
-            self._database.execute("INSERT INTO properties VALUES (?, ?, ?, ?, ?, ?, ?, ?)", properties)
+            properties = (id, location, json.dumps(tokenizer.to_manifest()), 0, 0, 0)
+            self._database.execute("INSERT INTO properties VALUES (?, ?, ?, ?, ?, ?)", properties)
         self.is_new = False
 
     # --- Reading ------------------------------------------------------------------------------------------------------
@@ -152,12 +154,25 @@ class Documents:
         except (ValueError, ManifestError) as error:
             raise StorageError(describe(self.path, "tokenizer", f"unreadable ({error})", "its identity")) from None
 
-    def limits(self) -> tuple[int | None, float | None]:
-        """Return the most tokens, and the most seconds, that documents are kept; None: no limit."""
-        tokens, age = self._properties("max_tokens, max_age")
-        self._require("max_tokens", tokens is None or (isinstance(tokens, int) and tokens > 0))
-        self._require("max_age", age is None or (isinstance(age, float) and 0 < age < math.inf))
-        return tokens, age
+    def limits(self) -> Limits:
+        """Return how much each namespace keeps."""
+        with self._named_errors("read"):
+            rows = self._database.execute("SELECT * FROM namespaces").fetchall()
+        try:
+            return Limits({name: Retention.checked(*limits) for name, *limits in rows})
+        except LimitError as error:
+            raise StorageError(describe(self.path, "limits", f"damaged ({error})", "as they were set")) from None
+
+    def datastore_id(self) -> str:
+        """Return what this datastore is known by; a replica has that of its upstream, "" before it knows it."""
+        return str(self._properties("id")[0])
+
+    def require_location(self, location: str) -> None:
+        """Raise LiveFormatError unless this is a replica of the upstream at `location`; "": of none."""
+        (found,) = self._properties("location")
+        if found != location:
+            words = (f"a replica of {name}" if name else "one that is no replica" for name in (found, location))
+            raise LiveFormatError(describe(self.path.parent, "live datastore", *words))
 
     def records(self) -> list[SegmentRecord]:
         """Return the records of the segments in files, oldest first."""
@@ -201,7 +216,7 @@ class Documents:
         return Changes(id, after + 1, last, head, added, removed)
 
     def namespaces(self) -> list[str]:
-        """Return the namespaces that have or had documents."""
+        """Return the namespaces that have documents or limits."""
         with self._named_errors("read"):
             return [str(row[0]) for row in self._database.execute("SELECT name FROM namespaces")]
 
@@ -231,6 +246,26 @@ class Documents:
         with self._named_errors("read"):
             return [int(row[0]) for row in self._database.execute(query, (namespace, epoch))]
 
+    def between(self, first: int, last: int) -> list[tuple[str, int]]:
+        """Return namespace and number of each document `first .. last`, in their order."""
+        query = "SELECT namespace, number FROM documents WHERE number BETWEEN ? AND ? ORDER BY number"
+        with self._named_errors("read"):
+            return self._database.execute(query, (first, last)).fetchall()
+
+    def last_epoch(self, namespace: str) -> int:
+        """Return the greatest epoch of the documents of a namespace; 0 if there are none."""
+        query = "SELECT coalesce(max(epoch), 0) FROM documents WHERE namespace = ?"
+        with self._named_errors("read"):
+            return int(self._database.execute(query, (namespace,)).fetchone()[0])
+
+    def last_time(self) -> float:
+        """Return when the newest document was added, in seconds since 1970; 0.0 if there is none."""
+        with self._named_errors("read"):
+            row = self._database.execute("SELECT added FROM documents ORDER BY number DESC LIMIT 1").fetchone()
+        time = 0.0 if row is None else row[0]
+        self._require("the time of a document", _is_time(time))
+        return float(time)
+
     def numbers(self, ids: Sequence[str], namespace: str) -> dict[str, int]:
         """Return the numbers of those of `ids` that are stored in a namespace."""
         query = "SELECT number FROM documents WHERE digest = ?"
@@ -240,28 +275,34 @@ class Documents:
 
     # --- Writing ------------------------------------------------------------------------------------------------------
 
-    def set_limits(self, max_tokens: int | None, max_age: float | None) -> None:
-        """Store these limits from now on; None: as before."""
+    def set_limits(self, namespace: str, limits: Retention) -> None:
+        """Store limits of a namespace from now on; None in them: as before."""
+        columns = [name for name in ("max_tokens", "max_age", "max_epochs") if getattr(limits, name) is not None]
         with self._transaction("written"):
-            query = "UPDATE properties SET max_tokens = coalesce(?, max_tokens), max_age = coalesce(?, max_age)"
-            self._database.execute(query, (max_tokens, max_age))
+            self._database.execute("INSERT OR IGNORE INTO namespaces (name) VALUES (?)", (namespace,))
+            for name in columns:
+                query = f"UPDATE namespaces SET {name} = ? WHERE name = ?"
+                self._database.execute(query, (getattr(limits, name), namespace))
 
     def commit(
         self,
         added: Sequence[Document],
-        deleted: Sequence[int],
+        removed: Iterable[int],
         evicted: Sequence[tuple[str, int, int]],
         obsolete: Iterable[SegmentRecord],
         records: Iterable[SegmentRecord],
+        *,
+        deleted: bool = False,
     ) -> int:
         """Store a change in one transaction.
 
         Args:
             added: documents with numbers greater than that of any change before.
-            deleted: numbers of documents.
+            removed: numbers of documents.
             evicted: namespace, first and last number of documents that are evicted.
             obsolete: records of segments that are gone.
             records: of those in their place.
+            deleted: whether what is removed was to be deleted.
 
         Returns:
             The number of the newest change.
@@ -269,49 +310,72 @@ class Documents:
         with self._transaction("written"):
             newest = added[-1].number if added else self.newest()
             self._insert(added)
-            newest = self._remove(sorted(deleted), newest, deleted=True)
             query = "SELECT number FROM documents WHERE namespace = ? AND number BETWEEN ? AND ?"
-            numbers = [number for span in evicted for (number,) in self._database.execute(query, span)]
-            newest = self._remove(sorted(numbers), newest, deleted=False)
-            self._database.executemany("DELETE FROM segments WHERE name = ?", [(record.name,) for record in obsolete])
-            self._database.executemany("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?)", records)
+            numbers = {number for span in evicted for (number,) in self._database.execute(query, span)}
+            removals = self._removals(sorted(numbers.union(removed)), newest, deleted=deleted)
+            self._store_removals(removals)
+            self._replace_records(obsolete, records)
+            newest = removals[-1].number if removals else newest
             self._database.execute("UPDATE properties SET newest = ?", (newest,))
         return newest
 
+    def commit_upstream(
+        self, changes: Changes, obsolete: Iterable[SegmentRecord], records: Iterable[SegmentRecord]
+    ) -> None:
+        """Store changes of an upstream in one transaction; the first of all replace what is there."""
+        with self._transaction("written"):
+            if changes.first == 1:
+                self._database.execute("DELETE FROM documents")
+                self._database.execute("DELETE FROM removals")
+                forgotten = (changes.datastore_id, changes.head)
+                self._database.execute(
+                    "UPDATE properties SET id = ?, forgotten = ?, unclean = unclean OR newest", forgotten
+                )
+            spans = [(removal.first, removal.last) for removal in changes.removed]
+            self._database.executemany("DELETE FROM documents WHERE number BETWEEN ? AND ?", spans)
+            self._insert(changes.added)
+            self._store_removals(changes.removed)
+            self._replace_records(obsolete, records)
+            self._database.execute("UPDATE properties SET newest = ?", (changes.last,))
+
     def _insert(self, documents: Sequence[Document]) -> None:
         names = {(document.namespace,) for document in documents}
-        self._database.executemany("INSERT OR IGNORE INTO namespaces VALUES (?)", names)
-        rows = [(*document, zlib.crc32(document.symbols)) for document in documents]
+        self._database.executemany("INSERT OR IGNORE INTO namespaces (name) VALUES (?)", names)
+        rows = ((*document, zlib.crc32(document.symbols)) for document in documents)
         self._database.executemany("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
 
-    def _remove(self, numbers: Sequence[int], newest: int, *, deleted: bool) -> int:
-        """Remove documents by their numbers, ascending, and store that; return the number of the newest change.
+    def _removals(self, numbers: Sequence[int], newest: int, *, deleted: bool) -> list[Removal]:
+        """Remove documents by their numbers, ascending; return what says so, numbered from `newest + 1` on.
 
         A removal spans as many of them as there is no other document in between.
         """
-        self._database.executemany("DELETE FROM documents WHERE number = ?", [(number,) for number in numbers])
+        self._database.executemany("DELETE FROM documents WHERE number = ?", ((number,) for number in numbers))
         between = "SELECT EXISTS (SELECT 1 FROM documents WHERE number > ? AND number < ?)"
         removals: list[Removal] = []
         for number in numbers:
             if removals and self._database.execute(between, (removals[-1].last, number)).fetchone() == (0,):
                 removals[-1] = removals[-1]._replace(last=number)
             else:
-                newest += 1
-                removals.append(Removal(newest, number, number, deleted))
-        self._database.executemany("INSERT INTO removals VALUES (?, ?, ?, ?)", removals)
-        if removals:
-            self._after_removal(deleted=deleted)
-        return newest
+                removals.append(Removal(newest + len(removals) + 1, number, number, deleted))
+        return removals
 
-    def _after_removal(self, *, deleted: bool) -> None:
-        """Forget the names of empty namespaces and the oldest of too many removals, and what is yet to be cleaned."""
-        empty = "NOT EXISTS (SELECT 1 FROM documents WHERE namespace = namespaces.name)"
-        self._database.execute(f"DELETE FROM namespaces WHERE {empty}")
+    def _replace_records(self, obsolete: Iterable[SegmentRecord], records: Iterable[SegmentRecord]) -> None:
+        self._database.executemany("DELETE FROM segments WHERE name = ?", [(record.name,) for record in obsolete])
+        self._database.executemany("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?)", records)
+
+    def _store_removals(self, removals: Sequence[Removal]) -> None:
+        """Store removals of documents that are gone, without the oldest of too many, and what is yet to be cleaned."""
+        if not removals:
+            return
+        self._database.executemany("INSERT INTO removals VALUES (?, ?, ?, ?)", removals)
+        is_unused = "coalesce(max_tokens, max_age, max_epochs) IS NULL"
+        is_empty = "NOT EXISTS (SELECT 1 FROM documents WHERE namespace = namespaces.name)"
+        self._database.execute(f"DELETE FROM namespaces WHERE {is_unused} AND {is_empty}")
         query = "SELECT number FROM removals ORDER BY number DESC LIMIT 1 OFFSET ?"
         if (row := self._database.execute(query, (_MOST_REMOVALS,)).fetchone()) is not None:
             self._database.execute("DELETE FROM removals WHERE number <= ?", row)
             self._database.execute("UPDATE properties SET forgotten = ?", row)
-        if deleted:
+        if any(removal.deleted for removal in removals):
             self._database.execute("UPDATE properties SET unclean = 1")
 
     def clean(self) -> None:

@@ -14,7 +14,7 @@ from rest_store.datastore.shard_view import ShardView
 from rest_store.datastore.store import Snapshot
 from rest_store.errors import DatastoreError
 from rest_store.live.documents import Documents
-from rest_store.live.retention import Retention
+from rest_store.live.retention import Limits, Retention
 from rest_store.live.segment import Segment, open_segment, sorted_segment
 from rest_store.live.upstream import Document
 
@@ -67,17 +67,17 @@ class Segments:
             return self.newest > after
 
     def stored(
-        self, directory: Path, documents: Documents, retention: Retention, *, verify: bool = False
+        self, directory: Path, documents: Documents, limits: Limits, *, verify: bool = False
     ) -> Iterator[Segment]:
         """Yield the segments of all documents that are stored, oldest first within each namespace.
 
         Documents that are in no file are sorted in memory, and so are those of files that are damaged or missing, or
-        larger than `retention` allows.
+        larger than `limits` allow.
 
         Args:
             directory: of the live datastore.
             documents: its documents, which do not change meanwhile.
-            retention: how large segments may be.
+            limits: how large segments may be.
             verify: whether to read the files of segments that are not present yet, and compare their checksums.
 
         Raises:
@@ -87,6 +87,7 @@ class Segments:
         last: dict[str, int] = {}
         for record in documents.records():
             last[record.namespace] = record.last
+            retention = limits.of(record.namespace)
             fits = retention.may_span(record.oldest, record.newest)
             try:
                 segment = opened.get(record) or open_segment(directory, record, self.vocabulary_size, verify=verify)
@@ -100,7 +101,7 @@ class Segments:
                 yield from self._sorted(rest, retention)
         for namespace in documents.namespaces():
             rest = documents.read(last.get(namespace, 0) + 1, namespace=namespace)
-            yield from self._sorted(rest, retention)
+            yield from self._sorted(rest, limits.of(namespace))
 
     def _sorted(self, documents: Iterable[Document], retention: Retention) -> Iterator[Segment]:
         for batch in retention.batches(documents, token_width(self.vocabulary_size), operator.attrgetter("added")):
