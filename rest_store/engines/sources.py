@@ -18,6 +18,7 @@ from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.remembering import RememberTarget
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
+from rest_store.engines.request import NewRequest
 from rest_store.engines.settings import EngineSettings
 from rest_store.errors import (
     DeadlineError,
@@ -137,8 +138,8 @@ class EngineSources:
         """The datastores in this process."""
         return [source for source in self._sources if isinstance(source, Store)]
 
-    def session(self, text: npt.NDArray[np.int32]) -> DraftSession:
-        """Return a session that begins with `text`, int32[n].
+    def session(self, text: npt.NDArray[np.int32], new: NewRequest) -> DraftSession:
+        """Return a session for a request that holds `text`, int32[n].
 
         Raises:
             RestStoreError: as `DraftSession`.
