@@ -79,7 +79,7 @@ def _wrapped(native: Init) -> Init:
             log.warning("rest-store: vLLM drafts alone: %s", error)
             return native(vllm_config, device, req_states) if speculator is None else speculator
         if speculator is None:
-            speculator = _lookup_class()(vllm_config, device)
+            speculator = _lookup_class()(vllm_config)
         speculator.rest_store = _speculator(vllm_config, settings, device, req_states, speculator, has_head, log)
         speculator.propose = _proposing(speculator, speculator.propose)
         return speculator
@@ -160,7 +160,7 @@ def _lookup_class() -> Any:
         supports_mm_inputs = False
         draft_logits = None
 
-        def __init__(self, vllm_config: Any, device: torch.device) -> None:
+        def __init__(self, vllm_config: Any) -> None:
             self._most = vllm_config.speculative_config.num_speculative_tokens
 
         def init_cudagraph_manager(self, cudagraph_mode: object) -> None:
