@@ -38,6 +38,13 @@ class NewRequest(NamedTuple):
     references: Sequence[IntSequence | str] = ()
 
 
+class Chain(NamedTuple):
+    """Draft tokens of one path, and the sources of each as a bitmask."""
+
+    tokens: list[int]
+    origins: list[int]
+
+
 class StepRequest(NamedTuple):
     """A request that is to have a draft for its next step.
 
@@ -45,14 +52,14 @@ class StepRequest(NamedTuple):
         id: of the request.
         tokens: int32[n], what the model has written since the last step, perhaps nothing.
         max_nodes: most draft tokens.
-        verified: what the engine verified in the step that wrote `tokens`; None: the draft of the last step.
+        verified: the chain that the engine verified in the step that wrote `tokens`; None: the draft of the last step.
         top_k, node_top_k: what the model found likely, as `DraftSession.accept` takes it.
     """
 
     id: str
     tokens: Tokens
     max_nodes: int
-    verified: TokenTree | None = None
+    verified: Chain | None = None
     top_k: Rows | None = None
     node_top_k: Rows | None = None
 
@@ -81,6 +88,17 @@ class EngineRequest:
     def text(self) -> Tokens:
         """The text, int32[n], a copy."""
         return np.array(self._text, np.int32)
+
+    def verified(self, step: StepRequest) -> tuple[list[int], list[int]]:
+        """Return the sources of each draft token that was verified, and which of them the model also wrote."""
+        written = step.tokens.tolist()
+        if step.verified is None:
+            if self.drafted is None:
+                return [], []
+            return np.asarray(self.drafted.origins).tolist(), self.drafted.longest_path(written).tolist()
+        tokens = step.verified.tokens
+        wrong = (place for place, (token, right) in enumerate(zip(tokens, written, strict=False)) if token != right)
+        return step.verified.origins, list(range(next(wrong, min(len(tokens), len(written)))))
 
     def extend(self, tokens: Tokens) -> None:
         """Append what a step has written."""

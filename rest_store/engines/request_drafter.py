@@ -7,8 +7,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 
-import numpy as np
-
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.batch import accept_all, draft_all
 from rest_store.drafting.costs import Pauses
@@ -160,15 +158,13 @@ class RequestDrafter:
         """Count what became of the drafts that the engine verified in a step that took `seconds`."""
         of_services = 0
         for request, step in zip(requests, steps, strict=True):
-            tree = request.drafted if step.verified is None else step.verified
-            if tree is None or not step.tokens.size:
+            if not step.tokens.size:
                 continue
-            path = tree.longest_path(step.tokens.tolist()).tolist()
-            origins = np.asarray(tree.origins).tolist()
-            self.metrics.count_draft(origins, path)
+            origins, accepted = request.verified(step)
+            self.metrics.count_draft(origins, accepted)
             # From the first node on that only services proposed, something else would have been drafted here.
-            first = next((i for i, node in enumerate(path) if not origins[node] & self._sources.here), len(path))
-            of_services += len(path) - first
+            here = (i for i, node in enumerate(accepted) if not origins[node] & self._sources.here)
+            of_services += len(accepted) - next(here, len(accepted))
         if self._waited and steps:
             self._services.settle(of_services / len(steps) - self._waited / max(seconds, 1e-6))
             self._waited = 0.0

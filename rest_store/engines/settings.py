@@ -25,6 +25,8 @@ class EngineSettings:
             or as it is, or the address of a service that has one; None: nothing is remembered.
         logits: a file for what the model found likely: loaded when the engine starts, if it exists, and saved when the
             engine ends; None: each engine begins anew.
+        lag: whether drafts are looked up a step ahead, while the device works on that step, and used if they fit what
+            it writes; None: where the engine schedules steps ahead.
         source_timeout: seconds that a step waits for services, for the whole batch together.
         token_file: file with a bearer token for services; None: the environment variable `REST_STORE_TOKEN`.
         tls: whether services are reached through TLS; the other TLS settings imply it.
@@ -37,6 +39,7 @@ class EngineSettings:
     datastores: Sequence[str] = ()
     remember: str | None = None
     logits: str | None = None
+    lag: bool | None = None
     source_timeout: float = _SOURCE_TIMEOUT
     token_file: str | None = None
     tls: bool = False
@@ -94,5 +97,6 @@ def _is_timeout(value: object) -> bool:
 _KINDS: dict[str, tuple[Callable[[object], bool], str]] = {  # of settings that are not texts
     "datastores": (_are_texts, "a list of strings"),
     "source_timeout": (_is_timeout, "seconds from 0 on"),
+    "lag": (lambda value: isinstance(value, bool), "true or false"),
     "tls": (lambda value: isinstance(value, bool), "true or false"),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 from collections.abc import Callable, Iterable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,8 @@ from sglang.srt.speculative.ngram_worker import NGRAMWorker
 
 from rest_store.engines.metrics import EngineMetrics
 from rest_store.engines.request_drafter import RequestDrafter
-from rest_store.engines.sglang.algorithm import VARIABLE, read_settings
 from rest_store.engines.sglang.batch_drafts import BatchDrafts
+from rest_store.engines.sglang.plugin import VARIABLE, read_settings
 from rest_store.engines.sources import EngineSources
 
 _log = logging.getLogger(__name__)
@@ -34,10 +35,7 @@ class RestStoreWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang need not be 
     verify the same.
 
     Args:
-        server_args: SGLang's arguments.
-        gpu_id: not used.
-        nccl_port: not used.
-        target_worker: runs the model.
+        server_args, gpu_id, nccl_port, target_worker: as SGLang passes them to all workers.
 
     Raises:
         RestStoreError: the subclass that names what cannot be opened or has another tokenizer than the model.
@@ -62,13 +60,8 @@ class RestStoreWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang need not be 
         self._drafts: BatchDrafts | None = None
         if get_parallel().tp_group.rank_in_group == 0:
             self._drafts = _batch_drafts(target_worker, self.draft_token_num, "chain" if self.topk == 1 else "tree")
-        self.ngram_corpus = _Departures(self._drop)
-
-    def clear_cache_pool(self) -> None:
-        """Forget all requests; SGLang calls this when it empties its cache."""
-        self._prev_decode_rids = set()
-        if self._drafts is not None:
-            self._drafts.drop_all()
+        # All that NGRAMWorker still asks of it: to forget who left the batch, and everything when its cache is emptied.
+        self.ngram_corpus = SimpleNamespace(erase_match_state=self._drop, reset=lambda: None)
 
     def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
         """End a request; SGLang calls this when it has the last tokens."""
@@ -82,7 +75,7 @@ class RestStoreWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang need not be 
         pp_proxy_tensors: Any = None,
     ) -> GenerationBatchResult:
         """Run a step, and keep what the model found likely after each node."""
-        is_step = batch.forward_mode.is_decode() and not batch.forward_mode.is_idle()
+        is_step = batch.forward_mode.is_decode()  # verifying changes it
         result = super().forward_batch_generation(batch, on_publish, pp_proxy_tensors)
         if is_step and self._drafts is not None and not batch.has_grammar:  # a grammar masks logits in place
             self._drafts.take(batch, result.logits_output.next_token_logits)
@@ -106,36 +99,19 @@ class RestStoreWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang need not be 
         """Do nothing: sessions learn what was accepted when they are asked again."""
 
     def _drop(self, rids: Iterable[str]) -> None:
+        """Forget requests that have left the batch."""
         if self._drafts is not None:
             self._drafts.drop(rids)
 
 
-class _Departures:
-    """Stands where `NGRAMWorker` has its corpus, and hears which requests have left the batch.
-
-    Args:
-        erase_match_state: called with their ids.
-    """
-
-    def __init__(self, erase_match_state: Callable[[Iterable[str]], None]) -> None:
-        self.erase_match_state = erase_match_state
-
-
 def _batch_drafts(target: TpModelWorker, nodes: int, shape: str) -> BatchDrafts:
     """Return drafts from the datastores that the settings name."""
-    tokenizer, model = target.tokenizer, target.model_config
-    vocabulary_size = int(model.vocab_size)
+    model, size = target.model_config, int(target.model_config.vocab_size)
     sources = EngineSources(
-        read_settings(),
-        tokenizer,
-        name=str(model.model_path),
-        vocabulary_size=vocabulary_size,
-        where=VARIABLE,
-        log=_log,
+        read_settings(), target.tokenizer, name=str(model.model_path), vocabulary_size=size, where=VARIABLE, log=_log
     )
     labels = {"engine": str(get_parallel().dp_rank or 0), "model_name": str(get_serving().served_model_name)}
     metrics = EngineMetrics(sources.labels, _log, labels=labels)
-    drafter = RequestDrafter(sources, metrics, vocabulary_size=vocabulary_size)
+    drafter = RequestDrafter(sources, metrics, vocabulary_size=size)
     atexit.register(drafter.close)
-    own = getattr(tokenizer, "eos_token_id", None)
-    return BatchDrafts(drafter, nodes, shape, () if own is None else [own])
+    return BatchDrafts(drafter, nodes, shape)
