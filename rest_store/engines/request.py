@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -27,7 +27,7 @@ class NewRequest(NamedTuple):
         prompt: how many of these are prompt; the others are output.
         most: the most tokens of output; None: unknown.
         ends: tokens that end its output.
-        references: texts that the output is expected to repeat, as token ids or as strings.
+        references: texts that the output will probably resemble, as token ids or as strings, the likeliest last.
     """
 
     id: str
@@ -36,6 +36,23 @@ class NewRequest(NamedTuple):
     most: int | None = None
     ends: Set[int] = frozenset()
     references: Sequence[IntSequence | str] = ()
+
+
+def references_of(prediction: object) -> list[IntSequence | str]:
+    """Return the references that the extra argument `prediction` of a request holds.
+
+    Args:
+        prediction: a text or token ids, or a list of these; an object like that of OpenAI's API, whose `content` is
+            such a thing; None: there are none.
+    """
+    content = prediction.get("content") if isinstance(prediction, Mapping) else prediction
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list | tuple):
+        return []
+    if all(isinstance(token, int) for token in content):
+        return [content]
+    return [part["text"] if isinstance(part, Mapping) else part for part in content]
 
 
 class Chain(NamedTuple):

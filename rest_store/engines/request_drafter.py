@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 
 from rest_store.datastore.tree import TokenTree
+from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.batch import accept_all, draft_all
 from rest_store.drafting.costs import Pauses
 from rest_store.drafting.output_document import OutputDocument
@@ -71,9 +72,17 @@ class RequestDrafter:
         with self._lock:
             try:
                 self._close_session(self._requests.pop(request.id, None))
-                self._requests[request.id] = EngineRequest(request)
+                self._requests[request.id] = EngineRequest(request._replace(references=self._references(request)))
             except Exception as error:
                 self.metrics.count_error("begin", error)
+
+    def _references(self, request: NewRequest) -> Sequence[IntSequence]:
+        """Return the references of a request as token ids; none if they are malformed."""
+        try:
+            return self._sources.encoded(request.references)
+        except Exception as error:
+            self.metrics.count_error("references", error)
+            return ()
 
     def draft(self, steps: Sequence[StepRequest], shape: str = "tree") -> list[TokenTree]:
         """Return the draft of each request for its next step.
@@ -138,7 +147,7 @@ class RequestDrafter:
 
     def _open(self, request: EngineRequest) -> None:
         try:
-            request.session = self._sources.session(request.text, request.new)
+            request.session = self._sources.session(request.text, request.new.references)
         except Exception as error:
             self.metrics.count_error("open", error)
 

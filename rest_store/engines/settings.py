@@ -6,7 +6,7 @@ import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rest_store.drafting.sources import require_source_timeout
 from rest_store.errors import EngineSettingsError, LimitError, describe
@@ -25,8 +25,6 @@ class EngineSettings:
             or as it is, or the address of a service that has one; None: nothing is remembered.
         logits: a file for what the model found likely: loaded when the engine starts, if it exists, and saved when the
             engine ends; None: each engine begins anew.
-        lag: whether drafts are looked up a step ahead, while the device works on that step, and used if they fit what
-            it writes; None: where the engine schedules steps ahead.
         source_timeout: seconds that a step waits for services, for the whole batch together.
         token_file: file with a bearer token for services; None: the environment variable `REST_STORE_TOKEN`.
         tls: whether services are reached through TLS; the other TLS settings imply it.
@@ -39,7 +37,6 @@ class EngineSettings:
     datastores: Sequence[str] = ()
     remember: str | None = None
     logits: str | None = None
-    lag: bool | None = None
     source_timeout: float = _SOURCE_TIMEOUT
     token_file: str | None = None
     tls: bool = False
@@ -49,7 +46,7 @@ class EngineSettings:
     tls_server_name: str | None = None
 
     @classmethod
-    def read(cls, settings: object, where: str) -> EngineSettings:
+    def read(cls, settings: object, where: str) -> Self:
         """Return the settings that an engine's configuration holds.
 
         Args:

@@ -22,7 +22,7 @@ from rest_store.engines.request import Chain, EngineRequest, NewRequest, StepReq
 from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.settings import EngineSettings
 from rest_store.engines.sources import EngineSources
-from tests.shared.engine import VOCABULARY, Clock, cyclic, plain_output
+from tests.shared.engine import VOCABULARY, Clock, Written, cyclic, plain_output, write
 from tests.shared.members import ScriptedSource, scored
 from tests.shared.strategies import Corpus, identity, write_datastore
 
@@ -60,32 +60,9 @@ def drafter(place: Path) -> Iterator[RequestDrafter]:
     drafter.close()
 
 
-class Written:
-    """A request whose steps verify all that was drafted."""
-
-    def __init__(self, drafter: RequestDrafter, id: str, prompt: list[int], **begun: Any) -> None:
-        self.drafter, self.id, self.prompt, self.text = drafter, id, prompt, list(prompt)
-        self.tree = scored([], [], [])
-        drafter.begin(NewRequest(id, prompt, len(prompt), **begun))
-
-    def step(self) -> StepRequest:
-        """Verify, and return what the next draft is asked with."""
-        path = self.tree.longest_path(plain_output(MODEL, self.text, 20))
-        new = plain_output(MODEL, self.text, len(path) + 1)
-        self.text += new
-        return StepRequest(self.id, np.array(new, np.int32), 8)
-
-
-def write(requests: list[Written], steps: int, shape: str = "tree") -> None:
-    for _ in range(steps):
-        trees = requests[0].drafter.draft([request.step() for request in requests], shape)
-        for request, tree in zip(requests, trees, strict=True):
-            request.tree = tree
-
-
 @pytest.mark.parametrize("shape", ["tree", "chain"])
 def test_requests_are_drafted_for_by_their_ids(drafter: RequestDrafter, shape: str) -> None:
-    requests = [Written(drafter, f"{start}", [start, start + 1]) for start in range(0, 100, 10)]
+    requests = [Written(drafter, MODEL, f"{start}", [start, start + 1]) for start in range(0, 100, 10)]
     write(requests[::2], 5, shape)
     write(requests[::-1], 5, shape)
     assert all(len(request.text) == drafter.length(request.id) for request in requests)
@@ -100,10 +77,10 @@ def test_requests_are_drafted_for_by_their_ids(drafter: RequestDrafter, shape: s
 
 
 def test_a_request_begins_again(drafter: RequestDrafter) -> None:
-    request = Written(drafter, "a", [5, 6])
+    request = Written(drafter, MODEL, "a", [5, 6])
     write([request], 5)
     text = request.text
-    write([again := Written(drafter, "a", text[:4])], 1)
+    write([again := Written(drafter, MODEL, "a", text[:4])], 1)
     assert drafter.length("a") == len(again.text)
     assert again.text == text[: len(again.text)]
 
@@ -123,7 +100,7 @@ def test_finished_requests_are_remembered_once(tmp_path: Path) -> None:
     memory = str(tmp_path / "memory")
     drafter = made(remember=memory)
     prompt = list(range(30))
-    requests = [Written(drafter, name, prompt) for name in ("a", "same", "dropped", "open")]
+    requests = [Written(drafter, MODEL, name, prompt) for name in ("a", "same", "dropped", "open")]
     requests[2].text[-1:] = [7]
     write(requests, 12)
     drafter.finish(["a", "same"])
@@ -164,7 +141,7 @@ def failing(*_: Any, **__: Any) -> Any:
 def test_whatever_fails_is_answered_with_no_drafts_and_said_once(
     drafter: RequestDrafter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
-    requests = [Written(drafter, f"{start}", [start, start + 1]) for start in (10, 20)]
+    requests = [Written(drafter, MODEL, f"{start}", [start, start + 1]) for start in (10, 20)]
     write(requests, 2)
     with monkeypatch.context() as patched:
         patched.setattr(request_drafter, name, failing)
@@ -180,7 +157,7 @@ def test_whatever_fails_is_answered_with_no_drafts_and_said_once(
 
 
 def test_sessions_that_cannot_be_closed_are_said(drafter: RequestDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
-    write([Written(drafter, "a", [5, 6])], 1)
+    write([Written(drafter, MODEL, "a", [5, 6])], 1)
     with monkeypatch.context() as patched:
         patched.setattr(DraftSession, "close", failing)
         drafter.finish(["a"])
@@ -190,13 +167,13 @@ def test_sessions_that_cannot_be_closed_are_said(drafter: RequestDrafter, monkey
 def test_tokens_that_no_vocabulary_has_are_done_without(drafter: RequestDrafter) -> None:
     """As embedded prompts have them."""
     drafter.begin(NewRequest("a", [-1, -1], 2))
-    write([Written(drafter, "b", [5, 6])], 1)
+    write([Written(drafter, MODEL, "b", [5, 6])], 1)
     assert [len(tree) for tree in drafter.draft([StepRequest("a", NOTHING, 8)])] == [0]
     assert totals(drafter, "errors") == {"open": 1}
 
 
 def test_a_datastore_that_is_closed_is_done_without(drafter: RequestDrafter) -> None:
-    requests = [Written(drafter, "a", [5, 6])]
+    requests = [Written(drafter, MODEL, "a", [5, 6])]
     write(requests, 2)
     drafter._sources.stores[0].close()  # type: ignore[attr-defined]
     write(requests, 2)
@@ -251,7 +228,7 @@ def test_a_service_that_brings_nothing_is_hardly_asked_and_the_rest_drafts_on(pl
         if service is not None:
             drafter._sources._sources.append(service)
             drafter._sources.here = 0b1101
-        request = Written(drafter, "a", [5, 6])
+        request = Written(drafter, MODEL, "a", [5, 6])
         write([request], 100)
         lengths.append(len(request.text))
         assert totals(drafter, "errors") == {}

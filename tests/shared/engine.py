@@ -12,6 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from rest_store.engines.request import NewRequest, StepRequest
+from rest_store.engines.request_drafter import NO_TREE, RequestDrafter
+
 Model = Callable[[list[int]], int]  # the next token after a text
 VOCABULARY = 300
 LARGER = 320  # token ids of the model, as many models have more than their tokenizers
@@ -39,6 +42,32 @@ def plain_output(model: Model, prompt: list[int], most: int, longest: int = 200)
     while len(text) - len(prompt) < most and len(text) < longest:
         text.append(model(text))
     return text[len(prompt) :]
+
+
+class Written:
+    """A request whose steps verify all that was drafted."""
+
+    def __init__(self, drafter: RequestDrafter, model: Model, id: str, prompt: list[int], **begun: Any) -> None:
+        self.drafter, self.model, self.id, self.prompt, self.text = drafter, model, id, prompt, list(prompt)
+        self.accepted = 0
+        self.tree = NO_TREE
+        drafter.begin(NewRequest(id, prompt, len(prompt), **begun))
+
+    def step(self) -> StepRequest:
+        """Verify, and return what the next draft is asked with."""
+        path = self.tree.longest_path(plain_output(self.model, self.text, 20))
+        new = plain_output(self.model, self.text, len(path) + 1)
+        self.text += new
+        self.accepted += len(path)
+        return StepRequest(self.id, np.array(new, np.int32), 8)
+
+
+def write(requests: list[Written], steps: int, shape: str = "tree") -> None:
+    """Take steps with all of these requests."""
+    for _ in range(steps):
+        trees = requests[0].drafter.draft([request.step() for request in requests], shape)
+        for request, tree in zip(requests, trees, strict=True):
+            request.tree = tree
 
 
 class LogitsProcessor(torch.nn.Module):

@@ -15,13 +15,14 @@ import multiprocessing.util
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from rest_store.drafting.arbitration import Head
 from rest_store.engines.metrics import EngineMetrics
-from rest_store.engines.request import NewRequest
+from rest_store.engines.request import NewRequest, references_of
 from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.settings import EngineSettings
 from rest_store.engines.sources import EngineSources
@@ -41,6 +42,18 @@ _PROPOSE = (
 )
 
 Init = Callable[[Any, torch.device, Any], Any]
+
+
+@dataclass(frozen=True)
+class VllmSettings(EngineSettings):
+    """The settings of drafts inside vLLM: those of any engine, and one more.
+
+    Attributes:
+        lag: whether drafts are looked up a step ahead, while the device works on that step, and verified if they fit
+            what it has written; None: where vLLM schedules steps ahead.
+    """
+
+    lag: bool | None = None
 
 
 def install() -> None:
@@ -69,7 +82,7 @@ def _wrapped(native: Init) -> Init:
             return native(vllm_config, device, req_states)
         from vllm.logger import init_logger
 
-        settings = EngineSettings.read(additional[_SECTION], _WHERE)
+        settings = VllmSettings.read(additional[_SECTION], _WHERE)
         log = init_logger(_LOGGER)
         has_head = not vllm_config.speculative_config.use_ngram()
         speculator = native(vllm_config, device, req_states) if has_head else None
@@ -132,7 +145,6 @@ def _begin(ours: Speculator, runner: Any, scheduler_output: Any) -> None:
         # A sampled row's drafts are judged by the head's logits if there are any, which are not those of our drafts.
         if getattr(runner.speculator, "draft_logits", None) is not None and params.temperature > 0:
             continue
-        prediction = (params.extra_args or {}).get("prediction", ())
         ours.begin(
             NewRequest(
                 id=new.req_id,
@@ -140,7 +152,7 @@ def _begin(ours: Speculator, runner: Any, scheduler_output: Any) -> None:
                 prompt=new.prompt_len,
                 most=params.max_tokens,
                 ends=frozenset(params.all_stop_token_ids),
-                references=[prediction] if isinstance(prediction, str) else prediction,
+                references=references_of((params.extra_args or {}).get("prediction")),
             )
         )
 
@@ -214,7 +226,7 @@ def _proposing(speculator: Any, native: Any) -> Any:
 
 def _speculator(
     vllm_config: Any,
-    settings: EngineSettings,
+    settings: VllmSettings,
     device: torch.device,
     req_states: Any,
     speculator: Any,
