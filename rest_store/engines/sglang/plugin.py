@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
-import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,14 +11,13 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 from sglang.version import __version__
 
-from rest_store.engines.settings import EngineSettings
+from rest_store.engines.sglang.settings import read_settings
 from rest_store.errors import EngineSettingsError, describe
 
 if TYPE_CHECKING:
     from rest_store.engines.sglang.worker import RestStoreWorker
 
 NAME = "REST_STORE"
-VARIABLE = "REST_STORE_SGLANG"
 _NODES = 16  # verified for a request in a step, with its last token
 _REQUESTS = 48  # at once, as SGLang limits them for its own n-gram lookup
 _SEAM = {  # what the worker takes over from NGRAMWorker: methods and their parameters
@@ -100,23 +97,6 @@ def _worker_class(server_args: Any) -> type[RestStoreWorker]:
     from rest_store.engines.sglang.worker import RestStoreWorker
 
     return RestStoreWorker
-
-
-def read_settings() -> EngineSettings:
-    """Return the settings that the environment holds as JSON.
-
-    Raises:
-        EngineSettingsError: they are absent, or not as `EngineSettings` has them.
-    """
-    text = os.environ.get(VARIABLE)
-    try:
-        settings = EngineSettings.read(None if text is None else json.loads(text), VARIABLE)
-    except json.JSONDecodeError as error:
-        raise EngineSettingsError(describe(VARIABLE, "value", f"no JSON: {error}", "an object")) from None
-    if settings.logits is not None:
-        expected = "absent: SGLang kills its processes in the end, so nothing would be saved"
-        raise EngineSettingsError(describe(VARIABLE, "logits", repr(settings.logits), expected))
-    return settings
 
 
 def _require_arguments(arguments: Any) -> None:

@@ -22,7 +22,7 @@ from sglang.srt.speculative.ngram_worker import NGRAMWorker
 from rest_store.engines.metrics import EngineMetrics
 from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.sglang.batch_drafts import BatchDrafts
-from rest_store.engines.sglang.plugin import VARIABLE, read_settings
+from rest_store.engines.sglang.settings import VARIABLE, read_settings
 from rest_store.engines.sources import EngineSources
 
 _log = logging.getLogger(__name__)
