@@ -6,7 +6,7 @@ import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from rest_store.drafting.sources import require_source_timeout
 from rest_store.errors import EngineSettingsError, LimitError, describe
@@ -46,7 +46,7 @@ class EngineSettings:
     tls_server_name: str | None = None
 
     @classmethod
-    def read(cls, settings: object, where: str) -> EngineSettings:
+    def read(cls, settings: object, where: str) -> Self:
         """Return the settings that an engine's configuration holds.
 
         Args:
@@ -94,5 +94,6 @@ def _is_timeout(value: object) -> bool:
 _KINDS: dict[str, tuple[Callable[[object], bool], str]] = {  # of settings that are not texts
     "datastores": (_are_texts, "a list of strings"),
     "source_timeout": (_is_timeout, "seconds from 0 on"),
+    "lag": (lambda value: isinstance(value, bool), "true or false"),
     "tls": (lambda value: isinstance(value, bool), "true or false"),
 }

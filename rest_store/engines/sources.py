@@ -15,7 +15,9 @@ import numpy.typing as npt
 from rest_store.datastore.locations import is_location
 from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import identity_of
+from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.limits import references_of
 from rest_store.drafting.remembering import RememberTarget
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
@@ -25,6 +27,7 @@ from rest_store.errors import (
     EngineSettingsError,
     RecycledLogitsError,
     ServiceUnavailableError,
+    TokenizerLoadError,
     TokenRangeError,
     describe,
 )
@@ -67,6 +70,7 @@ class EngineSources:
         where: str,
         log: logging.Logger,
     ) -> None:
+        self._tokenizer = tokenizer
         self._identity = None if tokenizer is None else identity_of(tokenizer, name)
         self._timeout = settings.source_timeout
         self._calibration = Calibration.default()
@@ -135,8 +139,29 @@ class EngineSources:
         """The datastores in this process."""
         return [source for source in self._sources if isinstance(source, Store)]
 
-    def session(self, text: npt.NDArray[np.int32]) -> DraftSession:
-        """Return a session that begins with `text`, int32[n].
+    def encoded(self, references: Sequence[IntSequence | str]) -> list[npt.NDArray[np.int32]]:
+        """Return references as token ids.
+
+        Raises:
+            TokenizerLoadError: one is a text, but the engine has no tokenizer.
+            ContextTypeError, TokenRangeError: one is neither a text nor 1-D integers of 0 .. 2^31 - 1.
+        """
+        if self._tokenizer is None and any(isinstance(reference, str) for reference in references):
+            raise TokenizerLoadError(describe("engine", "tokenizer", "absent", "one, for references that are texts"))
+        encode: Any = getattr(self._tokenizer, "encode", None)
+        return references_of(
+            [
+                encode(reference, add_special_tokens=False) if isinstance(reference, str) else reference
+                for reference in references
+            ]
+        )
+
+    def session(self, text: npt.NDArray[np.int32], references: Sequence[Any] = ()) -> DraftSession:
+        """Return a session for a request.
+
+        Args:
+            text: int32[n], what it begins with.
+            references: as `encoded` returns them.
 
         Raises:
             RestStoreError: as `DraftSession`.
@@ -144,6 +169,7 @@ class EngineSources:
         return DraftSession(
             [*self._sources, PromptLookup(), self._logits],
             text,
+            references=references,
             calibration=self._calibration,
             tokenizer=self._identity,
             source_timeout=self._timeout,
