@@ -28,6 +28,7 @@ from typing import Any
 import click
 import grpc
 import numpy as np
+from serving import TIMEOUT, serving
 from timing import percentiles, time_each
 from walks import CONTEXT, Walk, long_walks
 
@@ -42,7 +43,6 @@ from rest_store.bench.options import (
 )
 from rest_store.bench.recordings import read_recordings, split
 from rest_store.bench.results import write_result
-from rest_store.bench.serving import TIMEOUT, serving
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.options import SETTINGS

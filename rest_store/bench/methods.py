@@ -32,7 +32,6 @@ def decoding(sampling: str, family: str) -> dict[str, Any]:
 def make_methods(
     stores: Sequence[Any],
     *,
-    service: Any = None,
     max_nodes: int,
     only: Sequence[str] = (),
     calibration: Calibration | None = None,
@@ -41,7 +40,6 @@ def make_methods(
 
     Args:
         stores: datastores of the sessions.
-        service: a client of a service of `stores`; None: sessions through a service are left out.
         max_nodes: most draft tokens of a step, for methods in the package's loop.
         only: names of methods beside plain generation; empty: all.
         calibration: of sessions; None: that of the package.
@@ -66,8 +64,6 @@ def make_methods(
         "no drafts": drafted(None),
         "DraftSession": {**drafted(sources(*stores)), "calibration": calibration},
     }
-    if service is not None:
-        methods["DraftSession through a service"] = {**drafted(sources(service)), "calibration": calibration}
     for name in only:
         if name not in methods:
             expected = "one of " + ", ".join(map(repr, methods))

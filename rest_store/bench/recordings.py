@@ -113,6 +113,23 @@ def read_all(paths: Sequence[Path], stores: Mapping[str, Store], tokenizer: str 
     return [recording for path in paths for recording in read_recordings(path, encode)]
 
 
+def remembered(
+    paths: Sequence[Path], replayed: Iterable[Recording], stores: Mapping[str, Store], tokenizer: str | None
+) -> dict[str, list[Recording]]:
+    """Return what --remember says: by the names of files, the recordings of each and those before, but `replayed` ones.
+
+    The other arguments are those of `read_all`.
+    """
+    left_out = {(one.prompt.tobytes(), one.output.tobytes()) for one in replayed}
+    known: list[Recording] = []
+    growing: dict[str, list[Recording]] = {}
+    for place, path in enumerate(paths, 1):
+        read = read_all([path], stores, tokenizer)
+        known = [*known, *(one for one in read if (one.prompt.tobytes(), one.output.tobytes()) not in left_out)]
+        growing[" and ".join(path.name for path in paths[:place])] = known
+    return growing
+
+
 def split(recordings: Sequence[Recording], where: str, *, least: int = 2) -> tuple[list[Recording], list[Recording]]:
     """Return the recordings for fitting and those for reporting, without those that have no output.
 
@@ -184,9 +201,7 @@ def identity_of_texts(stores: Mapping[str, Store], tokenizer: str | None) -> Tok
     for store in stores.values():
         return store.tokenizer
     if tokenizer is None:
-        raise RecordingError(
-            describe("--memory", "tokenizer of the recordings", "unknown", "--datastore or --tokenizer")
-        )
+        raise RecordingError(describe("memory", "tokenizer of the recordings", "unknown", "--datastore or --tokenizer"))
     from build_index.tokenization import load_tokenizer
 
     return load_tokenizer(tokenizer).identity

@@ -10,7 +10,6 @@ from typing import Any
 import bench_build
 import bench_drafting
 import bench_live
-import bench_query
 import bench_service
 import numpy as np
 import pytest
@@ -62,12 +61,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def inputs(folder: Path) -> list[Any]:
     return ["--recordings", folder / "recordings.jsonl", "--datastore", folder / "ds", "--datastore", folder / "other"]
-
-
-def test_queries_are_measured(inputs: list[Any], tmp_path: Path) -> None:
-    figures = run(bench_query, tmp_path / "query.json", *inputs, "--contexts", 200)
-    assert set(figures["datastores"]) == {"ds", "other"}
-    assert 0 < figures["ds, draft"]["median"] <= figures["ds, draft"]["p99"]
 
 
 def test_drafting_is_measured(inputs: list[Any], tmp_path: Path) -> None:
