@@ -3,7 +3,7 @@
 The same recordings are replayed in the same order, with the same budget of nodes. Each way knows nothing at first, or
 the outputs of the recordings of --remember, and learns from each output once it was replayed, as in a program that
 runs. Of a package's ways all that are best for it are taken: of suffix decoding chains and trees and several factors;
-of dejavuu's drafters chains, and trees of several widths. The best M of each is reported.
+of dejavuu's drafters chains and trees. The best M of each is reported.
 
 Packages that are not installed are left out. Suffix decoding's cache needs a compiler and torch, dejavuu Python 3.13:
 pip install --no-build-isolation --no-deps arctic-inference==0.3.0; pip install dejavuu==0.2.0
@@ -49,7 +49,7 @@ DEPTH = 64  # of suffix decoding's trees, as documented
 FACTORS = (1.0, 4.0, 16.0, 64.0)  # draft tokens for each token of its match
 FROM_TEXT = ("rest", "sam_decoding", "asam", "suffix_decoding")  # of dejavuu
 FROM_LOGITS = ("token_recycling", "logit_spec", "stand")  # of dejavuu, where recordings have likely tokens
-WIDTHS = (1, 2, 4, 8)  # of dejavuu's trees; 1: chains
+WIDTHS = (1, 4)  # of dejavuu's trees; 1: chains
 Tokens = npt.NDArray[np.int32]
 Opening = Callable[[Tokens], contextlib.AbstractContextManager[Any]]
 

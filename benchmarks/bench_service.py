@@ -10,8 +10,6 @@ socket shows what a call costs in which the service does nothing.
 
 At once, steps a second: 16 processes each run one session after another for some seconds; in process as many as there
 are cores.
-
-Calls: single drafts of 64 nodes and batches of 256 contexts, with `DatastoreClient` and in process.
 """
 
 from __future__ import annotations
@@ -50,8 +48,7 @@ from rest_store.service.client.client import DatastoreClient
 
 NODES = (16, 64)
 SESSIONS = 16  # at once
-BATCH = 256  # contexts
-LENGTH = 16  # tokens of a context
+HEALTH_CHECKS = 2_000
 Sources = Sequence[object]
 
 
@@ -63,14 +60,12 @@ Sources = Sequence[object]
 @recordings_option()
 @datastores_option
 @every_option
-@click.option("--requests", metavar="N", default=2_000, help="Contexts that are drafted.")
 @click.option("--seconds", metavar="SECONDS", default=4.0, help="Time of the sessions at once, for each way.")
 @result_options
 def main(
     recordings: tuple[Path, ...],
     datastores: tuple[Path, ...],
     every: int,
-    requests: int,
     seconds: float,
     out: Destination,
 ) -> None:
@@ -92,16 +87,14 @@ def main(
             ways["a service each, Unix sockets"] = [stack.enter_context(client_of(target)) for target in single]
         for nodes in NODES:
             results[f"{nodes} nodes"] = steps_in_turns(ways, walks, nodes)
-        results["health check, Unix socket"] = show("health check", percentiles(health_checks(unix, requests)))
+        results["health check, Unix socket"] = show("health check", percentiles(health_checks(unix)))
         results["at once"] = at_once({"in process": datastores, "service, Unix socket": unix}, walks, seconds)
-        client = stack.enter_context(client_of(unix, datastore="0"))
-        results["calls"] = calls({"in process": stores[0], "service": client}, contexts_of(walks, requests))
     write_result(out, "service", click.get_current_context().params, ("grpcio", "protobuf", "numpy"), results)
 
 
 @contextlib.contextmanager
-def client_of(target: str, datastore: str | None = None) -> Iterator[DatastoreClient]:
-    with DatastoreClient(target, datastore=datastore, timeout=TIMEOUT) as client:
+def client_of(target: str) -> Iterator[DatastoreClient]:
+    with DatastoreClient(target, timeout=TIMEOUT) as client:
         client.connect()
         yield client
 
@@ -156,12 +149,12 @@ def session_steps(sources: Sources, walk: Walk, nodes: int) -> tuple[list[float]
             session.accept(tokens, **likely)
 
 
-def health_checks(target: str, count: int) -> list[float]:
+def health_checks(target: str) -> list[float]:
     """Return the microseconds of gRPC health checks."""
     with grpc.insecure_channel(target) as channel:
         check: Any = channel.unary_unary("/grpc.health.v1.Health/Check")
         check(b"", wait_for_ready=True)  # an empty message asks about the whole server
-        return time_each(lambda _: check(b""), range(count))
+        return time_each(lambda _: check(b""), range(HEALTH_CHECKS))
 
 
 def at_once(ways: Mapping[str, Any], walks: Sequence[Walk], seconds: float) -> dict[str, float]:
@@ -199,30 +192,6 @@ def step_rate(first: int, seconds: float) -> float:
         count += len(session_steps(_here["sources"], walks[number % len(walks)], NODES[0])[0])
         number += SESSIONS
     return count / (time.monotonic() - began)
-
-
-def contexts_of(walks: Sequence[Walk], count: int) -> list[list[int]]:
-    """Return the tokens before random places of the outputs."""
-    chance = np.random.default_rng(0)
-    contexts = []
-    for number in chance.integers(0, len(walks), count):
-        walk = walks[number]
-        end = int(chance.integers(walk.start, walk.text.size))
-        contexts.append(walk.text[end - LENGTH : end].tolist())
-    return contexts
-
-
-def calls(ways: Mapping[str, Any], contexts: list[list[int]]) -> dict[str, dict[str, float]]:
-    """Return the microseconds of single drafts, and of a context in batches, of one datastore."""
-    rows = {}
-    batches = [contexts[start : start + BATCH] for start in range(0, len(contexts), BATCH)]
-    for way, asked in ways.items():
-        asked.draft(contexts[0])
-        single = percentiles(time_each(asked.draft, contexts))
-        together = sum(time_each(asked.draft_batch, batches)) / len(contexts)
-        row = {"median us": single["median"], "p99 us": single["p99"], "us a context in batches": together}
-        rows[way] = show(f"draft, {way}", row)
-    return rows
 
 
 if __name__ == "__main__":

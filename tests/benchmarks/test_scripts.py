@@ -9,6 +9,7 @@ from typing import Any
 
 import bench_build
 import bench_drafting
+import bench_gpu
 import bench_live
 import bench_service
 import numpy as np
@@ -16,6 +17,7 @@ import pytest
 from click.testing import CliRunner
 from walks import CONTEXT, long_walks
 
+from rest_store.bench.cost_model import CostModel
 from rest_store.bench.recordings import Recording
 from rest_store.bench.report import page
 from rest_store.bench.results import read_results
@@ -79,14 +81,22 @@ def test_builds_are_measured(tmp_path: Path) -> None:
 
 
 def test_a_service_is_measured(inputs: list[Any], tmp_path: Path) -> None:
-    figures = run(bench_service, tmp_path / "service.json", *inputs, "--requests", 32, "--seconds", 0.1)
+    figures = run(bench_service, tmp_path / "service.json", *inputs, "--seconds", 0.1)
     for nodes in ("16 nodes", "64 nodes"):
         ways = figures[nodes]
         assert {way["without an answer"] for way in ways.values()} == {0}
         assert ways["service, TCP"]["M"] == ways["service, Unix socket"]["M"] == ways["in process"]["M"] > 1
         assert ways["a service each, Unix sockets"]["M"] > 1
     assert all(rate > 0 for rate in figures["at once"].values())
-    assert set(figures["calls"]) == {"in process", "service"}
+
+
+def test_what_a_step_costs_is_a_cost_model(tmp_path: Path) -> None:
+    out = tmp_path / "costs.json"
+    done = CliRunner().invoke(bench_gpu.main, ["--shape", "tiny", "--device", "cpu", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    model = CostModel.read(out)
+    assert model.fixed + model.verified_token > 0
+    assert "shape tiny" in model.source
 
 
 def test_a_live_datastore_is_measured(folder: Path, tmp_path: Path) -> None:
