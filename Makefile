@@ -141,7 +141,6 @@ REPLAYED = --recordings $(BENCH)/recordings.jsonl.gz --datastore $(DEMO)
 bench: export TQDM_DISABLE = 1
 bench: $(DEMO)/manifest.json
 	rm -rf $(RESULTS) && mkdir -p $(RESULTS)
-	$(BIN)/python benchmarks/bench_build.py --tokenizer "$(MODEL)" --corpus "$(STDLIB)" --max-documents 600 --out $(RESULTS)/build.json
 	$(BIN)/rest-store bench record --model "$(MODEL)" --prompts benchmarks/prompts.jsonl --chat --max-new-tokens 64 \
 	  --out $(BENCH)/recordings.jsonl.gz
 	$(BIN)/python benchmarks/bench_drafting.py $(REPLAYED) --out $(RESULTS)/drafting.json

@@ -5,8 +5,7 @@ trees a session merges.
 
 Steps: generations (`walks.py`) are replayed by sessions in process, through the one service over TCP and over a Unix
 socket, and through the services of single datastores. Reported: median and 99th percentile of a step in microseconds,
-without the first one of each session, the median of these, M, and steps without an answer. A health check over the same
-socket shows what a call costs in which the service does nothing.
+without the first one of each session, the median of these, M, and steps without an answer.
 
 At once, steps a second: 16 processes each run one session after another for some seconds; in process as many as there
 are cores.
@@ -24,10 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-import grpc
 import numpy as np
 from serving import TIMEOUT, serving
-from timing import percentiles, time_each
+from timing import percentiles
 from walks import CONTEXT, Walk, long_walks
 
 from rest_store.bench.datastores import open_datastores
@@ -48,7 +46,6 @@ from rest_store.service.client.client import DatastoreClient
 
 NODES = (16, 64)
 SESSIONS = 16  # at once
-HEALTH_CHECKS = 2_000
 Sources = Sequence[object]
 
 
@@ -87,7 +84,6 @@ def main(
             ways["a service each, Unix sockets"] = [stack.enter_context(client_of(target)) for target in single]
         for nodes in NODES:
             results[f"{nodes} nodes"] = steps_in_turns(ways, walks, nodes)
-        results["health check, Unix socket"] = show("health check", percentiles(health_checks(unix)))
         results["at once"] = at_once({"in process": datastores, "service, Unix socket": unix}, walks, seconds)
     write_result(out, "service", click.get_current_context().params, ("grpcio", "protobuf", "numpy"), results)
 
@@ -147,14 +143,6 @@ def session_steps(sources: Sources, walk: Walk, nodes: int) -> tuple[list[float]
             tokens, likely = walk.text[position:end], walk.likely(position, tree, path)
             position, began = end, time.perf_counter()
             session.accept(tokens, **likely)
-
-
-def health_checks(target: str) -> list[float]:
-    """Return the microseconds of gRPC health checks."""
-    with grpc.insecure_channel(target) as channel:
-        check: Any = channel.unary_unary("/grpc.health.v1.Health/Check")
-        check(b"", wait_for_ready=True)  # an empty message asks about the whole server
-        return time_each(lambda _: check(b""), range(HEALTH_CHECKS))
 
 
 def at_once(ways: Mapping[str, Any], walks: Sequence[Walk], seconds: float) -> dict[str, float]:

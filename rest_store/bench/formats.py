@@ -22,7 +22,6 @@ class Generation(NamedTuple):
         top_k: rows of likely tokens of each position, if they are known.
         family: kind of task.
         key: of the task, with the family before a plain number; empty: the prompt alone says which it is.
-        run: number of the run of its task or the conversation, from 1 on; 0: it was run once.
         drafters: by name of another drafter, the tokens that it would bring at each position of the output.
     """
 
@@ -31,7 +30,6 @@ class Generation(NamedTuple):
     top_k: Any = None
     family: str = "all"
     key: str = ""
-    run: int = 0
     drafters: Mapping[str, Any] = {}
 
 
@@ -40,7 +38,7 @@ def generations_of(line: str, where: str) -> Iterator[Generation]:
 
     `prompt` and `output` or `answer`, ids or texts: what `bench record` writes; also with `eagle` or `ngram`, the
     acceptance of another drafter. `ids` and `turns`, pairs of begin and end: an agent's trace, each turn an output,
-    with `task` and `run`. `messages` of OpenAI's form: each answer of the assistant is an output.
+    with `task`. `messages` of OpenAI's form: each answer of the assistant is an output.
 
     Raises:
         RecordingError: it holds none of these.
@@ -56,15 +54,15 @@ def generations_of(line: str, where: str) -> Iterator[Generation]:
     key = name if not name or "/" in name else str(fields.get("set", "")) + name
     try:
         if "ids" in fields and "turns" in fields:
-            ids, run = fields["ids"], int(fields.get("run", 0))
+            ids = fields["ids"]
             for begin, end in fields["turns"]:
-                yield Generation(ids[:begin], ids[begin:end], family=family, key=key, run=run)
+                yield Generation(ids[:begin], ids[begin:end], family=family, key=key)
         elif "messages" in fields:
             yield from _answers(fields["messages"], family, key or where)
         elif "prompt" in fields and {"output", "answer"} & fields.keys():
             output = fields["output"] if "output" in fields else fields["answer"]
             drafters = {drafter: fields[drafter] for drafter in _DRAFTERS if fields.get(drafter) is not None}
-            yield Generation(fields["prompt"], output, fields.get("topk"), family, key, 0, drafters)
+            yield Generation(fields["prompt"], output, fields.get("topk"), family, key, drafters)
         elif {"prompt", "turns"} & fields.keys():
             expected = "one: `rest-store bench record` records what your model writes for prompts"
             raise RecordingError(describe(where, "output of the prompt", "absent", expected))
@@ -84,6 +82,6 @@ def _answers(messages: Sequence[Mapping[str, Any]], family: str, key: str) -> It
         role, content = str(message["role"]), message.get("content") or ""
         text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
         if role == "assistant" and before and text:
-            yield Generation(list(before), text, family=family, key=key, run=1)
+            yield Generation(list(before), text, family=family, key=key)
         if text:
             before.append((role, text))

@@ -46,7 +46,6 @@ class Recording:
         top_k: int32[p + n, k], most likely tokens after each position of prompt + output; k may be 0.
         key: of the task, with the family before a plain number; empty without an id.
         file: hash of the file that it was read from. A calibration keeps the hashes of the files it was fitted to.
-        run: number of the run of its task or the conversation, from 1 on; 0: it was run once.
         drafters: by name of another drafter, int32[n]: the tokens that it would bring in a step that begins after so
             many tokens of the output, the bonus token counted.
     """
@@ -58,7 +57,6 @@ class Recording:
     top_k: npt.NDArray[np.int32]
     key: str = ""
     file: str = ""
-    run: int = 0
     drafters: Mapping[str, npt.NDArray[np.int32]] = field(default_factory=dict)
 
 
@@ -84,7 +82,7 @@ def read_recordings(path: str | Path, encode: Encode | None = None) -> list[Reco
 
 
 def _recording(generation: Generation, where: str, encode: Encode | None, file: str) -> Recording:
-    prompt, output, top_k, family, key, run, drafters = generation
+    prompt, output, top_k, family, key, drafters = generation
     if isinstance(output, str) and (isinstance(prompt, str) or (prompt and isinstance(prompt[0], tuple))):
         if encode is None:
             raise RecordingError(describe(where, "prompt and output", "text", "token ids, or a tokenizer for it"))
@@ -104,7 +102,7 @@ def _recording(generation: Generation, where: str, encode: Encode | None, file: 
             describe(where, "acceptance", "of another length", "a number for each token of the output")
         )
     part = part_of(key or str(generation.prompt))
-    return Recording(family, part, *tokens, likely, key, file, run, accepted)
+    return Recording(family, part, *tokens, likely, key, file, accepted)
 
 
 def read_all(paths: Sequence[Path], stores: Mapping[str, Store], tokenizer: str | None) -> list[Recording]:

@@ -22,7 +22,7 @@ from rest_store.bench.replay import Outcome
 from rest_store.bench.replay_command import measure
 from rest_store.bench.report import in_order, page
 from rest_store.bench.results import read_results, write_result, write_text
-from rest_store.bench.speed import PACKAGES, measure_speed, show
+from rest_store.bench.speed import PACKAGES, make_methods, measure_speed, show
 from rest_store.datastore.manifest import FILE_NAME, Manifest
 from rest_store.datastore.render import counted
 from rest_store.drafting.calibration import Calibration
@@ -135,7 +135,6 @@ def try_(
     generations, in the median. A datastore of the same corpora that is in the folder already is used again: remove it
     after changes to them.
     """
-    from rest_store.bench.methods import make_methods
     from rest_store.generation.model import load_model
     from rest_store.generation.support import vocabulary_size
 

@@ -20,11 +20,11 @@ from tests.shared.strategies import Corpus, identity, write_datastore
 VOCABULARY = 300
 
 
-def recording(number: int, key: str = "", run: int = 0) -> Recording:
+def recording(number: int, key: str = "") -> Recording:
     """A recording whose output is the tokens 10 * number + 1 .. 10 * number + 4."""
     output = np.arange(10 * number + 1, 10 * number + 5, dtype=np.int32)
     prompt = np.array([200 + number, 9], np.int32)
-    return Recording("all", number, prompt, output, np.zeros((0, 0), np.int32), key, run=run)
+    return Recording("all", number, prompt, output, np.zeros((0, 0), np.int32), key)
 
 
 @pytest.mark.parametrize(

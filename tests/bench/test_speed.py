@@ -12,7 +12,6 @@ from click.testing import CliRunner
 from transformers import AutoTokenizer
 
 from rest_store.bench import speed
-from rest_store.bench.methods import make_methods
 from rest_store.bench.prompts import Prompt, chat_tokens
 from rest_store.bench.recordings import FIT_PARTS, part_of
 from rest_store.bench.results import file_hash, read_results
@@ -129,7 +128,7 @@ def test_all_of_ones_own_prompts_are_taken(folder: Path, tmp_path: Path) -> None
 
 
 def test_what_cannot_be_compared_is_refused(folder: Path, tmp_path: Path) -> None:
-    refused(RecordingError, lambda: make_methods([], max_nodes=4, only=["magic"]), "magic", "plain")
+    refused(RecordingError, lambda: speed.make_methods([], max_nodes=4, only=["magic"]), "magic", "plain")
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     tokenizer.chat_template = None
     refused(RecordingError, lambda: chat_tokens(tokenizer, "a"), "chat template is absent", str(folder / "model"))
@@ -139,4 +138,4 @@ def test_what_cannot_be_compared_is_refused(folder: Path, tmp_path: Path) -> Non
     status, shown = run(*command, "--method", "magic")
     assert (status, "'magic', expected one of 'plain'" in shown) == (1, True), shown
     stores = [open_datastore(tmp_path, ONE_TO_NINE) for _ in range(7)]
-    refused(SourceError, lambda: make_methods(stores, max_nodes=16), "number of sources")
+    refused(SourceError, lambda: speed.make_methods(stores, max_nodes=16), "number of sources")

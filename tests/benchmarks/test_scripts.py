@@ -7,7 +7,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import bench_build
 import bench_drafting
 import bench_gpu
 import bench_live
@@ -22,7 +21,6 @@ from rest_store.bench.recordings import Recording
 from rest_store.bench.report import page
 from rest_store.bench.results import read_results
 from rest_store.datastore.tree import TokenTree
-from tests.shared.builds import write_tokenizer
 from tests.shared.html import read
 from tests.shared.strategies import Corpus, write_datastore
 
@@ -69,15 +67,6 @@ def test_drafting_is_measured(inputs: list[Any], tmp_path: Path) -> None:
     figures = run(bench_drafting, tmp_path / "drafting.json", *inputs)
     assert 0 < figures["16 nodes"]["median_us"] <= figures["16 nodes"]["p90_us"]
     assert figures["64 chains of 8 in a batch"]["steps"] > 0
-
-
-def test_builds_are_measured(tmp_path: Path) -> None:
-    (tmp_path / "code.py").write_text("def add(first, second):\n    return first + second\n" * 20)
-    tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
-    options = ["--tokenizer", tokenizer, "--corpus", tmp_path, "--workers", 1]
-    rows = run(bench_build, tmp_path / "out" / "build.json", *options)
-    assert [row["encoder"] for row in rows] == ["fastokens", "tokenizers"]
-    assert all(row["tokens_per_second"] > 0 for row in rows)
 
 
 def test_a_service_is_measured(inputs: list[Any], tmp_path: Path) -> None:
