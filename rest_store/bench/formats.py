@@ -38,7 +38,8 @@ def generations_of(line: str, where: str) -> Iterator[Generation]:
 
     `prompt` and `output` or `answer`, ids or texts: what `bench record` writes; also with `eagle` or `ngram`, the
     acceptance of another drafter. `ids` and `turns`, pairs of begin and end: an agent's trace, each turn an output,
-    with `task`. `messages` of OpenAI's form: each answer of the assistant is an output.
+    with `task`. `messages` of OpenAI's form: each answer of the assistant is an output. `messages` and `choices`, also
+    in a `request` and its `response`, as a server logs them: each choice is an output.
 
     Raises:
         RecordingError: it holds none of these.
@@ -49,6 +50,8 @@ def generations_of(line: str, where: str) -> Iterator[Generation]:
         raise RecordingError(describe(where, "recording", "malformed", "JSON with prompt and output")) from error
     if not isinstance(fields, dict):
         raise RecordingError(describe(where, "recording", "malformed", "an object with prompt and output"))
+    for logged in (fields.get("request"), fields.get("response")):
+        fields |= logged if isinstance(logged, dict) else {}
     family = str(fields.get("set", fields.get("model", "all")))
     name = next((str(fields[name]) for name in ("id", "task") if name in fields), "")
     key = name if not name or "/" in name else str(fields.get("set", "")) + name
@@ -57,6 +60,11 @@ def generations_of(line: str, where: str) -> Iterator[Generation]:
             ids = fields["ids"]
             for begin, end in fields["turns"]:
                 yield Generation(ids[:begin], ids[begin:end], family=family, key=key)
+        elif "messages" in fields and "choices" in fields:
+            for choice in fields["choices"]:
+                answers = [*_answers([*fields["messages"], choice["message"]], family, key or where)]
+                if choice["message"].get("content"):  # a call of a tool has none
+                    yield answers[-1]
         elif "messages" in fields:
             yield from _answers(fields["messages"], family, key or where)
         elif "prompt" in fields and {"output", "answer"} & fields.keys():

@@ -25,7 +25,7 @@ def recordings_option(*, required: bool = True) -> Decorator[Any]:
         multiple=True,
         required=required,
         type=PATH,
-        help="JSON lines of prompt and output, as token ids or text; may end in .gz. Repeatable.",
+        help="JSON lines of prompt and output or of messages, as token ids or text; may end in .gz. Repeatable.",
     )
 
 

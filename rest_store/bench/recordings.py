@@ -85,7 +85,7 @@ def _recording(generation: Generation, where: str, encode: Encode | None, file: 
     prompt, output, top_k, family, key, drafters = generation
     if isinstance(output, str) and (isinstance(prompt, str) or (prompt and isinstance(prompt[0], tuple))):
         if encode is None:
-            raise RecordingError(describe(where, "prompt and output", "text", "token ids, or a tokenizer for it"))
+            raise RecordingError(describe(where, "prompt and output", "text", "token ids, or --tokenizer"))
         prompt, output = encode(prompt, output)
     try:
         tokens = integers(prompt, 0), integers(output, 0)

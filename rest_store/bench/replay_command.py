@@ -90,10 +90,13 @@ def replay_command(
 ) -> None:
     """Replay recordings without the model, and print M, tokens per forward pass.
 
-    Recordings are JSON lines, as ids or texts: prompt and output, as `bench record` writes; messages, as logs of an
-    OpenAI-compatible server; ids with turns, as traces of agents. Figures are of those that the calibration was not
-    fitted to: all tokens, the median recording, and families. In a replay every step drafts as many nodes as it may;
-    generation cuts trees where another node costs more time than it saves, so its M is lower.
+    Recordings are JSON lines, as ids or texts: prompt and output, as `bench record` writes; messages, or messages and
+    choices, as logs of an OpenAI-compatible server; ids with turns, as traces of agents. For logs of your own,
+    `--recordings logs.jsonl --tokenizer MODEL --memory` says what remembering would have brought, in order.
+
+    Figures are of those recordings that the calibration was not fitted to: all tokens, the median recording, and
+    families. In a replay every step drafts as many nodes as it may; generation cuts trees where another node costs more
+    time than it saves, so its M is lower.
 
     With --cost-model speeds relative to plain decoding are modelled, and drafts are cut. All rows of a batch are taken
     to be alike, and to be drafted for one after the other.
@@ -111,7 +114,8 @@ def replay_command(
     def show(drafting: str, nodes: int, outcome: Outcome) -> None:
         click.echo(f"{drafting}, {counted(nodes, 'node')}: {outcome.summary()}")
 
-    click.echo(f"{amount(reported)}{without(chosen, reported)}; M, and where it lies for 95% of such samples:")
+    click.echo(f"{amount(reported)}{without(chosen, reported)}")
+    click.echo("M, tokens per forward pass, and where it lies for 95% of such samples:")
     results: dict[str, Any] = {
         "datastores": {name: store.info().token_count for name, store in stores.items()},
         "reported": len(reported),

@@ -54,6 +54,17 @@ def test_each_answer_of_a_conversation_is_a_recording(tmp_path: Path) -> None:
     assert first.key == second.key != ""
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_each_choice_of_a_servers_log_is_a_recording(tmp_path: Path, nested: bool) -> None:
+    messages = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "earlier"}]
+    messages += [{"role": "user", "content": "again"}]
+    answers: Any = {"choices": [{"message": {"role": "assistant", "content": text}} for text in ("four", None, "fives")]}
+    asked: Any = {"model": "m", "messages": messages}
+    recordings = read(tmp_path, {"request": asked, "response": answers} if nested else {**asked, **answers})
+    assert [(one.prompt.tolist(), one.output.tolist()) for one in recordings] == [([3], [4]), ([3], [5])]
+    assert {one.family for one in recordings} == {"m"}
+
+
 def test_other_drafters_are_replayed_from_their_acceptance(tmp_path: Path) -> None:
     row = {"set": "x", "id": "1", "prompt": [1], "output": [2, 3, 4, 5], "eagle": [3, 1, 1, 1], "ngram": None}
     (recording,) = read(tmp_path, row)
