@@ -141,12 +141,10 @@ REPLAYED = --recordings $(BENCH)/recordings.jsonl.gz --datastore $(DEMO)
 bench: export TQDM_DISABLE = 1
 bench: $(DEMO)/manifest.json
 	rm -rf $(RESULTS) && mkdir -p $(RESULTS)
-	$(BIN)/python benchmarks/bench_build.py --tokenizer "$(MODEL)" --corpus "$(STDLIB)" --max-documents 600 --out $(RESULTS)/build.json
 	$(BIN)/rest-store bench record --model "$(MODEL)" --prompts benchmarks/prompts.jsonl --chat --max-new-tokens 64 \
 	  --out $(BENCH)/recordings.jsonl.gz
-	$(BIN)/python benchmarks/bench_query.py $(REPLAYED) --contexts 1000 --out $(RESULTS)/query.json
 	$(BIN)/python benchmarks/bench_drafting.py $(REPLAYED) --out $(RESULTS)/drafting.json
-	$(BIN)/python benchmarks/bench_service.py $(REPLAYED) --requests 500 --seconds 1 --out $(RESULTS)/service.json
+	$(BIN)/python benchmarks/bench_service.py $(REPLAYED) --seconds 1 --out $(RESULTS)/service.json
 	$(BIN)/python benchmarks/bench_live.py --datastore $(DEMO) --tokens 1000000 --rounds 2 --out $(RESULTS)/live_datastore.json
 	$(BIN)/rest-store bench replay $(REPLAYED) --memory --out $(RESULTS)/replay.json
 	$(BIN)/rest-store bench speed --model "$(MODEL)" $(REPLAYED) --prepacked-weights --per-family 1 --max-new-tokens 48 \

@@ -1,7 +1,6 @@
 """Measure a live datastore: what adding costs, what queries cost meanwhile, and opening.
 
 - add: 500 tokens, durable and visible, in turns with SQLite's bare commit of the same bytes.
-- bulk: many documents in one call.
 - queries: drafts and steps of a session from a live datastore while a thread adds to it at full speed, mostly single
   documents. For comparison, a frozen datastore of the documents that it had at the beginning is queried, alone before
   and in turns meanwhile.
@@ -99,7 +98,6 @@ def main(
     with tempfile.TemporaryDirectory(dir=work) as folder:
         place = Path(folder)
         results["add"] = show("add", measure_adding(source, place, 200 * rounds))
-        results["bulk"] = show("bulk", measure_bulk(source, place, tokens))
         results["queries"] = measure_queries(source, place, tokens, rounds)
         results["open"] = show("open", measure_opening(source, place, tokens))
     parameters = {**click.get_current_context().params, "work": None}
@@ -140,16 +138,6 @@ def measure_adding(source: Source, place: Path, count: int) -> dict[str, float]:
         "commit_p99_us": theirs["p99"],
         "beyond_commit_median_us": round(ours["median"] - theirs["median"], 1),
     }
-
-
-def measure_bulk(source: Source, place: Path, tokens: int) -> dict[str, float]:
-    """Add many documents in one call, to an empty datastore."""
-    some = source.documents(tokens // SIZE)
-    with LiveDatastore.open(place / "bulk", tokenizer=source.tokenizer) as live:
-        began, worked = time.perf_counter(), time.process_time()
-        live.add(some)
-        seconds, cpu = time.perf_counter() - began, time.process_time() - worked
-    return {"tokens_per_s": round(tokens / seconds), "tokens_per_cpu_s": round(tokens / cpu)}
 
 
 def drafts(nodes: int) -> Asking:

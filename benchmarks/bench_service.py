@@ -5,13 +5,10 @@ trees a session merges.
 
 Steps: generations (`walks.py`) are replayed by sessions in process, through the one service over TCP and over a Unix
 socket, and through the services of single datastores. Reported: median and 99th percentile of a step in microseconds,
-without the first one of each session, the median of these, M, and steps without an answer. A health check over the same
-socket shows what a call costs in which the service does nothing.
+without the first one of each session, the median of these, M, and steps without an answer.
 
 At once, steps a second: 16 processes each run one session after another for some seconds; in process as many as there
 are cores.
-
-Calls: single drafts of 64 nodes and batches of 256 contexts, with `DatastoreClient` and in process.
 """
 
 from __future__ import annotations
@@ -26,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import click
-import grpc
 import numpy as np
-from timing import percentiles, time_each
+from serving import TIMEOUT, serving
+from timing import percentiles
 from walks import CONTEXT, Walk, long_walks
 
 from rest_store.bench.datastores import open_datastores
@@ -42,7 +39,6 @@ from rest_store.bench.options import (
 )
 from rest_store.bench.recordings import read_recordings, split
 from rest_store.bench.results import write_result
-from rest_store.bench.serving import TIMEOUT, serving
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.options import SETTINGS
@@ -50,8 +46,6 @@ from rest_store.service.client.client import DatastoreClient
 
 NODES = (16, 64)
 SESSIONS = 16  # at once
-BATCH = 256  # contexts
-LENGTH = 16  # tokens of a context
 Sources = Sequence[object]
 
 
@@ -63,14 +57,12 @@ Sources = Sequence[object]
 @recordings_option()
 @datastores_option
 @every_option
-@click.option("--requests", metavar="N", default=2_000, help="Contexts that are drafted.")
 @click.option("--seconds", metavar="SECONDS", default=4.0, help="Time of the sessions at once, for each way.")
 @result_options
 def main(
     recordings: tuple[Path, ...],
     datastores: tuple[Path, ...],
     every: int,
-    requests: int,
     seconds: float,
     out: Destination,
 ) -> None:
@@ -92,16 +84,13 @@ def main(
             ways["a service each, Unix sockets"] = [stack.enter_context(client_of(target)) for target in single]
         for nodes in NODES:
             results[f"{nodes} nodes"] = steps_in_turns(ways, walks, nodes)
-        results["health check, Unix socket"] = show("health check", percentiles(health_checks(unix, requests)))
         results["at once"] = at_once({"in process": datastores, "service, Unix socket": unix}, walks, seconds)
-        client = stack.enter_context(client_of(unix, datastore="0"))
-        results["calls"] = calls({"in process": stores[0], "service": client}, contexts_of(walks, requests))
     write_result(out, "service", click.get_current_context().params, ("grpcio", "protobuf", "numpy"), results)
 
 
 @contextlib.contextmanager
-def client_of(target: str, datastore: str | None = None) -> Iterator[DatastoreClient]:
-    with DatastoreClient(target, datastore=datastore, timeout=TIMEOUT) as client:
+def client_of(target: str) -> Iterator[DatastoreClient]:
+    with DatastoreClient(target, timeout=TIMEOUT) as client:
         client.connect()
         yield client
 
@@ -156,14 +145,6 @@ def session_steps(sources: Sources, walk: Walk, nodes: int) -> tuple[list[float]
             session.accept(tokens, **likely)
 
 
-def health_checks(target: str, count: int) -> list[float]:
-    """Return the microseconds of gRPC health checks."""
-    with grpc.insecure_channel(target) as channel:
-        check: Any = channel.unary_unary("/grpc.health.v1.Health/Check")
-        check(b"", wait_for_ready=True)  # an empty message asks about the whole server
-        return time_each(lambda _: check(b""), range(count))
-
-
 def at_once(ways: Mapping[str, Any], walks: Sequence[Walk], seconds: float) -> dict[str, float]:
     """Return the steps a second of many processes together, by way.
 
@@ -199,30 +180,6 @@ def step_rate(first: int, seconds: float) -> float:
         count += len(session_steps(_here["sources"], walks[number % len(walks)], NODES[0])[0])
         number += SESSIONS
     return count / (time.monotonic() - began)
-
-
-def contexts_of(walks: Sequence[Walk], count: int) -> list[list[int]]:
-    """Return the tokens before random places of the outputs."""
-    chance = np.random.default_rng(0)
-    contexts = []
-    for number in chance.integers(0, len(walks), count):
-        walk = walks[number]
-        end = int(chance.integers(walk.start, walk.text.size))
-        contexts.append(walk.text[end - LENGTH : end].tolist())
-    return contexts
-
-
-def calls(ways: Mapping[str, Any], contexts: list[list[int]]) -> dict[str, dict[str, float]]:
-    """Return the microseconds of single drafts, and of a context in batches, of one datastore."""
-    rows = {}
-    batches = [contexts[start : start + BATCH] for start in range(0, len(contexts), BATCH)]
-    for way, asked in ways.items():
-        asked.draft(contexts[0])
-        single = percentiles(time_each(asked.draft, contexts))
-        together = sum(time_each(asked.draft_batch, batches)) / len(contexts)
-        row = {"median us": single["median"], "p99 us": single["p99"], "us a context in batches": together}
-        rows[way] = show(f"draft, {way}", row)
-    return rows
 
 
 if __name__ == "__main__":

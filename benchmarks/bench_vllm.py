@@ -6,10 +6,10 @@ and the engines take turns: they answer the same held-out prompts of the recordi
 round begins with new drafters: cold, they know nothing of the model's outputs; warm, they know those of all recordings
 for fitting, as if they had answered these prompts before. Both learn from what they answer meanwhile.
 
-Reported: tokens a second, the reading of prompts included (median over rounds), and relative to vLLM without drafts and
-to suffix decoding (median over rounds of the ratio in each); the same of decoding, the steps in which no prompt is
-read; tokens that a row gets in a step, and tokens drafted for it; the share of time that drafting takes, in `propose`
-and, with ours, in its hook on the model; and how many texts are those without drafts.
+Reported: tokens a second, the reading of prompts included (median over rounds), and relative to vLLM without drafts
+(median over rounds of the ratio in each); the same of decoding, the steps in which no prompt is read; tokens that a row
+gets in a step, and tokens drafted for it; the share of time that drafting takes, in `propose` and, with ours, in its
+hook on the model; and how many texts are those without drafts.
 """
 
 from __future__ import annotations
@@ -254,7 +254,7 @@ def summarize(rounds: Sequence[Mapping[str, Sequence[Answers]]]) -> dict[str, di
 
 
 def speed(rounds: Sequence[Mapping[str, Sequence[Answers]]], name: str, kind: str = "") -> dict[str, Any]:
-    """Return the tokens a second of a way, alone and relative to others.
+    """Return the tokens a second of a way, alone and relative to vLLM without drafts.
 
     Args:
         rounds: of each, what each way answered in its turns.
@@ -267,11 +267,9 @@ def speed(rounds: Sequence[Mapping[str, Sequence[Answers]]], name: str, kind: st
         return [tokens / seconds for tokens, seconds in sums]
 
     figures: dict[str, Any] = {"tokens a second": round(statistics.median(rates(name)), 1)}
-    suffix = f"suffix, {'warm' if WAYS[name].warm else 'cold'}"
-    for key, other in (("of none", "none"), ("of suffix", suffix)):
-        if other in rounds[0]:
-            ratios = [one / against for one, against in zip(rates(name), rates(other), strict=True)]
-            figures[key] = round(statistics.median(ratios), 3)
+    if "none" in rounds[0]:
+        ratios = [one / plain for one, plain in zip(rates(name), rates("none"), strict=True)]
+        figures["of none"] = round(statistics.median(ratios), 3)
     return figures
 
 
@@ -279,8 +277,7 @@ def report(title: str, figures: Mapping[str, Mapping[str, Any]]) -> None:
     print(title)
     for name, row in figures.items():
         cells = [f"{row['tokens a second']:7.1f} tokens/s"]
-        cells += [f"{row[key]:.2f} {key}" for key in ("of none", "of suffix") if key in row]
-        cells += [f"decoding {row['decoding']['of suffix']:.2f} of suffix"] if "of suffix" in row else []
+        cells += [f"{row['of none']:.2f} of none"] if "of none" in row else []
         cells += [f"{row[f'{what} a row and step']:.2f} {what}" for what in ("tokens", "drafted")]
         cells += [f"propose {100 * row['share of propose']:.1f}%"]
         cells += [f"identical {row['identical']}"] if "identical" in row else []

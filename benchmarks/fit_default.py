@@ -9,8 +9,9 @@ others they have learnt from these recordings, as those that sessions share. The
 are fitted to the replays with one, those of steps without one to the others. The package's are of two fits, with
 --row-share 0.2 and then with --live-only --trees 700.
 
-The same data, release and --start give the same bytes in any process. The --start of the first was the calibration of
-the release before, that of the second was the first. Takes about 15 GB of memory.
+`rest-store bench replay --calibration` shows what it is worth for the other parts. The same data, release and --start
+give the same bytes in any process. The --start of the first was the calibration of the release before, that of the
+second was the first. Takes about 15 GB of memory.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -154,8 +154,8 @@ def main(
     code, chats, without = (Datastore.open(path) for path in (python, chat, chat_without))
     encode = encoder(code, None)
     recorded = [one for path in recordings for one in read_recordings(path, encode)]
-    fit, held_out = split(recorded[::every], "fit_default.py")
-    fit_answers, held_out_answers = split(read_recordings(answers, encode)[::every], "fit_default.py")
+    fit, _ = split(recorded[::every], "fit_default.py")
+    fit_answers, _ = split(read_recordings(answers, encode)[::every], "fit_default.py")
     conversation = conversations(chat_answers, encode, every)
     text, logits = PromptLookup(), RecycledLogits()
     full = [text, logits, code, chats]
@@ -203,16 +203,8 @@ def main(
     live_gbdt = fitted(with_live, calibration, code.tokenizer, **options)
     calibration = Calibration(gbdt, provenance=provenance, live_gbdt=live_gbdt)
     calibration.save(out)
-    rows = []
-    for name, chosen in (("recordings", held_out), ("answers", held_out_answers)):
-        for nodes in (16, 64):
-            for order, is_live in ((None, False), (among_others, False), (among_others, True)):
-                outcome = outcome_of(Job(chosen, full, order, is_live), calibration, code.tokenizer, max_nodes=nodes)
-                row = {"recordings": name, "nodes": nodes, "others known": order is not None, "live": is_live}
-                rows.append({**row, **outcome.as_json()})
-                print(json.dumps(rows[-1]), file=sys.stderr if as_json else sys.stdout, flush=True)
     if as_json:
-        print(json.dumps({"out": str(out), "rows": rows}))
+        print(json.dumps({"out": str(out), "provenance": provenance}))
 
 
 def fitted(jobs: Sequence[Job], guide: Calibration, tokenizer: TokenizerIdentity, **options: Any) -> bytes:

@@ -80,7 +80,7 @@ def option(context: click.Context, name: str) -> click.Option | None:
 
 def test_all_commands_are_walked() -> None:
     assert {"build", "generate", "live add", "bench replay"} <= set(COMMANDS)
-    assert {"bench_query.py", "bench_service.py"} <= set(SCRIPTS)
+    assert {"bench_drafting.py", "bench_service.py"} <= set(SCRIPTS)
 
 
 @pytest.mark.parametrize("name", ALL)

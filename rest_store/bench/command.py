@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 
 from rest_store.bench.calibrate import calibrate
-from rest_store.bench.quality import replay_command
 from rest_store.bench.record import record
+from rest_store.bench.replay_command import replay_command
 from rest_store.bench.report import report
 from rest_store.bench.speed import speed
 from rest_store.options import SETTINGS, Group

@@ -22,7 +22,6 @@ class Generation(NamedTuple):
         top_k: rows of likely tokens of each position, if they are known.
         family: kind of task.
         key: of the task, with the family before a plain number; empty: the prompt alone says which it is.
-        run: number of the run of its task or the conversation, from 1 on; 0: it was run once.
         drafters: by name of another drafter, the tokens that it would bring at each position of the output.
     """
 
@@ -31,7 +30,6 @@ class Generation(NamedTuple):
     top_k: Any = None
     family: str = "all"
     key: str = ""
-    run: int = 0
     drafters: Mapping[str, Any] = {}
 
 
@@ -40,7 +38,8 @@ def generations_of(line: str, where: str) -> Iterator[Generation]:
 
     `prompt` and `output` or `answer`, ids or texts: what `bench record` writes; also with `eagle` or `ngram`, the
     acceptance of another drafter. `ids` and `turns`, pairs of begin and end: an agent's trace, each turn an output,
-    with `task` and `run`. `messages` of OpenAI's form: each answer of the assistant is an output.
+    with `task`. `messages` of OpenAI's form: each answer of the assistant is an output. `messages` and `choices`, also
+    in a `request` and its `response`, as a server logs them: each choice is an output.
 
     Raises:
         RecordingError: it holds none of these.
@@ -51,20 +50,27 @@ def generations_of(line: str, where: str) -> Iterator[Generation]:
         raise RecordingError(describe(where, "recording", "malformed", "JSON with prompt and output")) from error
     if not isinstance(fields, dict):
         raise RecordingError(describe(where, "recording", "malformed", "an object with prompt and output"))
+    for logged in (fields.get("request"), fields.get("response")):
+        fields |= logged if isinstance(logged, dict) else {}
     family = str(fields.get("set", fields.get("model", "all")))
     name = next((str(fields[name]) for name in ("id", "task") if name in fields), "")
     key = name if not name or "/" in name else str(fields.get("set", "")) + name
     try:
         if "ids" in fields and "turns" in fields:
-            ids, run = fields["ids"], int(fields.get("run", 0))
+            ids = fields["ids"]
             for begin, end in fields["turns"]:
-                yield Generation(ids[:begin], ids[begin:end], family=family, key=key, run=run)
+                yield Generation(ids[:begin], ids[begin:end], family=family, key=key)
+        elif "messages" in fields and "choices" in fields:
+            for choice in fields["choices"]:
+                answers = [*_answers([*fields["messages"], choice["message"]], family, key or where)]
+                if choice["message"].get("content"):  # a call of a tool has none
+                    yield answers[-1]
         elif "messages" in fields:
             yield from _answers(fields["messages"], family, key or where)
         elif "prompt" in fields and {"output", "answer"} & fields.keys():
             output = fields["output"] if "output" in fields else fields["answer"]
             drafters = {drafter: fields[drafter] for drafter in _DRAFTERS if fields.get(drafter) is not None}
-            yield Generation(fields["prompt"], output, fields.get("topk"), family, key, 0, drafters)
+            yield Generation(fields["prompt"], output, fields.get("topk"), family, key, drafters)
         elif {"prompt", "turns"} & fields.keys():
             expected = "one: `rest-store bench record` records what your model writes for prompts"
             raise RecordingError(describe(where, "output of the prompt", "absent", expected))
@@ -84,6 +90,6 @@ def _answers(messages: Sequence[Mapping[str, Any]], family: str, key: str) -> It
         role, content = str(message["role"]), message.get("content") or ""
         text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
         if role == "assistant" and before and text:
-            yield Generation(list(before), text, family=family, key=key, run=1)
+            yield Generation(list(before), text, family=family, key=key)
         if text:
             before.append((role, text))

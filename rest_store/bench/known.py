@@ -10,11 +10,9 @@ from rest_store.bench.recordings import Recording
 from rest_store.bench.remembering import (
     Order,
     among_others,
-    among_runs,
     in_turn,
     logits_of,
     new_live_datastore,
-    with_all,
 )
 from rest_store.bench.replay import Outcome, replay
 from rest_store.datastore.store import Store
@@ -22,13 +20,8 @@ from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup
 
-# What a live datastore holds while a recording is replayed.
-REMEMBERED: dict[str, Order] = {
-    "those before it": in_turn,
-    "all of other tasks": among_others,
-    "all, but for its own run": among_runs,
-    "all, itself too": with_all,
-}
+# What a live datastore holds of the other recordings while one is replayed.
+OTHERS: dict[str, Order] = {"those before it": in_turn, "all of other tasks": among_others}
 LOGITS = "the recycled logits of all others, no live datastore"
 
 
@@ -61,6 +54,7 @@ def measure_known(
     calibration: Calibration,
     *,
     variants: Iterable[Variant],
+    orders: Mapping[str, Order],
     tokenizer: TokenizerIdentity | None,
     progress: Callable[[str], object] = lambda line: None,
 ) -> list[dict[str, Any]]:
@@ -74,7 +68,8 @@ def measure_known(
         stores: datastores by name.
         calibration: of the sessions; not changed.
         variants: how they draft.
-        tokenizer: of the recordings, for a live datastore; None: nothing is remembered.
+        orders: what a live datastore holds meanwhile, by name.
+        tokenizer: of the recordings, for a live datastore; None: there are no `orders`.
         progress: called with a line for each row.
 
     Returns:
@@ -120,10 +115,8 @@ def measure_known(
                 variant,
                 Outcome.sum_of(replay_one(one, (), sources, variant) for one in reported),
             )
-            if tokenizer is None:
-                continue
-            if has_logits:
+            if orders and has_logits:
                 add(with_stores, LOGITS, variant, with_logits_of_others(sources, variant))
-            for name, order in REMEMBERED.items():
+            for name, order in orders.items():
                 add(with_stores, name, variant, remembering(order, sources, variant))
     return rows

@@ -25,15 +25,20 @@ def recordings_option(*, required: bool = True) -> Decorator[Any]:
         multiple=True,
         required=required,
         type=PATH,
-        help="JSON lines of prompt and output, as token ids or text; may end in .gz. Repeatable.",
+        help="JSON lines of prompt and output or of messages, as token ids or text; may end in .gz. Repeatable.",
     )
 
 
 datastores_option = click.option(
     "--datastore", "datastores", metavar="DIR", multiple=True, type=PATH, help="Datastore to draft from. Repeatable."
 )
-through_service_option = click.option(
-    "--through-service", is_flag=True, help="Start a service of the datastores, and measure sessions through it, too."
+remember_option = click.option(
+    "--remember",
+    metavar="FILE",
+    multiple=True,
+    type=PATH,
+    help="Replay also while a live datastore remembers the outputs of these recordings and of the files before this "
+    "one, but never what is replayed. Repeatable.",
 )
 tokenizer_option = click.option(
     "--tokenizer",
@@ -108,7 +113,7 @@ def calibration_of(path: Path | None) -> Calibration:
     return Calibration.default() if path is None else Calibration.load(path)
 
 
-def require_datastores(datastores: Sequence[Path], where: str = "--through-service") -> None:
+def require_datastores(datastores: Sequence[Path], where: str) -> None:
     """Raise, before anything costly is done, unless there is a datastore, which `where` needs.
 
     Raises:

@@ -46,7 +46,6 @@ class Recording:
         top_k: int32[p + n, k], most likely tokens after each position of prompt + output; k may be 0.
         key: of the task, with the family before a plain number; empty without an id.
         file: hash of the file that it was read from. A calibration keeps the hashes of the files it was fitted to.
-        run: number of the run of its task or the conversation, from 1 on; 0: it was run once.
         drafters: by name of another drafter, int32[n]: the tokens that it would bring in a step that begins after so
             many tokens of the output, the bonus token counted.
     """
@@ -58,7 +57,6 @@ class Recording:
     top_k: npt.NDArray[np.int32]
     key: str = ""
     file: str = ""
-    run: int = 0
     drafters: Mapping[str, npt.NDArray[np.int32]] = field(default_factory=dict)
 
 
@@ -84,10 +82,10 @@ def read_recordings(path: str | Path, encode: Encode | None = None) -> list[Reco
 
 
 def _recording(generation: Generation, where: str, encode: Encode | None, file: str) -> Recording:
-    prompt, output, top_k, family, key, run, drafters = generation
+    prompt, output, top_k, family, key, drafters = generation
     if isinstance(output, str) and (isinstance(prompt, str) or (prompt and isinstance(prompt[0], tuple))):
         if encode is None:
-            raise RecordingError(describe(where, "prompt and output", "text", "token ids, or a tokenizer for it"))
+            raise RecordingError(describe(where, "prompt and output", "text", "token ids, or --tokenizer"))
         prompt, output = encode(prompt, output)
     try:
         tokens = integers(prompt, 0), integers(output, 0)
@@ -104,13 +102,30 @@ def _recording(generation: Generation, where: str, encode: Encode | None, file: 
             describe(where, "acceptance", "of another length", "a number for each token of the output")
         )
     part = part_of(key or str(generation.prompt))
-    return Recording(family, part, *tokens, likely, key, file, run, accepted)
+    return Recording(family, part, *tokens, likely, key, file, accepted)
 
 
 def read_all(paths: Sequence[Path], stores: Mapping[str, Store], tokenizer: str | None) -> list[Recording]:
     """Read several files; texts become tokens with `tokenizer`, or with the copy kept in the first datastore."""
     encode = encoder(next(iter(stores.values()), None), tokenizer)
     return [recording for path in paths for recording in read_recordings(path, encode)]
+
+
+def remembered(
+    paths: Sequence[Path], replayed: Iterable[Recording], stores: Mapping[str, Store], tokenizer: str | None
+) -> dict[str, list[Recording]]:
+    """Return what --remember says: by the names of files, the recordings of each and those before, but `replayed` ones.
+
+    The other arguments are those of `read_all`.
+    """
+    left_out = {(one.prompt.tobytes(), one.output.tobytes()) for one in replayed}
+    known: list[Recording] = []
+    growing: dict[str, list[Recording]] = {}
+    for place, path in enumerate(paths, 1):
+        read = read_all([path], stores, tokenizer)
+        known = [*known, *(one for one in read if (one.prompt.tobytes(), one.output.tobytes()) not in left_out)]
+        growing[" and ".join(path.name for path in paths[:place])] = known
+    return growing
 
 
 def split(recordings: Sequence[Recording], where: str, *, least: int = 2) -> tuple[list[Recording], list[Recording]]:
@@ -184,9 +199,7 @@ def identity_of_texts(stores: Mapping[str, Store], tokenizer: str | None) -> Tok
     for store in stores.values():
         return store.tokenizer
     if tokenizer is None:
-        raise RecordingError(
-            describe("--memory", "tokenizer of the recordings", "unknown", "--datastore or --tokenizer")
-        )
+        raise RecordingError(describe("memory", "tokenizer of the recordings", "unknown", "--datastore or --tokenizer"))
     from build_index.tokenization import load_tokenizer
 
     return load_tokenizer(tokenizer).identity

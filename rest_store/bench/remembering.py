@@ -75,26 +75,14 @@ def among_others(recordings: Sequence[Recording], live: LiveDatastore, chosen: C
         add_outputs(live, absent, recordings)
 
 
-def among_runs(recordings: Sequence[Recording], live: LiveDatastore, chosen: Chosen = every_one) -> Known:
-    """Yield each recording that is `chosen` while `live` holds all but those of its own run, and these."""
-    runs: dict[object, list[int]] = defaultdict(list)
-    for number, recording in enumerate(recordings):
-        runs[(recording.key, recording.run) if recording.run else number].append(number)
-    add_outputs(live, range(len(recordings)), recordings)
-    for absent in runs.values():
-        live.delete([str(number) for number in absent])
-        known = [other for number, other in enumerate(recordings) if number not in absent]
-        for number in absent:
-            if chosen(recordings[number]):
-                yield recordings[number], known
-        add_outputs(live, absent, recordings)
+def holding(others: Sequence[Recording]) -> Order:
+    """Return the order of recordings as they are, while a live datastore holds `others`."""
 
+    def order(recordings: Sequence[Recording], live: LiveDatastore, chosen: Chosen = every_one) -> Known:
+        add_outputs(live, range(len(others)), others)
+        return ((recording, others) for recording in filter(chosen, recordings))
 
-def with_all(recordings: Sequence[Recording], live: LiveDatastore, chosen: Chosen = every_one) -> Known:
-    """Yield each recording that is `chosen` while `live` holds all recordings, and all recordings."""
-    add_outputs(live, range(len(recordings)), recordings)
-    for recording in filter(chosen, recordings):
-        yield recording, recordings
+    return order
 
 
 def add_outputs(live: LiveDatastore, numbers: Iterable[int], recordings: Sequence[Recording]) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -18,7 +19,7 @@ from rest_store.datastore.manifest import FILE_NAME
 from rest_store.errors import ResultsError, describe
 
 _ROOT = Path(__file__).resolve().parents[2]
-_FACTS = ("commit", "cpu", "platform", "python", "packages", "data")
+_FACTS = ("date", "commit", "cpu", "platform", "python", "packages", "data")
 _LEFT_OUT = ("out", "as_json")  # of the arguments
 _EMPTY: tuple[Any, ...] = (None, "", [], {})
 
@@ -101,7 +102,9 @@ def write_result(
     if out == Destination():
         return
     kept = {name: value for name, value in arguments.items() if name not in _LEFT_OUT}
-    facts = {"benchmark": benchmark, "arguments": _plain(kept), "data": data_hashes(kept), **environment(packages)}
+    date = time.strftime("%Y-%m-%d", time.gmtime())
+    facts = {"benchmark": benchmark, "date": date, "arguments": _plain(kept), "data": data_hashes(kept)}
+    facts |= environment(packages)
     facts["results"] = figures
     if out.file is not None:
         write_text(out.file, json.dumps(facts, indent=1) + "\n")

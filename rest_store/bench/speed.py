@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -22,9 +23,7 @@ from rest_store.bench.options import (
     prepacked_option,
     prompts_option,
     recordings_option,
-    require_datastores,
     result_options,
-    through_service_option,
 )
 from rest_store.bench.prompts import (
     Prompt,
@@ -36,10 +35,11 @@ from rest_store.bench.prompts import (
 )
 from rest_store.bench.recordings import encoder, read_recordings, unfitted, without
 from rest_store.bench.results import write_result
-from rest_store.bench.serving import asking
 from rest_store.datastore.render import counted
 from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.sources import require_sources
 from rest_store.errors import RecordingError, describe
+from rest_store.generation.comparison import LEAST_PAIRS, Speedup
 from rest_store.live.opening import open_store
 from rest_store.options import (
     SEED,
@@ -51,9 +51,10 @@ from rest_store.options import (
 )
 from rest_store.terminal import loading
 
-if TYPE_CHECKING:
-    from rest_store.bench.methods import Method
+# The settings of the paper's Table 1: of HumanEval, and of MT-Bench and all like it.
+_NUCLEUS = {"humaneval": {"temperature": 0.8, "top_p": 0.95}, "": {"temperature": 0.7, "top_p": 0.8}}
 
+Method = dict[str, Any]  # arguments of `model.generate`
 Run = dict[str, Any]
 Runs = dict[str, dict[str, list[Run]]]  # by family and method
 Figures = dict[str, dict[str, dict[str, float]]]  # the same, summed up
@@ -70,7 +71,6 @@ _WARM_UP_TOKENS = 16
 @chat_option
 @recordings_option(required=False)
 @datastores_option
-@through_service_option
 @click.option(
     "--method", "methods", metavar="NAME", multiple=True, help="Only this one and plain generation. Repeatable."
 )
@@ -94,7 +94,6 @@ def speed(
     chat: bool,
     recordings: tuple[Path, ...],
     datastores: tuple[Path, ...],
-    through_service: bool,
     methods: tuple[str, ...],
     sampling: str,
     seed: int,
@@ -120,18 +119,15 @@ def speed(
 
     --sampling nucleus uses the temperatures and top-p of REST's Table 1, with one seed for each prompt. The package's
     loop still writes the tokens of plain `generate`; prompt lookup of transformers draws other texts from the same
-    distribution. --through-service adds draft sessions that ask a service of the same datastores.
+    distribution.
     """
     import torch  # noqa: F401  a missing package is reported before anything is read
 
-    from rest_store.bench.methods import make_methods
     from rest_store.generation.model import load_model
     from rest_store.generation.support import vocabulary_size
 
     if prompts_file is None and not recordings:
         raise click.UsageError("prompts are needed: --prompts or --recordings")
-    if through_service:
-        require_datastores(datastores)
     own = None if calibration is None else Calibration.load(calibration)
     encode = encoder(None, model)
     recorded = [recording for path in recordings for recording in read_recordings(path, encode)]
@@ -143,88 +139,139 @@ def speed(
     if not prompts:
         raise RecordingError(describe("bench speed", "number of prompts", 0, "at least one"))
     require_known_tokens(prompts, vocabulary_size(target))
-    with ExitStack() as stack:
-        service = stack.enter_context(asking(datastores)) if through_service else None
-        chosen = make_methods(stores, service=service, max_nodes=max_nodes, only=methods, calibration=own)
-        if prepacked_weights:
-            stack.enter_context(rest_store.prepacked_weights(target))
-        click.echo(f"{counted(len(prompts), 'prompt')}{without(recorded, reported)}")
-        results = measure_speed(
-            target, chosen, prompts, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, progress=click.echo
-        )
-    show(results["families"], list(chosen))
+    make = functools.partial(make_methods, stores, max_nodes=max_nodes, only=methods, calibration=own)
+    make()  # a wrong name is reported first
+    if prepacked_weights:
+        click.get_current_context().with_resource(rest_store.prepacked_weights(target))
+    click.echo(f"{counted(len(prompts), 'prompt')}{without(recorded, reported)}")
+    results = measure_speed(
+        target, make, prompts, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, progress=click.echo
+    )
+    show(results["families"])
     write_result(out, "speed", click.get_current_context().params, PACKAGES, results)
+
+
+def decoding(sampling: str, family: str) -> dict[str, Any]:
+    """Return how prompts of a family are decoded, as arguments of `model.generate`.
+
+    Args:
+        sampling: "greedy", or "nucleus": temperature and top-p of REST's Table 1 for the family, without top-k.
+        family: of the prompt.
+    """
+    if sampling == "greedy":
+        return {"do_sample": False}
+    settings = next(settings for start, settings in _NUCLEUS.items() if family.startswith(start))
+    return {"do_sample": True, "top_k": 0, **settings}
+
+
+def make_methods(
+    stores: Sequence[Any],
+    *,
+    max_nodes: int,
+    only: Sequence[str] = (),
+    calibration: Calibration | None = None,
+) -> dict[str, Method]:
+    """Return the methods by name, plain generation first.
+
+    Args:
+        stores: datastores of the sessions.
+        max_nodes: most draft tokens of a step, for methods in the package's loop.
+        only: names of methods beside plain generation; empty: all.
+        calibration: of sessions; None: that of the package.
+
+    Raises:
+        RecordingError: `only` has the name of an unknown method.
+        SourceError: more datastores than a session can hold.
+    """
+
+    def sources(*counted: Any) -> list[Any]:
+        return [*counted, rest_store.PromptLookup(), rest_store.RecycledLogits()]
+
+    require_sources("--datastore", sources(*stores))
+
+    def drafted(drafter: Any) -> Method:
+        options = {"custom_generate": rest_store.generate, "drafter": drafter, "max_nodes": max_nodes}
+        return {**options, "return_dict_in_generate": True}
+
+    methods: dict[str, Method] = {
+        "plain": {},
+        "transformers prompt lookup": {"prompt_lookup_num_tokens": 10},
+        "no drafts": drafted(None),
+        "DraftSession": {**drafted(sources(*stores)), "calibration": calibration},
+    }
+    for name in only:
+        if name not in methods:
+            expected = "one of " + ", ".join(map(repr, methods))
+            raise RecordingError(describe("--method", "method", repr(name), expected))
+    return {name: methods[name] for name in dict.fromkeys(["plain", *(only or methods)])}
 
 
 def measure_speed(
     model: Any,
-    methods: dict[str, Method],
+    make_methods: Callable[[], dict[str, Method]],
     prompts: Sequence[Prompt],
     *,
     sampling: str = "greedy",
     max_new_tokens: int,
     seed: int = 0,
+    most_seconds: float = 0.0,
     progress: Callable[[str], object],
 ) -> dict[str, Any]:
-    """Continue every prompt with every method.
+    """Continue every prompt with every method, in rounds, until it is certain how fast they are or time is up.
 
     Args:
         model: of transformers.
-        methods: as `make_methods` returns them, plain generation among them.
+        make_methods: returns the methods of a round, plain generation first: one learns nothing from earlier rounds.
         prompts: at least one.
         sampling: as in `decoding`.
         max_new_tokens: most tokens of each text.
         seed: of the first prompt; each other one has the next.
+        most_seconds: after which no round begins; there is always one.
         progress: called with a line after each prompt.
 
     Returns:
-        "families": the figures by family and method; and what they were measured with.
+        "families": the figures by family and method, of the median seconds of each prompt; "rounds": by method, how
+        many times as fast as plain generation whole rounds were; and what they were measured with.
     """
     import torch
 
-    from rest_store.bench.methods import decoding
-
-    runs = write_all(
-        model, methods, prompts, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, progress=progress
-    )
+    names = list(methods := make_methods())
+    for method in methods.values():
+        warm_up(model, method, prompts)
+    rounds: dict[str, list[list[Run]]] = {name: [] for name in names}
+    end = time.perf_counter() + most_seconds
+    while True:
+        methods = make_methods()
+        for name in names:
+            rounds[name].append([])
+        for number, prompt in enumerate(prompts):
+            settings = decoding(sampling, prompt.family)
+            first = number + len(rounds["plain"])
+            for name in (names[(first + place) % len(names)] for place in range(len(names))):
+                run = write(model, methods[name], prompt.tokens, max_new_tokens, settings, seed + number)
+                rounds[name][-1].append(run)
+            progress(f"{number + 1}/{len(prompts)} {prompt.family}")
+        seconds = {name: [sum(run["seconds"] for run in one) for one in runs] for name, runs in rounds.items()}
+        speedups = {name: Speedup.of(seconds["plain"], seconds[name]) for name in names}
+        if time.perf_counter() >= end or all(one.is_certain and one.pairs >= LEAST_PAIRS for one in speedups.values()):
+            break
+    runs = by_family(prompts, {name: median_runs(made) for name, made in rounds.items()})
     return {
         "threads": torch.get_num_threads(),
         "sampling": {"kind": sampling, **{family: decoding(sampling, family) for family in runs}},
         "prompts": [
             {"family": prompt.family, "key": prompt.key, "seed": seed + number} for number, prompt in enumerate(prompts)
         ],
-        "families": summarize(runs, list(methods)),
+        "families": summarize(runs, names),
+        "rounds": {name: asdict(speedup) for name, speedup in speedups.items()},
     }
 
 
-def write_all(
-    model: Any,
-    methods: dict[str, Method],
-    prompts: Sequence[Prompt],
-    *,
-    sampling: str,
-    max_new_tokens: int,
-    seed: int,
-    progress: Callable[[str], object],
-) -> Runs:
-    """Continue every prompt with every method, after a warm-up of each that is not timed.
-
-    Returns:
-        The runs by family and method. The arguments are those of `measure_speed`.
-    """
-    from rest_store.bench.methods import decoding
-
-    for method in methods.values():
-        warm_up(model, method, prompts)
-    written: dict[str, list[Run]] = {name: [] for name in methods}
-    names = list(methods)
-    for number, prompt in enumerate(prompts):
-        settings = decoding(sampling, prompt.family)
-        for place in range(len(names)):
-            name = names[(number + place) % len(names)]
-            written[name].append(write(model, methods[name], prompt.tokens, max_new_tokens, settings, seed + number))
-        progress(f"{number + 1}/{len(prompts)} {prompt.family}")
-    return by_family(prompts, written)
+def median_runs(rounds: Sequence[Sequence[Run]]) -> list[Run]:
+    """Return a run for each prompt, with the median of its seconds over the rounds."""
+    return [
+        {**runs[0], "seconds": statistics.median(run["seconds"] for run in runs)} for runs in zip(*rounds, strict=True)
+    ]
 
 
 def warm_up(model: Any, method: Method, prompts: Sequence[Prompt]) -> None:
@@ -318,15 +365,14 @@ def figures(runs: Sequence[Run], plain: Sequence[Run]) -> dict[str, float]:
     }
 
 
-def show(table: Figures, names: Sequence[str]) -> None:
+def show(table: Figures) -> None:
     """Print the figures."""
     click.echo(
         "family: method, speedup over plain generate (for 95% of such samples; of the median prompt), M, identical"
     )
     for family, rows in table.items():
         click.echo(f"{family} ({counted(int(rows['plain']['prompts']), 'prompt')})")
-        for name in names:
-            row = rows[name]
+        for name, row in rows.items():
             click.echo(
                 f"  {name:<30}{row['speedup']:.2f} ({row['low']:.2f} to {row['high']:.2f}; "
                 f"{row['median_speedup']:.2f})  M {row['mean_tokens']:.2f}  identical {100 * row['identical']:.1f} %"

@@ -5,30 +5,28 @@ from __future__ import annotations
 import functools
 import json
 import re
-import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
 import rest_store
 from rest_store.bench.options import Destination, chat_option, prepacked_option, prompts_option
-from rest_store.bench.prompts import Prompt, encoding, interleaved, read_prompts, require_known_tokens
-from rest_store.bench.quality import measure
+from rest_store.bench.prompts import encoding, interleaved, read_prompts, require_known_tokens
 from rest_store.bench.record import write_recordings
 from rest_store.bench.recordings import read_recordings
 from rest_store.bench.replay import Outcome
+from rest_store.bench.replay_command import measure
 from rest_store.bench.report import in_order, page
 from rest_store.bench.results import read_results, write_result, write_text
-from rest_store.bench.speed import PACKAGES, Run, by_family, show, summarize, warm_up, write
+from rest_store.bench.speed import PACKAGES, make_methods, measure_speed, show
 from rest_store.datastore.manifest import FILE_NAME, Manifest
 from rest_store.datastore.render import counted
 from rest_store.drafting.calibration import Calibration
-from rest_store.generation.comparison import Speedup, in_turns
+from rest_store.generation.comparison import Speedup
 from rest_store.options import (
     PATH,
     device_option,
@@ -164,12 +162,17 @@ def try_(
     stored = {_STORE: store.info().token_count}
     quality = {"datastores": stored, "reported": len(recordings), "rows": rows}
     say("timing plain generation, prompt lookup of transformers, and all sources")
-    written, speedups = in_rounds(loaded, store, prompts, max_nodes=max_nodes, max_new_tokens=max_new_tokens)
-    families = summarize(by_family(prompts, written), METHODS)
+    speed = measure_speed(
+        loaded,
+        lambda: make_methods([store], max_nodes=max_nodes, only=METHODS),
+        prompts,
+        max_new_tokens=max_new_tokens,
+        most_seconds=_MOST_SECONDS,
+        progress=say,
+    )
+    families, speedups = speed["families"], {name: Speedup(**figures) for name, figures in speed["rounds"].items()}
     for name, speedup in speedups.items():  # as in the verdict: of whole rounds, not of the median runs of each prompt
         families["all"][name]["speedup"] = speedup.median
-    ranges = {name: asdict(speedup) for name, speedup in speedups.items()}
-    speed = {"families": families, "speedup over rounds": ranges}
     arguments = {**click.get_current_context().params, "recordings": recorded, "datastore": place}
     write_result(Destination(results / "replay.json"), "replay", arguments, ("numpy", "rest-store"), quality)
     write_result(Destination(results / "speed.json"), "speed", arguments, PACKAGES, speed)
@@ -190,45 +193,9 @@ def try_(
         facts = {"datastore": str(place), "page": str(report), "seconds": round(seconds, 1)}
         click.echo(json.dumps({"verdict": trial.verdict(), **asdict(trial), **facts}))
         return
-    show(families, METHODS)
+    show(families)
     click.echo(f"{report}: all figures, after {seconds:.0f} seconds")
     click.echo(trial.verdict())
-
-
-def in_rounds(
-    model: Any, store: Any, prompts: Sequence[Prompt], *, max_nodes: int, max_new_tokens: int
-) -> tuple[dict[str, list[Run]], dict[str, Speedup]]:
-    """Continue all prompts with each method, in turns, until it is certain how fast they are or time is up.
-
-    Returns:
-        By method: a run for each prompt, of the median seconds; and how many times as fast it is as plain generation.
-    """
-    from rest_store.bench.methods import make_methods
-
-    rounds: dict[str, list[list[Run]]] = {name: [] for name in METHODS}
-
-    def way(name: str) -> Callable[[], float]:
-        def run() -> float:
-            method = make_methods([store], max_nodes=max_nodes, only=[name])[name]  # with logits of no earlier round
-            made = [write(model, method, one.tokens, max_new_tokens, {"do_sample": False}, 0) for one in prompts]
-            rounds[name].append(made)
-            seconds = sum(run["seconds"] for run in made)
-            say(f"{name:<30}{sum(run['tokens'] for run in made) / seconds:6.1f} tokens a second")
-            return float(seconds)
-
-        return run
-
-    for method in make_methods([store], max_nodes=max_nodes, only=[THEIRS, OURS]).values():
-        warm_up(model, method, prompts)
-    seconds = in_turns({name: way(name) for name in METHODS}, most_seconds=_MOST_SECONDS)
-    written = {
-        name: [
-            {**runs[0], "seconds": statistics.median(run["seconds"] for run in runs)}
-            for runs in zip(*made, strict=True)
-        ]
-        for name, made in rounds.items()
-    }
-    return written, {name: Speedup.of(seconds["plain"], seconds[name]) for name in METHODS}
 
 
 def datastore_of(corpora: Sequence[str], model: str, out: Path, *, without: Sequence[Path] = ()) -> Path:

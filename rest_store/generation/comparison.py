@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 MOST_SECONDS = 30.0  # for a comparison, but for the round that is under way then
-_LEAST_PAIRS = 4  # of runs, where there is time: two may agree by chance
+LEAST_PAIRS = 4  # of runs, where there is time: two may agree by chance
 _NARROW = 1.1  # greatest ratio of the ends of an interval that a verdict rests on
 
 
@@ -72,7 +72,7 @@ def in_turns(ways: Mapping[str, Callable[[], float]], *, most_seconds: float | N
         for name in (*ways, *reversed([*ways])):
             seconds[name].append(ways[name]())
         speedups = [Speedup.of(seconds[first], seconds[name]) for name in others]
-        certain = all(speedup.pairs >= _LEAST_PAIRS and speedup.is_certain for speedup in speedups)
+        certain = all(speedup.pairs >= LEAST_PAIRS and speedup.is_certain for speedup in speedups)
         if certain or time.perf_counter() >= end:
             return seconds
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,7 @@ def test_results_name_commit_machine_and_data(tmp_path: Path) -> None:
     assert json.loads(out.stream.getvalue()) == written  # type: ignore[attr-defined]
     assert written["arguments"] == {"file": "data", "to": "y"}
     assert written["data"] == hashes
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d", written["date"])
     assert str(tmp_path) not in json.dumps(written)
     refused(
         ResultsError, lambda: write_result(Destination(tmp_path / "data" / "x.json"), "x", {}, (), 1), "not writable"

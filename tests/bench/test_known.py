@@ -11,20 +11,20 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from rest_store.bench.known import REMEMBERED
+from rest_store.bench.known import OTHERS
 from rest_store.bench.recordings import Recording
-from rest_store.bench.remembering import among_others, among_runs, in_turn, new_live_datastore, with_all
+from rest_store.bench.remembering import among_others, holding, in_turn, new_live_datastore
 from rest_store.cli import main
 from tests.shared.strategies import Corpus, identity, write_datastore
 
 VOCABULARY = 300
 
 
-def recording(number: int, key: str = "", run: int = 0) -> Recording:
+def recording(number: int, key: str = "") -> Recording:
     """A recording whose output is the tokens 10 * number + 1 .. 10 * number + 4."""
     output = np.arange(10 * number + 1, 10 * number + 5, dtype=np.int32)
     prompt = np.array([200 + number, 9], np.int32)
-    return Recording("all", number, prompt, output, np.zeros((0, 0), np.int32), key, run=run)
+    return Recording("all", number, prompt, output, np.zeros((0, 0), np.int32), key)
 
 
 @pytest.mark.parametrize(
@@ -32,8 +32,6 @@ def recording(number: int, key: str = "", run: int = 0) -> Recording:
     [
         (in_turn, [[], [0], [0, 1]]),
         (among_others, [[2], [2], [0, 1]]),
-        (among_runs, [[1, 2], [0, 2], [0, 1]]),
-        (with_all, [[0, 1, 2]] * 3),
     ],
 )
 def test_a_live_datastore_holds_what_each_order_says(order: Callable[..., Any], held: list[list[int]]) -> None:
@@ -50,26 +48,48 @@ def test_a_live_datastore_holds_what_each_order_says(order: Callable[..., Any], 
         assert replayed == list(zip(recordings, held, strict=True))
 
 
-def test_turns_of_one_run_do_not_know_each_other() -> None:
-    recordings = [recording(0, "task", 1), recording(1, "task", 1), recording(2, "task", 2)]
+def test_a_live_datastore_holds_what_is_given() -> None:
+    others = [recording(3), recording(4)]
     with new_live_datastore(identity(VOCABULARY)) as live:
-        known = [[recordings.index(other) for other in others] for _, others in among_runs(recordings, live)]
-    assert known == [[2], [2], [0, 1]]
+        replayed = list(holding(others)([recording(0), recording(1)], live, lambda one: one.part == 1))
+        assert [(one.part, known) for one, known in replayed] == [(1, others)]
+        assert live.info().document_count == 2
 
 
-def test_the_command_writes_a_row_for_all_that_is_remembered(tmp_path: Path) -> None:
+def bench_replay(tmp_path: Path, *options: object) -> Any:
+    out = tmp_path / "known.json"
+    words = ["bench", "replay", "--datastore", tmp_path, "--max-nodes", 4, *options, "--out", out]
+    done = CliRunner().invoke(main, list(map(str, words)))
+    assert done.exit_code == 0, done.output
+    return json.loads(out.read_text())["results"]["known"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A datastore, and 20 recordings of the same text after other prompts."""
     text = [1, 2, 3, 4, 5, 6, 7, 8] * 4
     write_datastore(tmp_path, Corpus(VOCABULARY, [[[50, 51, 52]]]))
     rows = [{"prompt": [100 + number], "output": text, "set": "a"} for number in range(20)]
     (tmp_path / "recordings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = ["--recordings", tmp_path / "recordings.jsonl", "--datastore", tmp_path, "--max-nodes", 4]
-    done = CliRunner().invoke(
-        main, ["bench", "replay", "--memory", *map(str, options), "--out", str(tmp_path / "live.json")]
-    )
-    assert done.exit_code == 0, done.output
-    results = json.loads((tmp_path / "live.json").read_text())["results"]
-    figures = {(row["datastores"], row["remembered"]): row for row in results["known"]}
-    assert set(figures) == {(with_stores, name) for with_stores in (True, False) for name in ("nothing", *REMEMBERED)}
+    return tmp_path
+
+
+def test_the_command_writes_a_row_for_all_that_is_remembered(folder: Path) -> None:
+    rows = bench_replay(folder, "--recordings", folder / "recordings.jsonl", "--memory")
+    figures = {(row["datastores"], row["remembered"]): row["M"] for row in rows}
+    assert set(figures) == {(with_stores, name) for with_stores in (True, False) for name in ("nothing", *OTHERS)}
     for with_stores in (True, False):
-        nothing, all_others = (figures[with_stores, name]["M"] for name in ("nothing", "all of other tasks"))
-        assert all_others > 1.2 * nothing
+        assert figures[with_stores, "all of other tasks"] > 1.2 * figures[with_stores, "nothing"]
+
+
+def test_files_are_remembered_one_beside_the_other_but_never_what_is_replayed(folder: Path) -> None:
+    fresh, same = folder / "fresh.jsonl", folder / "recordings.jsonl"
+    text = list(range(20, 60))
+    (folder / "replayed.jsonl").write_text(json.dumps({"prompt": [1], "output": text}) + "\n")
+    fresh.write_text((folder / "replayed.jsonl").read_text() + json.dumps({"prompt": [2], "output": text[:20]}) + "\n")
+    recordings = ["--recordings", folder / "replayed.jsonl"]
+    rows = bench_replay(folder, *recordings, "--remember", same, "--remember", fresh)
+    figures = {row["remembered"]: row["M"] for row in rows if row["datastores"]}
+    assert list(figures) == ["nothing", "recordings.jsonl", "recordings.jsonl and fresh.jsonl"]
+    assert figures["recordings.jsonl"] < 1.1 * figures["nothing"], "another text"
+    assert 1.5 < figures["recordings.jsonl and fresh.jsonl"] < 4, "half of the text, and not the replayed recording"

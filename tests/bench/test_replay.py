@@ -16,9 +16,9 @@ import pytest
 from click.testing import CliRunner
 
 from rest_store.bench.baselines import RestRule
-from rest_store.bench.quality import measure
 from rest_store.bench.recordings import Recording, part_of, read_recordings
 from rest_store.bench.replay import Outcome, Replayed, fit_calibration, replay, walk
+from rest_store.bench.replay_command import measure
 from rest_store.cli import main
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.tree import TokenTree

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 from transformers import AutoTokenizer
 
-from rest_store.bench.methods import make_methods
-from rest_store.bench.prompts import chat_tokens
+from rest_store.bench import speed
+from rest_store.bench.prompts import Prompt, chat_tokens
 from rest_store.bench.recordings import FIT_PARTS, part_of
 from rest_store.bench.results import file_hash, read_results
 from rest_store.cli import main
@@ -71,16 +71,40 @@ def test_all_methods_sample_from_the_same_seeds_and_ours_write_the_plain_text(fo
 def test_greedy_decoding_of_all_methods_writes_the_plain_text(folder: Path, tmp_path: Path) -> None:
     command = ["bench", "speed", "--model", folder / "model", "--recordings", folder / "traces.jsonl"]
     command += ["--max-new-tokens", 12]
-    command += ["--datastore", folder / "ds", "--per-family", 1, "--through-service"]
+    command += ["--datastore", folder / "ds", "--per-family", 1]
     status, shown = run(*command, "--out", tmp_path / "speed.json")
     assert status == 0, shown
     figures = read_results(tmp_path)["speed"].figures
-    methods = {"plain", *OURS, *THEIRS, "DraftSession through a service"}
+    methods = {"plain", *OURS, *THEIRS}
     assert {name: one["identical"] for name, one in figures["families"]["all"].items()} == dict.fromkeys(methods, 1)
     assert figures["sampling"] == {"kind": "greedy", "humaneval-raw": {"do_sample": False}}
     assert figures["families"]["all"]["plain"]["mean_tokens"] == 1
     session = figures["families"]["all"]["DraftSession"]
     assert session["low"] <= session["speedup"] <= session["high"]
+
+
+def test_rounds_are_repeated_until_it_is_certain_and_methods_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[tuple[str, int]] = []
+    made: list[object] = []
+    seconds = {"plain": 3.0, "drafted": 1.5}
+
+    def write(model: Any, method: Any, prompt: list[int], *settings: Any) -> dict[str, Any]:
+        written.append((method["name"], prompt[0]))
+        return {"seconds": seconds[method["name"]], "passes": 2, "written": [1, 2], "tokens": 2}
+
+    def methods() -> dict[str, Any]:
+        made.append(None)
+        return {name: {"name": name} for name in seconds}
+
+    monkeypatch.setattr(speed, "write", write)
+    prompts = [Prompt("a", "x", [7]), Prompt("b", "y", [8])]
+    results = speed.measure_speed(None, methods, prompts, max_new_tokens=2, most_seconds=60.0, progress=print)
+    assert results["rounds"]["drafted"] == {"median": 2.0, "low": 2.0, "high": 2.0, "pairs": 4}
+    assert results["families"]["b"]["drafted"]["median_speedup"] == 2
+    timed = written[2:]
+    assert len(timed) == 4 * 2 * 2
+    assert [name for name, _ in timed[:4]] == ["drafted", "plain", "plain", "drafted"], "each begins with another one"
+    assert len(made) == 5, "no method learns from an earlier round"
 
 
 def test_all_of_ones_own_prompts_are_taken(folder: Path, tmp_path: Path) -> None:
@@ -104,18 +128,14 @@ def test_all_of_ones_own_prompts_are_taken(folder: Path, tmp_path: Path) -> None
 
 
 def test_what_cannot_be_compared_is_refused(folder: Path, tmp_path: Path) -> None:
-    refused(RecordingError, lambda: make_methods([], max_nodes=4, only=["magic"]), "magic", "plain")
+    refused(RecordingError, lambda: speed.make_methods([], max_nodes=4, only=["magic"]), "magic", "plain")
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     tokenizer.chat_template = None
     refused(RecordingError, lambda: chat_tokens(tokenizer, "a"), "chat template is absent", str(folder / "model"))
     command = ["bench", "speed", "--model", folder / "model"]
     assert run(*command)[0] == 2
     command += ["--recordings", folder / "traces.jsonl"]
-    for extra, fragment in (
-        (["--method", "magic"], "'magic', expected one of 'plain'"),
-        (["--through-service"], "number of datastores is 0"),
-    ):
-        status, shown = run(*command, *extra)
-        assert (status, fragment in shown) == (1, True), shown
+    status, shown = run(*command, "--method", "magic")
+    assert (status, "'magic', expected one of 'plain'" in shown) == (1, True), shown
     stores = [open_datastore(tmp_path, ONE_TO_NINE) for _ in range(7)]
-    refused(SourceError, lambda: make_methods(stores, max_nodes=16), "number of sources")
+    refused(SourceError, lambda: speed.make_methods(stores, max_nodes=16), "number of sources")

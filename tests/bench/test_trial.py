@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from rest_store.bench import trial as trying
 from rest_store.bench.results import read_results
-from rest_store.bench.trial import METHODS, Trial
+from rest_store.bench.trial import Trial
 from rest_store.cli import main
 from rest_store.datastore.manifest import Manifest
 from rest_store.generation.comparison import Speedup
@@ -70,16 +70,14 @@ def test_one_command_builds_records_measures_and_writes_the_page(folder: Path, f
     *_, place, verdict = first.stdout.splitlines()
     assert place.startswith(f"{out}/report.html: ")
     assert verdict.startswith("5 prompts, drafts of all sources beside plain generation: ")
-    ranges = results["speed"].figures["speedup over rounds"]
+    ranges = results["speed"].figures["rounds"]
     assert f"{ranges['DraftSession']['low']:.2f} to {ranges['DraftSession']['high']:.2f} in " in verdict
     shown = re.search(r"DraftSession +([\d.]+) ", first.stdout)
     assert shown is not None
     assert shown[1] == f"{ranges['DraftSession']['median']:.2f}", "the table has the figure of the verdict"
-    assert ranges["DraftSession"]["pairs"] == ranges["transformers prompt lookup"]["pairs"] >= 2
+    assert ranges["DraftSession"]["pairs"] == ranges["transformers prompt lookup"]["pairs"] == 1
     for step in ("building", "model: ", "recording 5 outputs", "5/5 all", "replaying", "timing"):
         assert step in first.stderr, "progress"
-    turns = re.findall(r"^(plain|transformers prompt lookup|DraftSession) +[\d.]+ tokens a second$", first.stderr, re.M)
-    assert turns[:6] == [*METHODS, *reversed(METHODS)], "there and back"
 
 
 def test_a_datastore_of_the_same_corpora_is_used_again(folder: Path, first: Any) -> None:

@@ -7,21 +7,20 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import bench_build
 import bench_drafting
+import bench_gpu
 import bench_live
-import bench_query
 import bench_service
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from walks import CONTEXT, long_walks
 
+from rest_store.bench.cost_model import CostModel
 from rest_store.bench.recordings import Recording
 from rest_store.bench.report import page
 from rest_store.bench.results import read_results
 from rest_store.datastore.tree import TokenTree
-from tests.shared.builds import write_tokenizer
 from tests.shared.html import read
 from tests.shared.strategies import Corpus, write_datastore
 
@@ -64,36 +63,29 @@ def inputs(folder: Path) -> list[Any]:
     return ["--recordings", folder / "recordings.jsonl", "--datastore", folder / "ds", "--datastore", folder / "other"]
 
 
-def test_queries_are_measured(inputs: list[Any], tmp_path: Path) -> None:
-    figures = run(bench_query, tmp_path / "query.json", *inputs, "--contexts", 200)
-    assert set(figures["datastores"]) == {"ds", "other"}
-    assert 0 < figures["ds, draft"]["median"] <= figures["ds, draft"]["p99"]
-
-
 def test_drafting_is_measured(inputs: list[Any], tmp_path: Path) -> None:
     figures = run(bench_drafting, tmp_path / "drafting.json", *inputs)
     assert 0 < figures["16 nodes"]["median_us"] <= figures["16 nodes"]["p90_us"]
     assert figures["64 chains of 8 in a batch"]["steps"] > 0
 
 
-def test_builds_are_measured(tmp_path: Path) -> None:
-    (tmp_path / "code.py").write_text("def add(first, second):\n    return first + second\n" * 20)
-    tokenizer = write_tokenizer(tmp_path / "tokenizer.json")
-    options = ["--tokenizer", tokenizer, "--corpus", tmp_path, "--workers", 1]
-    rows = run(bench_build, tmp_path / "out" / "build.json", *options)
-    assert [row["encoder"] for row in rows] == ["fastokens", "tokenizers"]
-    assert all(row["tokens_per_second"] > 0 for row in rows)
-
-
 def test_a_service_is_measured(inputs: list[Any], tmp_path: Path) -> None:
-    figures = run(bench_service, tmp_path / "service.json", *inputs, "--requests", 32, "--seconds", 0.1)
+    figures = run(bench_service, tmp_path / "service.json", *inputs, "--seconds", 0.1)
     for nodes in ("16 nodes", "64 nodes"):
         ways = figures[nodes]
         assert {way["without an answer"] for way in ways.values()} == {0}
         assert ways["service, TCP"]["M"] == ways["service, Unix socket"]["M"] == ways["in process"]["M"] > 1
         assert ways["a service each, Unix sockets"]["M"] > 1
     assert all(rate > 0 for rate in figures["at once"].values())
-    assert set(figures["calls"]) == {"in process", "service"}
+
+
+def test_what_a_step_costs_is_a_cost_model(tmp_path: Path) -> None:
+    out = tmp_path / "costs.json"
+    done = CliRunner().invoke(bench_gpu.main, ["--shape", "tiny", "--device", "cpu", "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    model = CostModel.read(out)
+    assert model.fixed + model.verified_token > 0
+    assert "shape tiny" in model.source
 
 
 def test_a_live_datastore_is_measured(folder: Path, tmp_path: Path) -> None:

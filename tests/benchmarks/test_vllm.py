@@ -46,11 +46,9 @@ def test_figures_are_relative_to_the_same_round() -> None:
     assert figures["corpora"] == {
         "tokens a second": 16.0,
         "of none": 4.0,
-        "of suffix": 2.0,
         "decoding": {
             "tokens a second": 20.0,
             "of none": 4.0,
-            "of suffix": 2.0,
         },
         "tokens a row and step": 1.5,
         "drafted a row and step": 3.0,

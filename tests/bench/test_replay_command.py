@@ -13,9 +13,9 @@ from click.testing import CliRunner, Result
 
 from rest_store.bench import calibrate as calibrating
 from rest_store.bench.baselines import PromptLookupRule, RestRule
-from rest_store.bench.quality import measure
 from rest_store.bench.recordings import Recording
 from rest_store.bench.replay import replay, walk
+from rest_store.bench.replay_command import measure
 from rest_store.cli import main
 from rest_store.datastore.datastore import Datastore
 from rest_store.drafting.calibration import Calibration
@@ -29,7 +29,7 @@ LINE = [1, 2, 3, 4, 5] * 10
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("quality")
+    folder = tmp_path_factory.mktemp("replays")
     for name, documents in (("a", [LINE]), ("b", [[6, 7, 8, 9] * 10]), ("other/a", [[6, 7, 8, 9] * 2])):
         (folder / name).mkdir(parents=True)
         write_datastore(folder / name, Corpus(VOCABULARY, [documents]))
@@ -101,15 +101,3 @@ def test_bad_options_are_refused_before_anything_is_fitted(folder: Path, monkeyp
         done = bench(folder, *store, *options)
         assert done.exit_code == 1, done.output
         assert fragment in done.output
-
-
-def test_sessions_over_some_of_the_datastores_are_merged(folder: Path) -> None:
-    pytest.importorskip("rest_store.drafting.merge")
-    stores = ["--datastore", folder / "a", "--datastore", folder / "other/a"]
-    members = ["--member", folder / "a", "--member", f"{folder}/a:1/1,{folder}/other/a"]
-    done = bench(folder, *stores, *members, "--no-ablations", "--out", folder / "members.json")
-    assert done.exit_code == 0, done.output
-    rows = {row["drafting"]: row["M"] for row in json.loads((folder / "members.json").read_text())["results"]["rows"]}
-    assert rows["2 sessions, merged"] > 2
-    done = bench(folder, *stores, "--member", f"{folder}/a:3/2")
-    assert (done.exit_code, "part is 3/2" in done.output) == (1, True)

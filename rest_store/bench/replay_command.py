@@ -13,7 +13,7 @@ from rest_store.bench.baselines import PromptLookupRule, RestRule
 from rest_store.bench.beside_head import beside_heads
 from rest_store.bench.cost_model import Batch, CostModel
 from rest_store.bench.datastores import open_datastores
-from rest_store.bench.known import Variant, measure_known
+from rest_store.bench.known import OTHERS, Variant, measure_known
 from rest_store.bench.options import (
     Destination,
     calibration_of,
@@ -21,12 +21,14 @@ from rest_store.bench.options import (
     datastores_option,
     every_option,
     recordings_option,
+    remember_option,
     result_options,
     tokenizer_option,
 )
 from rest_store.bench.other_drafters import other_drafters
-from rest_store.bench.recordings import Recording, amount, identity_of_texts, read_all, unfitted, without
-from rest_store.bench.replay import Outcome, Tokens, fresh, replay, walk
+from rest_store.bench.recordings import Recording, amount, identity_of_texts, read_all, remembered, unfitted, without
+from rest_store.bench.remembering import holding
+from rest_store.bench.replay import Outcome, Tokens, replay, walk
 from rest_store.bench.results import write_result
 from rest_store.datastore.render import counted
 from rest_store.datastore.store import Store
@@ -40,20 +42,13 @@ _REST_NODES, _LOOKUP_NODES = 24, 10  # of the two rules
 @click.command(epilog="Example: rest-store bench replay --recordings traces.jsonl.gz --datastore python.ds")
 @recordings_option()
 @datastores_option
-@click.option(
-    "--member",
-    "members",
-    metavar="DIR[:I/N][,...]",
-    multiple=True,
-    help="Draft also with a session for each --member, and merge their trees as those of services are: its datastores, "
-    "or parts of their shards. Repeatable.",
-)
 @tokenizer_option
 @calibration_option
 @max_nodes_option((16, 64), multiple=True)
 @every_option
 @click.option("--no-ablations", is_flag=True, help="Leave out the rows with each source alone or left out.")
 @click.option("--memory", is_flag=True, help="Replay also while a live datastore remembers the other recordings.")
+@remember_option
 @click.option(
     "--cost-model",
     metavar="FILE",
@@ -81,13 +76,13 @@ _REST_NODES, _LOOKUP_NODES = 24, 10  # of the two rules
 def replay_command(
     recordings: tuple[Path, ...],
     datastores: tuple[Path, ...],
-    members: tuple[str, ...],
     tokenizer: str | None,
     calibration: Path | None,
     max_nodes: tuple[int, ...],
     every: int,
     no_ablations: bool,
     memory: bool,
+    remember: tuple[Path, ...],
     cost_model: Path | None,
     batches: tuple[int, ...],
     drafting_us: float | None,
@@ -95,10 +90,13 @@ def replay_command(
 ) -> None:
     """Replay recordings without the model, and print M, tokens per forward pass.
 
-    Recordings are JSON lines, as ids or texts: prompt and output, as `bench record` writes; messages, as logs of an
-    OpenAI-compatible server; ids with turns, as traces of agents. Figures are of those that the calibration was not
-    fitted to: all tokens, the median recording, and families. In a replay every step drafts as many nodes as it may;
-    generation cuts trees where another node costs more time than it saves, so its M is lower.
+    Recordings are JSON lines, as ids or texts: prompt and output, as `bench record` writes; messages, or messages and
+    choices, as logs of an OpenAI-compatible server; ids with turns, as traces of agents. For logs of your own,
+    `--recordings logs.jsonl --tokenizer MODEL --memory` says what remembering would have brought, in order.
+
+    Figures are of those recordings that the calibration was not fitted to: all tokens, the median recording, and
+    families. In a replay every step drafts as many nodes as it may; generation cuts trees where another node costs more
+    time than it saves, so its M is lower.
 
     With --cost-model speeds relative to plain decoding are modelled, and drafts are cut. All rows of a batch are taken
     to be alike, and to be drafted for one after the other.
@@ -106,25 +104,26 @@ def replay_command(
     stores = open_datastores(datastores)
     require_sources("--datastore", list(stores.values()))
     model = None if cost_model is None else CostModel.read(cost_model)
-    identity = identity_of_texts(stores, tokenizer) if memory else None
-    merged = _open_members(members) if members else []
+    identity = identity_of_texts(stores, tokenizer) if memory or remember else None
     used = calibration_of(calibration)
     chosen = read_all(recordings, stores, tokenizer)[::every]
     reported = unfitted(chosen, used, "bench replay")
+    known = remembered(remember, reported, stores, tokenizer)
+    orders = {**(OTHERS if memory else {}), **{name: holding(others) for name, others in known.items()}}
 
     def show(drafting: str, nodes: int, outcome: Outcome) -> None:
         click.echo(f"{drafting}, {counted(nodes, 'node')}: {outcome.summary()}")
 
-    click.echo(f"{amount(reported)}{without(chosen, reported)}; M, and where it lies for 95% of such samples:")
+    click.echo(f"{amount(reported)}{without(chosen, reported)}")
+    click.echo("M, tokens per forward pass, and where it lies for 95% of such samples:")
     results: dict[str, Any] = {
         "datastores": {name: store.info().token_count for name, store in stores.items()},
-        "members": list(members),
         "reported": len(reported),
     }
     variants = [Variant(counted(nodes, "node"), nodes) for nodes in max_nodes]
     if model is None:
         ablations = not no_ablations
-        rows = measure(reported, stores, used, members=merged, budgets=max_nodes, ablations=ablations, progress=show)
+        rows = measure(reported, stores, used, budgets=max_nodes, ablations=ablations, progress=show)
         for row in rows:
             if row["drafting"] == "session":
                 click.echo(f"calibration error with {counted(row['nodes'], 'node')}: {row['calibration_error']:.4f}")
@@ -151,9 +150,9 @@ def replay_command(
             "other_drafters": others,
             "beside": beside,
         }
-    if memory or model is not None:
+    if orders or model is not None:
         results["known"] = measure_known(
-            chosen, reported, stores, used, variants=variants, tokenizer=identity, progress=click.echo
+            chosen, reported, stores, used, variants=variants, orders=orders, tokenizer=identity, progress=click.echo
         )
     write_result(out, "replay", click.get_current_context().params, ("numpy", "rest-store"), results)
 
@@ -162,18 +161,11 @@ def _drafting(microseconds: float | None) -> str:
     return "as measured here" if microseconds is None else f"{microseconds:g} us a row, as given"
 
 
-def _open_members(members: Sequence[str]) -> list[Sequence[Store]]:
-    from rest_store.bench.members import open_member
-
-    return [open_member(member) for member in members]
-
-
 def measure(
     recordings: Sequence[Recording],
     stores: Mapping[str, Store],
     calibration: Calibration,
     *,
-    members: Sequence[Sequence[Store]] = (),
     budgets: Sequence[int] = (16, 64),
     ablations: bool = True,
     progress: Callable[[str, int, Outcome], None] | None = None,
@@ -184,7 +176,6 @@ def measure(
         recordings: to report on; `calibration` must not have been fitted to them.
         stores: datastores by name.
         calibration: of the session; not changed.
-        members: datastores of sessions whose trees are merged; none: no such rows.
         budgets: nodes of a step.
         ablations: whether to replay also with each source alone and with each left out.
         progress: called after each row with its name, nodes and outcome.
@@ -219,16 +210,8 @@ def measure(
         del local["recycled logits"]
     sources = {**local, **stores}
 
-    def merged(prompt: Tokens) -> closing[Any]:
-        from rest_store.bench.members import MergedSessions
-
-        return closing(MergedSessions([fresh([*local.values(), *of]) for of in members], prompt, calibration))
-
     for nodes in budgets:
         add("session", nodes, replay(recordings, list(sources.values()), calibration, max_nodes=nodes))
-        if members:
-            name = f"{len(members)} sessions, merged"
-            add(name, nodes, walk(recordings, merged, max_nodes=nodes))
         for name in sources if ablations and len(sources) > 1 else ():
             add(f"session, {name} alone", nodes, replay(recordings, [sources[name]], calibration, max_nodes=nodes))
             others = [source for other, source in sources.items() if other != name]

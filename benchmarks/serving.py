@@ -8,12 +8,8 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rest_store.errors import ServeError, describe
-
-if TYPE_CHECKING:
-    from rest_store.service.client.client import DatastoreClient
 
 TIMEOUT = 60.0  # seconds for an answer: a busy machine must not end a measurement
 
@@ -46,17 +42,3 @@ def serving(directories: Sequence[Path], *others: str) -> Iterator[list[str]]:
         else:
             raise ServeError(describe("bench", "service", "not started", "ready"))
         yield addresses
-
-
-@contextlib.contextmanager
-def asking(directories: Sequence[Path]) -> Iterator[DatastoreClient]:
-    """Serve `directories` and yield a client of the service.
-
-    Raises:
-        ServeError: the service did not start; it has printed the reason.
-    """
-    from rest_store.service.client.client import DatastoreClient
-
-    with serving(directories) as (target,), DatastoreClient(target, timeout=TIMEOUT) as client:
-        client.connect()
-        yield client
