@@ -202,6 +202,7 @@ def some_client(chance: random.Random, texts: Texts, services: Services) -> tupl
     """A client of a service."""
     target = services.target([[token for token in text if 0 <= token < VOCABULARY] or [1] for text in texts])
     options = {
+        "send_text": chance.random() < 0.7,
         "timeout": chance.choice([0.005, PATIENCE]),
         "tokenizer": chance.choice([None, identity(VOCABULARY), identity(VOCABULARY), identity(12)]),
     }

@@ -306,6 +306,7 @@ def drafted_through(chance: random.Random, target: str) -> Counter[str]:
             target,
             timeout=0.3,
             datastore=chance.choice(["one", "two", None]),
+            send_text=chance.random() < 0.8,
         ) as client,
         rest_store.DraftSession([client, *sources], prompt=[1, 2, 3], source_timeout=2.0) as session,
     ):

@@ -88,11 +88,15 @@ def test_the_text_is_the_same_in_process_and_through_a_service(
         assert remote.statistics.drafts.dropped == {}
 
 
+SEND_TEXT = pytest.mark.parametrize("send_text", [True, False], ids=["whole text", "its end"])
+
+
+@SEND_TEXT
 @pytest.mark.parametrize("way", ["killed", "stopped", "paused"])
 def test_a_service_that_goes_away_half_way_changes_nothing(
-    model: Any, inputs: dict[str, torch.Tensor], plain: list[int], datastore: Path, way: str
+    model: Any, inputs: dict[str, torch.Tensor], plain: list[int], datastore: Path, way: str, send_text: bool
 ) -> None:
-    with running(datastore) as service, rest_store.DatastoreClient(service.target) as client:
+    with running(datastore) as service, rest_store.DatastoreClient(service.target, send_text=send_text) as client:
         assert client.connect().datastores
         ways = {"killed": service.kill, "stopped": service.stop, "paused": service.pause}
         with pytest.warns(DraftingWarning, match=f"went on without a session or source: {service.target}: ") as issued:
@@ -103,13 +107,14 @@ def test_a_service_that_goes_away_half_way_changes_nothing(
         assert output.statistics.drafts.errors == [], "the session goes on without the source"
 
 
+@SEND_TEXT
 def test_a_drained_service_hands_a_generation_over_to_another(
-    model: Any, inputs: dict[str, torch.Tensor], plain: list[int], datastore: Path
+    model: Any, inputs: dict[str, torch.Tensor], plain: list[int], datastore: Path, send_text: bool
 ) -> None:
     """With all sources: not one step goes without."""
     with running(datastore) as first, running(datastore) as second:
         targets = [first.target, second.target]
-        with rest_store.DatastoreClient(targets, timeout=10) as client:
+        with rest_store.DatastoreClient(targets, timeout=10, send_text=send_text) as client:
             sources = [client, rest_store.PromptLookup(), rest_store.RecycledLogits()]
             output = drafted(model, inputs, sources, OnTokens(NEW_TOKENS // 2, first.stop))
             assert output.sequences[0].tolist() == plain

@@ -157,6 +157,16 @@ def test_a_step_is_one_small_message(steady: Service) -> None:
     assert [Request.FromString(data).HasField("draft") for data in rest] == [True] * 4 + [False, True]
 
 
+def test_without_the_text_only_its_end_is_sent(steady: Service) -> None:
+    text = [*range(100, 200), *TEXT]
+    with Relay(steady.target) as relay:
+        with stepping(relay.target, text=text, send_text=False) as stepper:
+            assert len(stepper.step()) > 0
+            stepper.accept(3, top_k=[[5, 6]] * 100)
+            assert len(stepper.step()) > 0
+        assert relay.tokens() == [*text[-64:], 3]
+
+
 def test_a_client_that_was_never_connected_describes_the_service_first(steady: Service) -> None:
     with DatastoreClient(steady.target, datastore="one", timeout=PATIENCE) as client:
         stepper = Stepper(client)

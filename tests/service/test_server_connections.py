@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import selectors
+import signal
 import socket
 from pathlib import Path
 
@@ -17,7 +19,8 @@ from rest_store.service.server import calls
 from rest_store.service.server.limits import Limits
 from rest_store.service.server.server import Options, Server
 from rest_store.v1 import datastore_pb2 as pb
-from tests.shared.services import PATIENCE, metrics_of, running
+from tests.shared.live import until
+from tests.shared.services import PATIENCE, Service, metrics_of, running
 from tests.shared.sessions import SessionTalk, opening, step
 
 ASKED = pb.DraftRequest(contexts=[pb.Context(tokens=[1, 2])])
@@ -132,3 +135,51 @@ def test_health_checks_beyond_their_limit_are_refused_and_cost_nobody_else(
         await server.drain()
 
     asyncio.run(run())
+
+
+def test_workers_share_an_address_and_end_together(directory: Path) -> None:
+    def workers(service: Service) -> list[int]:
+        process = service.process.pid
+        return [*map(int, Path(f"/proc/{process}/task/{process}/children").read_text("ascii").split())]
+
+    with running(f"served={directory}", options=["--workers", "3"]) as service:
+        first = workers(service)
+        assert len(first) == 3
+        with contextlib.ExitStack() as stack:  # each a connection, which one of the workers has
+            stubs = [stack.enter_context(service.stub()) for _ in range(30)]
+            assert all(len(stub.Draft(ASKED, timeout=PATIENCE).trees) == 1 for stub in stubs)
+            sockets = [len([*Path(f"/proc/{worker}/fd").iterdir()]) for worker in first]
+            assert min(sockets) < max(sockets) < min(sockets) + 30
+        with pytest.raises(RuntimeError, match="in use"), running(directory, listen=[service.target]):
+            pass
+        with (
+            pytest.raises(RuntimeError, match="in use"),
+            running(directory, listen=[service.target], options=["--workers", "2"]),
+        ):
+            pass
+        service.signal(signal.SIGHUP)
+        until(lambda: sum("reloaded served" in line for line in service.log) == 3)
+        assert service.stop() == 0
+        service.restart()
+        again = workers(service)
+        os.kill(again[1], signal.SIGKILL)
+        assert service._ended() == 9
+        assert not any(Path(f"/proc/{worker}").exists() for worker in [*first, *again])
+        service.restart()
+        last = workers(service)
+        service.kill()
+        until(lambda: not any(Path(f"/proc/{worker}").exists() for worker in last))  # nobody is left behind
+
+
+def test_workers_are_for_frozen_datastores_and_ports(directory: Path, tmp_path: Path) -> None:
+    absent = str(tmp_path / "absent")
+    for arguments, status, found in (
+        ([str(directory), "--live", str(tmp_path / "chat")], 2, "needs frozen datastores"),
+        ([str(directory), "--listen", f"unix:{tmp_path}/socket"], 2, "and HOST:PORT to listen on"),
+        ([absent], 1, "absent"),
+    ):
+        with (
+            pytest.raises(RuntimeError, match=f"(?s)status {status}.*{found}"),
+            running(options=["--workers", "2", *arguments]),
+        ):
+            pass

@@ -25,6 +25,8 @@ from rest_store.service.client.requests import WRITE_SECONDS, Request, Requests
 from rest_store.service.client.targets import Targets, split_location, target_groups
 from rest_store.service.client.trees import TreeLimits, sum_of_trees
 
+_SENT_TOKENS = 64  # of an opening without `send_text`
+
 T = TypeVar("T")
 
 
@@ -51,6 +53,8 @@ class DatastoreClient:
         token: bearer token.
         tls: certificates; True: those of gRPC; None: no TLS, for this machine and trusted networks.
         timeout: seconds for each call, all attempts together, and for each step of a session.
+        send_text: whether the service gets the whole text of a draft session, not only the last 64 tokens and what the
+            model writes from then on.
 
     Raises:
         TargetError: an address, certificate, list of datastores or name that is not valid.
@@ -69,6 +73,7 @@ class DatastoreClient:
         token: str | None = None,
         tls: Tls | bool | None = None,
         timeout: float = 0.1,
+        send_text: bool = True,
     ) -> None:
         if isinstance(targets, str):
             targets, name = split_location(targets)
@@ -77,6 +82,7 @@ class DatastoreClient:
         self._target = ";".join(map(",".join, groups))
         self._names = names
         self._timeout = seconds_of(timeout)
+        self._opening_tokens = None if send_text else _SENT_TOKENS
         identity = None if tokenizer is None else identity_of(tokenizer)
         dialer = Dialer(token, tls)
         space = label("client", "a namespace", namespace)
@@ -275,7 +281,8 @@ class DatastoreClient:
     def members(self, settings: MemberSettings, text: Callable[[], npt.NDArray[np.int32]]) -> list[ServiceMember]:
         """Return a new session's members for `DraftSession`, one for each part, as `MemberSource.members`."""
         members = [
-            ServiceMember(self._parts, part, settings, text, timeout=self._timeout) for part in self._parts.members
+            ServiceMember(self._parts, part, settings, text, timeout=self._timeout, most_sent=self._opening_tokens)
+            for part in self._parts.members
         ]
         for member in members:
             member.open_ahead()

@@ -49,6 +49,7 @@ class ServiceMember:
         settings: of the session.
         text: returns the text so far, int32[n].
         timeout: seconds that a step waits at most.
+        most_sent: tokens of an opening, the last of the text; None: all.
     """
 
     def __init__(
@@ -59,12 +60,14 @@ class ServiceMember:
         text: Callable[[], npt.NDArray[np.int32]],
         *,
         timeout: float,
+        most_sent: int | None = None,
     ) -> None:
         self._parts = parts
         self._part = part
         self._settings = settings
         self._text = text
         self._timeout = timeout
+        self._sent = slice(most_sent and -most_sent, None)
         self._endpoint = part.first
         self._closed = False
         # Of the stream:
@@ -227,7 +230,7 @@ class ServiceMember:
         assert self._part.requests is not None
         if settings.tokenizer is not None:
             settings.tokenizer.require_same(info.tokenizer, f"{target}: draft session")
-        tokens = self._text()
+        tokens = self._text()[self._sent]
         most = info.limits["max_session_tokens"]
         if len(tokens) > most:
             raise MessageSizeError(describe(target, "number of tokens of a session", len(tokens), f"at most {most}"))

@@ -8,6 +8,7 @@ import resource
 import signal
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ from rest_store.errors import PartError
 from rest_store.options import FILE, FloatRange
 from rest_store.service.address import Address
 from rest_store.service.server.limits import Limits
+from rest_store.service.server.workers import fork_workers
 from rest_store.service.tokens import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
@@ -102,6 +104,13 @@ def _part(text: str) -> Part:
     "--insecure", is_flag=True, help="Allow public addresses without TLS or authentication, also for metrics."
 )
 @click.option("--metrics", metavar="HOST:PORT", help="Serve Prometheus metrics over HTTP at this address.")
+@click.option(
+    "--workers",
+    metavar="N",
+    type=click.IntRange(1),
+    default=1,
+    help="Processes that share the addresses, for frozen datastores; each with these limits, and metrics at a port.",
+)
 @_limit_options
 @click.option(
     "--drain-seconds",
@@ -122,6 +131,7 @@ def serve(
     token_file: Path | None,
     insecure: bool,
     metrics: str | None,
+    workers: int,
     drain_seconds: float,
     **limits: int,
 ) -> None:
@@ -137,6 +147,15 @@ def serve(
         raise click.UsageError("--tls-cert and --tls-key need each other, and --tls-client-ca needs both")
     _allow_files()
     _spare_a_thread()
+    addresses, parent, announce = [Address.parse(text, "--listen") for text in listen], None, _announce
+    metrics_address = None if metrics is None else Address.parse(metrics, "--metrics")
+    if workers > 1:
+        if live or any(address.path is not None for address in addresses):
+            raise click.UsageError("--workers needs frozen datastores, and HOST:PORT to listen on")
+        addresses, parent = [address.require_free() for address in addresses], os.getpid()
+        number, announce = fork_workers(workers, partial(_announce, [address.text for address in addresses]))
+        if metrics_address is not None and metrics_address.port:
+            metrics_address = metrics_address.with_port(metrics_address.port + number)
     from rest_store.service.server.server import Options
 
     _run(
@@ -144,18 +163,20 @@ def serve(
             datastores=[_name_and_directory(text) for text in datastores],
             live=[_name_and_directory(text) for text in live],
             live_tokenizer=live_tokenizer,
-            addresses=[Address.parse(text, "--listen") for text in listen],
+            addresses=addresses,
             certificate=tls_cert,
             key=tls_key,
             client_authority=tls_client_ca,
             token_file=token_file,
             token=os.environ.get(TOKEN_VARIABLE) or None,
             insecure=insecure,
-            metrics=None if metrics is None else Address.parse(metrics, "--metrics"),
+            metrics=metrics_address,
             limits=Limits(**limits),
             drain_seconds=drain_seconds,
             part=part,
-        )
+            parent=parent,
+        ),
+        announce,
     )
 
 
@@ -167,7 +188,7 @@ def _allow_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
-def _run(options: Options) -> None:
+def _run(options: Options, announce: Callable[..., None]) -> None:
     """Serve until a signal ends it, with a log on standard error."""
     import uvloop  # saves a tenth of each request
 
@@ -176,7 +197,7 @@ def _run(options: Options) -> None:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("rest_store").setLevel(logging.INFO)
     logging.getLogger("grpc").setLevel(logging.CRITICAL)  # malformed health checks of strangers; our defects we log
-    uvloop.run(serve_until_signal(options, rest_store.__version__, _announce))
+    uvloop.run(serve_until_signal(options, rest_store.__version__, announce))
 
 
 def _spare_a_thread() -> None:

@@ -70,7 +70,6 @@ class Limits:
             ("grpc.http2.ping_timeout_ms", 10_000),  # by default a minute
             ("grpc.keepalive_permit_without_calls", 1),
             ("grpc.max_connection_idle_ms", 600_000),  # without a call
-            ("grpc.so_reuseport", 0),  # a second service at an address is a mistake
         ]
         return [(name, min(value, _GREATEST_OPTION)) for name, value in options]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -56,6 +57,7 @@ class Options:
     live: Sequence[tuple[str, Path]] = ()
     live_tokenizer: object = None  # as `LiveDatastore.open` takes it
     part: Part | None = None  # of each datastore
+    parent: int | None = None  # process whose workers share the addresses; None: this one is alone
 
 
 class Server:
@@ -86,7 +88,8 @@ class Server:
         self._executor = executor = Executor()
         self._streams = SessionStreams(self._catalog, limits, self.metrics, executor)
         self._admission = Admission(tokens, limits, self.metrics)
-        self._server = grpc.aio.server(interceptors=[self._admission], options=limits.channel_options())
+        ports = [("grpc.so_reuseport", int(options.parent is not None))]  # else a second service there is a mistake
+        self._server = grpc.aio.server(interceptors=[self._admission], options=[*limits.channel_options(), *ports])
         queries = Queries(self._catalog, limits, self.metrics, executor, version)
         self._writes = Writes(self._catalog, limits)
         self._feeds = Feeds(self._catalog, executor)
@@ -109,7 +112,8 @@ class Server:
         return bound
 
     def _bind(self, address: Address) -> str:
-        address.require_free()
+        if self._options.parent is None:  # else another worker may listen there
+            address.require_free()
         try:
             if self._credentials is not None and address.path is None:
                 port = self._server.add_secure_port(address.text, self._credentials)
@@ -139,6 +143,8 @@ class Server:
         """Have health show what queries have met, and tend sessions."""
         while True:
             await asyncio.sleep(_WATCH_SECONDS)
+            if self._options.parent not in (None, os.getppid()):
+                os.kill(os.getpid(), signal.SIGTERM)  # nobody else would end it
             await self._update_health()
             self._streams.tend()
 
