@@ -177,13 +177,14 @@ class Writer:
         is sorted anew each time; they are all as large as they may be where nothing is evicted.
         """
         with self._sorting, self._change():
-            removed: dict[str, list[int]] = {}
+            found: dict[str, set[int]] = {}
             for removal in changes.removed:
                 for namespace, number in self._documents.between(removal.first, removal.last):
-                    removed.setdefault(namespace, []).append(number)
+                    found.setdefault(namespace, set()).add(number)
                 if not removal.deleted and self.limits.of("").max_tokens is None:  # the upstream evicts
                     total = sum(segment.token_count for segment in self.segments.all)
                     self.limits = Limits({"": Retention(max_tokens=total)})
+            removed = {namespace: sorted(numbers) for namespace, numbers in found.items()}
             present = self.segments.all if changes.first > 1 else ()
             segments = [*chain(*(self._without(segment, removed) for segment in present))]
             added: dict[str, list[Document]] = {}
