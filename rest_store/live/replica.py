@@ -169,6 +169,9 @@ class Replica:
             changes = self._checked(next(stream), changes.last)
             if changes.first <= whole.first:
                 raise self._wrong("the first change", changes.first, f"above {whole.last}")
+            for removal in changes.removed:
+                if removal.last >= whole.first:  # of what was still there when it was sent
+                    added = [document for document in added if not removal.first <= document.number <= removal.last]
             added += changes.added
             removed += changes.removed
         self._head = changes.head

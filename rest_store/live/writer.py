@@ -6,7 +6,7 @@ import time
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -176,14 +176,17 @@ class Writer:
         Only the upstream evicts. Where it does, segments are as small here as they are there, so that a part of them
         is sorted anew each time; they are all as large as they may be where nothing is evicted.
         """
-        with self._sorting, self._change():
-            removed: dict[str, list[int]] = {}
+        is_short = changes.first > 1 and not changes.removed  # such a change does not wait for segments in files
+        with nullcontext() if is_short else self._sorting, self._change():
+            found: dict[str, set[int]] = {}
             for removal in changes.removed:
-                for namespace, number in self._documents.between(removal.first, removal.last):
-                    removed.setdefault(namespace, []).append(number)
-                if not removal.deleted and self.limits.of("").max_tokens is None:  # the upstream evicts
+                there = self._documents.between(removal.first, removal.last)
+                for namespace, number in there:
+                    found.setdefault(namespace, set()).add(number)
+                if there and not removal.deleted:
                     total = sum(segment.token_count for segment in self.segments.all)
-                    self.limits = Limits({"": Retention(max_tokens=total)})
+                    self.limits = Limits({"": Retention(max(total, self.limits.of("").max_tokens or 0))})
+            removed = {namespace: sorted(numbers) for namespace, numbers in found.items()}
             present = self.segments.all if changes.first > 1 else ()
             segments = [*chain(*(self._without(segment, removed) for segment in present))]
             added: dict[str, list[Document]] = {}
