@@ -92,7 +92,10 @@ def questions_of(path: Path, category: str, number: int) -> list[str]:
 def train(model: str, questions: list[str], config: Any, rows: int, drafts: str) -> tuple[Measured, list[float]]:
     """Train once; return the rollouts, and the mean reward of each step."""
     tokenizer = AutoTokenizer.from_pretrained(model)
-    with tempfile.TemporaryDirectory() as directory, rest_store.LiveDatastore.open(directory, tokenizer=model) as memory:
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        rest_store.LiveDatastore.open(directory, tokenizer=model) as memory,
+    ):
         lookup = rest_store.PromptLookup()
         sources = {
             "nothing": None,
