@@ -1,7 +1,6 @@
 """The draft sessions of a generation, whose failures never fail or change it.
 
-A session may be anybody's code. What it raises is caught, and a session that fails is closed; one warning says so. Slow
-sources are bounded inside the session (`DraftSession(source_timeout=...)`).
+A session may be anybody's code. What it raises is caught, and a session that fails is closed; one warning says so.
 """
 
 from __future__ import annotations
@@ -39,21 +38,13 @@ _MAX_REASONS, _MAX_REASON_LENGTH = 4, 200
 
 @runtime_checkable
 class Session(Protocol):
-    """The drafting side of one sequence, for example a `DraftSession`."""
+    """The drafting side of one sequence: a `DraftSession`, or what has these methods of it."""
 
     def draft(self, *, max_nodes: int, costs: npt.NDArray[np.float64] | None) -> TokenTree:
-        """Return a tree of continuations of all tokens so far; may be empty.
-
-        Args:
-            max_nodes: most nodes.
-            costs: float64[max_nodes + 1], seconds of a step that verifies 0, 1, ... draft tokens; None: unknown.
-        """
+        """Return a tree of continuations of all tokens so far; may be empty."""
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """Take over the tokens that the target model produced, at least one, oldest first.
-
-        A `DraftSession` is also told the model's most likely tokens, as its `accept` describes.
-        """
+        """Take over the tokens that the target model produced, at least one, oldest first."""
 
     def close(self) -> None:
         """Release all resources; the session is not used afterwards."""

@@ -32,7 +32,6 @@ def generate(
     drafter: Sequence[object] | Callable[[list[int]], Session] | None = None,
     references: Sequence[IntSequence] = (),
     max_nodes: int | None = None,
-    source_timeout: float | None = 0.5,
     adaptive: bool = True,
     remember: RememberTarget | None = None,
     calibration: Calibration | None = None,
@@ -56,7 +55,6 @@ def generate(
         references: token ids of texts that the output of each row will probably resemble, the likeliest last: an
             edited file, earlier answers to the same prompt. `PromptLookup`, which must be in `drafter`, searches them.
         max_nodes: most draft tokens of a step, 0..1024; None: 16, on an accelerator 64.
-        source_timeout: seconds that a step waits for services; None: as long as they take.
         adaptive: measure what steps cost, and draft only while that pays.
         remember: what each output is added to beside generation: a `LiveDatastore` opened for writing, a
             `DatastoreClient` of one, or another object with `add(documents, ids=None)`. To draft from it as well, name
@@ -83,7 +81,7 @@ def generate(
         SourceError: one of `drafter` is not a source, is given twice, or there are too many; or there are references,
             but no prompt lookup.
         ContextTypeError, TokenRangeError: a reference is not 1-D token ids.
-        LimitError: `max_nodes`, `source_timeout` or `acceptance` is out of range.
+        LimitError: `max_nodes` or `acceptance` is out of range.
         NativeKernelError: the kernel was not compiled, and `drafter` is a list of sources.
         RememberError: nothing can be added to `remember`.
         CalibrationError: `calibration` is none, or is there beside a function as `drafter`, whose sessions have theirs.
@@ -100,7 +98,7 @@ def generate(
         logits_processor,
         stopping_criteria,
         generation_config,
-        options=Options(drafter, references, max_nodes, source_timeout, adaptive, remember, calibration, acceptance),
+        options=Options(drafter, references, max_nodes, adaptive, remember, calibration, acceptance),
         **model_kwargs,
     )
     return generation.result(stream_to)

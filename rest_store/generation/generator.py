@@ -51,7 +51,6 @@ class Generator:
         sources: Sequence[object] | Callable[[list[int]], Session] | None = None,
         *,
         max_nodes: int | None = None,
-        source_timeout: float | None = 0.5,
         adaptive: bool = True,
         remember: RememberTarget | None = None,
         calibration: Calibration | None = None,
@@ -59,7 +58,7 @@ class Generator:
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
-        options = Options(sources, (), max_nodes, source_timeout, adaptive, remember, calibration, acceptance)
+        options = Options(sources, (), max_nodes, adaptive, remember, calibration, acceptance)
         self.source_names: list[str] = []
         if isinstance(sources, list | tuple):
             self.source_names = source_names(sources)

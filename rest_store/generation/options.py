@@ -15,7 +15,7 @@ from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.limits import references_of
 from rest_store.drafting.remembering import require_target
 from rest_store.drafting.session import DraftSession
-from rest_store.drafting.sources import require_source_timeout, require_sources
+from rest_store.drafting.sources import require_sources
 from rest_store.errors import CalibrationError, DrafterError, LimitError, describe
 from rest_store.generation.draft_sessions import Session
 from rest_store.generation.typical import ACCEPTANCES
@@ -36,7 +36,6 @@ class Options:
     drafter: Sequence[object] | Callable[[list[int]], Session] | None = None
     references: Sequence[IntSequence] = ()
     max_nodes: int | None = None
-    source_timeout: float | None = 0.5
     adaptive: bool = True
     remember: Any = None
     calibration: Calibration | None = None
@@ -51,7 +50,6 @@ class Options:
         references_of(self.references)
         if self.max_nodes is not None:
             limit("max_nodes", self.max_nodes, MAX_NODES, least=0, where="generate")
-        require_source_timeout("generate", self.source_timeout)
         require_target(self.remember)
         if self.calibration is not None:
             expected = "a Calibration, such as Calibration.load(path), beside a list of sources"
@@ -80,6 +78,5 @@ class Options:
             DraftSession,
             list(self.drafter),  # the caller may change it
             calibration=Calibration.default() if self.calibration is None else self.calibration,
-            source_timeout=self.source_timeout,
             references=self.references,
         )

@@ -84,11 +84,6 @@ def test_inputs_beside_text_are_refused() -> None:
         {"max_nodes": 1025},
         {"max_nodes": "4"},
         {"max_nodes": 1.5},
-        {"source_timeout": -0.1},
-        {"source_timeout": "1"},
-        {"source_timeout": True},
-        {"source_timeout": float("nan")},
-        {"source_timeout": float("inf")},
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
