@@ -8,9 +8,7 @@ from typing import Any
 
 import torch
 
-from rest_store.drafting.top_k import most_likely
-
-_COUNT = 8  # as many as are recycled
+from rest_store.engines.likely_tokens import likely_tokens
 
 
 class TargetLogits:
@@ -49,15 +47,3 @@ class TargetLogits:
         """Return the most likely tokens of the first logits since last time, int32[positions, 8], on their device."""
         taken, self._taken = self._taken, None
         return taken
-
-
-def likely_tokens(logits: torch.Tensor) -> torch.Tensor:
-    """Return the tokens of the greatest logits, int32[n, 8], the greatest first; fewer if the vocabulary is smaller.
-
-    Args:
-        logits: [n, vocabulary].
-    """
-    count = min(_COUNT, logits.shape[1])
-    if logits.is_cpu:
-        return torch.from_numpy(most_likely(logits.float().numpy(), count))
-    return logits.topk(count).indices.to(torch.int32)
