@@ -149,14 +149,12 @@ def serve(
     addresses, parent, announce = [Address.parse(text, "--listen") for text in listen], None, _announce
     metrics_address = None if metrics is None else Address.parse(metrics, "--metrics")
     if workers > 1:
-        if live or any(not address.port for address in (*addresses, metrics_address) if address is not None):
-            raise click.UsageError(
-                "--workers needs frozen datastores, and HOST:PORT to listen on, no socket and no port 0"
-            )
+        if live or any(address.path is not None for address in addresses):
+            raise click.UsageError("--workers needs frozen datastores, and HOST:PORT to listen on")
         targets, parent = [address.require_free().text for address in addresses], os.getpid()
         number, announce = fork_workers(workers, lambda: _announce(targets))
-        if metrics_address is not None:
-            metrics_address = metrics_address.with_port((metrics_address.port or 0) + number)
+        if metrics_address is not None and metrics_address.port:
+            metrics_address = metrics_address.with_port(metrics_address.port + number)
     from rest_store.service.server.server import Options
 
     _run(

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 
 
 def fork_workers(number: int, announce: Callable[[], None]) -> tuple[int, Callable[..., None]]:
@@ -24,7 +25,7 @@ def fork_workers(number: int, announce: Callable[[], None]) -> tuple[int, Callab
         process = os.fork()
         if process == 0:
             os.close(reader)
-            return worker, lambda *_: os.write(writer, b".") and os.close(writer)
+            return worker, partial(_answers, writer)
         workers.append(process)
     os.close(writer)
 
@@ -49,3 +50,8 @@ def fork_workers(number: int, announce: Callable[[], None]) -> tuple[int, Callab
         status = status or os.waitstatus_to_exitcode(ended)
         pass_on(signal.SIGTERM)
     sys.exit(abs(status))
+
+
+def _answers(writer: int, *_: object) -> None:
+    os.write(writer, b".")
+    os.close(writer)
