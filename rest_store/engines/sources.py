@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from rest_store.datastore.locations import is_location
 from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import identity_of
 from rest_store.datastore.validation import IntSequence
@@ -31,13 +32,11 @@ from rest_store.errors import (
     describe,
 )
 from rest_store.live.opening import open_store
-from rest_store.service.address import is_service
 
 if TYPE_CHECKING:
     from rest_store.service.client.client import DatastoreClient
 
 _CONNECT_SECONDS = 2.0
-_LONGEST_NAME = 200  # characters, of what services take as a name
 
 
 class EngineSources:
@@ -80,11 +79,10 @@ class EngineSources:
         if remember is not None:
             paths[remember] = None
         sources: dict[str, Any] = {}
-        shared = {"tokenizer": self._identity, "shared_calibration": name[-_LONGEST_NAME:]}
         with ExitStack() as stack:
             for path in paths:
-                if is_service(path):
-                    sources[path] = _client(path, settings.access() | shared, log)
+                if is_location(path):
+                    sources[path] = _client(path, settings.access() | {"tokenizer": self._identity}, log)
                 elif path == remember:
                     from rest_store.live.live_datastore import LiveDatastore  # loads what sorts
 
@@ -99,7 +97,7 @@ class EngineSources:
             self._logits = self._recycled_logits(where)
             self._stack = stack.pop_all()
         self.labels = [*("memory" if path == remember else path for path in paths), "prompt", "logits"]
-        elsewhere = [place for place, path in enumerate(paths) if is_service(path)]
+        elsewhere = [place for place, path in enumerate(paths) if is_location(path)]
         self.here = sum(1 << place for place in range(len(self.labels)) if place not in elsewhere)
         self.target: RememberTarget | None = None if remember is None else sources[remember]
 
@@ -184,7 +182,7 @@ class EngineSources:
 
 def _normal(path: str) -> str:
     """Return the same text for paths that are spelled differently; an address as it is."""
-    return path if is_service(path) else str(Path(path))
+    return path if is_location(path) else str(Path(path))
 
 
 def _client(address: str, options: dict[str, Any], log: logging.Logger) -> DatastoreClient:

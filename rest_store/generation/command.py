@@ -11,6 +11,7 @@ from typing import Any
 import click
 
 import rest_store
+from rest_store.datastore.locations import is_location
 from rest_store.datastore.tokenizer import identity_of
 from rest_store.errors import DeadlineError, ServiceUnavailableError
 from rest_store.live.opening import open_store
@@ -27,7 +28,6 @@ from rest_store.options import (
     model_option,
     to_be_written,
 )
-from rest_store.service.address import is_service
 from rest_store.service.options import Access, access_options
 from rest_store.terminal import loading
 
@@ -135,8 +135,8 @@ def generate(
 
     if page_path is not None and len(prompts) != 1:
         raise click.UsageError("--html takes one --prompt")
-    places = [place if is_service(place) else str(Path(place)) for place in datastores]
-    target = remember if remember is None or is_service(remember) else str(Path(remember))
+    places = [place if is_location(place) else str(Path(place)) for place in datastores]
+    target = remember if remember is None or is_location(remember) else str(Path(remember))
     client_options = access.arguments()
     own_calibration = None if calibration is None else rest_store.Calibration.load(calibration)
     network, tokenizer = load_model(model, dtype=dtype, device=device, announce=loading)
@@ -148,7 +148,7 @@ def generate(
     identity = identity_of(tokenizer, model)
     stores: dict[str, Any] = {}
     for place in dict.fromkeys([*places, *([] if target is None else [target])]):
-        if is_service(place):
+        if is_location(place):
             stores[place] = _client(place, {**client_options, "tokenizer": identity})
         elif place == target:
             stores[place] = context.with_resource(rest_store.LiveDatastore.open(place, tokenizer=tokenizer))

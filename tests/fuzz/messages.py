@@ -307,7 +307,6 @@ def drafted_through(chance: random.Random, target: str) -> Counter[str]:
             timeout=0.3,
             datastore=chance.choice(["one", "two", None]),
             send_text=chance.random() < 0.8,
-            shared_calibration=chance.choice([None, "model"]),
         ) as client,
         rest_store.DraftSession([client, *sources], prompt=[1, 2, 3], source_timeout=2.0) as session,
     ):
