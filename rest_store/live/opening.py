@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.locations import is_location
-from rest_store.errors import LiveFormatError
+from rest_store.errors import DeadlineError, LiveFormatError, ServiceUnavailableError
 from rest_store.live.directory import is_live
 
 if TYPE_CHECKING:
@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 
 
 def open_store(
-    path: str | Path, *, tokenizer: object = None, token: str | None = None, tls: object = None
+    path: str | Path,
+    *,
+    tokenizer: object = None,
+    cache: str | Path | None = None,
+    token: str | None = None,
+    tls: object = None,
 ) -> Datastore | LiveDatastore:
     """Open the datastore at `path`: a frozen one, or a live one for reading; from elsewhere a copy, or a replica.
 
@@ -24,7 +29,8 @@ def open_store(
     Args:
         path: its directory, or its location (`rest_store.datastore.locations`).
         tokenizer: as in `Datastore.open`.
-        token: likewise.
+        cache: where copies and replicas are kept; None: `~/.cache/rest-store`.
+        token: as in `Datastore.open`.
         tls: likewise.
 
     Raises:
@@ -32,12 +38,12 @@ def open_store(
     """
     is_elsewhere = is_location(path)
     if "://" in str(path) if is_elsewhere else not is_live(Path(path)):
-        return Datastore.open(path, tokenizer=tokenizer)
+        return Datastore.open(path, tokenizer=tokenizer, cache=cache)
     from rest_store.live.live_datastore import LiveDatastore
 
     if not is_elsewhere:
         return LiveDatastore.open(path, tokenizer=tokenizer, read_only=True)
     try:
-        return LiveDatastore.open(path, tokenizer=tokenizer, read_only=True, token=token, tls=tls)
-    except LiveFormatError:  # the service says that it is frozen
-        return Datastore.open(path, tokenizer=tokenizer, token=token, tls=tls)
+        return LiveDatastore.open(path, tokenizer=tokenizer, read_only=True, cache=cache, token=token, tls=tls)
+    except (LiveFormatError, ServiceUnavailableError, DeadlineError):  # it is frozen, or the service cannot say so
+        return Datastore.open(path, tokenizer=tokenizer, cache=cache, token=token, tls=tls)
