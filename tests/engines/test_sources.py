@@ -146,22 +146,6 @@ def test_a_service_drafts(tmp_path: Path) -> None:
     assert engine.accepted > 0
 
 
-def test_rows_share_what_a_service_learns_of_the_model(tmp_path: Path) -> None:
-    text = np.array([1, 2], np.int32)
-    with running(datastore(tmp_path / "ds")) as service:
-        made = opened(datastores=[service.target], tokenizer=identity(VOCABULARY), source_timeout=60)
-        with made.session(text) as one, made.session(text) as other:
-            before = one.draft(8).scores
-            for _ in range(100):
-                one.accept([250, *text])  # never what the datastore says
-                one.draft(8)
-            after = other.draft(8).scores
-        made.close()
-    assert before is not None
-    assert after is not None
-    assert after.tolist() != before.tolist(), "a row that learns nothing by itself"
-
-
 def test_a_service_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
     with running(datastore(tmp_path / "ds")) as service:
         refused(TokenizerMismatchError, "301", datastores=[service.target], tokenizer=identity(301))
