@@ -129,8 +129,7 @@ class Writer:
         """Add documents, without those whose id is there already; return the others' ids when they are durable."""
         new: set[str] = set()
         for batch in self.limits.of(namespace).batches(documents, self._width):
-            if len(self._run()) >= BACKLOG:
-                time.sleep(STALL)
+            self._stall()
             with self._change():
                 new.update(self._add(batch, namespace))
         return new
@@ -176,6 +175,7 @@ class Writer:
         Only the upstream evicts. Where it does, segments are as small here as they are there, so that a part of them
         is sorted anew each time; they are all as large as they may be where nothing is evicted.
         """
+        self._stall()
         is_short = changes.first > 1 and not changes.removed  # such a change does not wait for segments in files
         with nullcontext() if is_short else self._sorting, self._change():
             found: dict[str, set[int]] = {}
@@ -257,6 +257,11 @@ class Writer:
             finally:
                 self._remove_files([new.record.name] if new.record else ())
             return True
+
+    def _stall(self) -> None:
+        """Let compaction keep up with additions."""
+        if len(self._run()) >= BACKLOG:
+            time.sleep(STALL)
 
     def _run(self, *, whole: bool = False) -> list[Segment]:
         """Return the segments that are merged next; [] if there are none."""
