@@ -26,10 +26,10 @@ from rest_store.errors import (
     WriterError,
     describe,
 )
-from rest_store.live.directory import is_live
 from rest_store.live.encoding import NewDocument
 from rest_store.live.follower import Follower
 from rest_store.live.retention import Limits, Retention
+from rest_store.live.segments import Segments
 from rest_store.live.upstream import Changes, Document, Upstream
 from rest_store.live.writer import Writer
 
@@ -84,26 +84,34 @@ class Replica:
         self._lock = threading.Lock()  # held by whoever follows another process, or takes over
         self._stream: Iterator[Changes] | None = None
         self._head = 0
-        self._backend = self._opened(tokenizer)
+        self._backend = self._opened()
         self.tokenizer = self._backend.tokenizer
+        try:
+            self.tokenizer.require_same(tokenizer or self.tokenizer, self.location)
+        except BaseException:
+            self._backend.close()
+            raise
         self.segments = self._backend.segments
 
-    def _opened(self, tokenizer: TokenizerIdentity | None) -> Writer | Follower:
-        if not is_live(self._directory):
-            found = self._upstream.tokenizer
-            found.require_same(tokenizer or found, self.location)
-            tokenizer = found
+    def _opened(self) -> Writer | Follower:
+        """Open the copy for writing, or for reading if another process writes it."""
         end = time.monotonic() + _PATIENCE
         while True:
             try:
-                return Writer(self._directory, tokenizer, Retention(), self._json, self.location)
+                try:
+                    return self._writer(None)
+                except DatastoreNotFoundError:  # a new one
+                    return self._writer(self._upstream.tokenizer)
             except WriterError:
                 try:
-                    return Follower(self._directory, tokenizer, self.location)
+                    return Follower(self._directory, None, self.location)
                 except (DatastoreNotFoundError, StorageError):  # another process is beginning it
                     if time.monotonic() > end:
                         raise
                     time.sleep(0.02)
+
+    def _writer(self, tokenizer: TokenizerIdentity | None, segments: Segments | None = None) -> Writer:
+        return Writer(self._directory, tokenizer, Retention(), self._json, self.location, segments)
 
     def disconnect(self) -> None:
         """End what waits for the upstream."""
@@ -130,8 +138,7 @@ class Replica:
 
     def _takes_over(self, follower: Follower) -> bool:
         try:
-            directory, segments = self._directory, follower.segments
-            self._backend = Writer(directory, self.tokenizer, Retention(), None, self.location, segments)
+            self._backend = self._writer(None, follower.segments)
         except WriterError:
             return False
         follower.release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_left, bisect_right
 from collections import Counter
@@ -21,7 +22,7 @@ from rest_store.live.documents import Documents, SegmentRecord, digest_of
 from rest_store.live.encoding import NewDocument, store_tokenizer
 from rest_store.live.retention import Limits, Retention
 from rest_store.live.segment import Segment, remove_files, sorted_segment, write_segment
-from rest_store.live.segments import Segments
+from rest_store.live.segments import Segments, by_namespace
 from rest_store.live.upstream import Changes, Document
 
 
@@ -86,7 +87,7 @@ class Writer:
         self._may_differ_from_disk = False
         self._newest = 0  # number of the newest change
         self._records: list[SegmentRecord] = []  # that are stored
-        self._epochs_of = -1  # number of the newest change when epochs were looked at
+        self._settled: Sequence[Segment] = ()  # segments beside which nothing is to be done
         with ExitStack() as resources:
             resources.callback(take_writer_lock(directory))
             # For the holder of `_lock`:
@@ -121,7 +122,7 @@ class Writer:
     def close(self) -> None:
         """Close the files and let others write, after a change in progress; later calls raise DatastoreClosedError."""
         with self._sorting, self._lock:
-            self._closed = True
+            self._closed, self._settled = True, ()
             self.segments.close()
             self._resources.close()
 
@@ -160,7 +161,6 @@ class Writer:
         with self._sorting, self._change():
             self._documents.set_limits(namespace, retention)
             self.limits = self._documents.limits()
-            self._epochs_of = -1
             self._load()
 
     def position(self) -> tuple[int, str]:
@@ -189,10 +189,7 @@ class Writer:
             removed = {namespace: sorted(numbers) for namespace, numbers in found.items()}
             present = self.segments.all if changes.first > 1 else ()
             segments = [*chain(*(self._without(segment, removed) for segment in present))]
-            added: dict[str, list[Document]] = {}
-            for document in changes.added:
-                added.setdefault(document.namespace, []).append(document)
-            for namespace, documents in added.items():
+            for namespace, documents in by_namespace(changes.added).items():
                 for batch in self.limits.of(namespace).batches(documents, self._width):
                     self._append(segments, batch)
             self._store(segments, upstream=changes)
@@ -201,11 +198,19 @@ class Writer:
 
     def work(self) -> bool:
         """Do what is to be done beside additions; return whether there may be more."""
-        return self._evict() or self._evict_epochs() or self.merge()
+        if self._evict():
+            return True
+        present = self.segments.all
+        if present is self._settled:
+            return False
+        if self._evict_epochs() or self.merge():
+            return True
+        self._settled = present
+        return False
 
     def _evict(self) -> bool:
         """Evict what is too old by now; return whether anything was."""
-        if len(self._kept(self.segments.all)) == len(self.segments.all):
+        if math.isinf(self.limits.least_age) or len(self._kept(self.segments.all)) == len(self.segments.all):
             return False
         with self._change():
             self._store(self.segments.all)
@@ -213,14 +218,10 @@ class Writer:
 
     def _evict_epochs(self) -> bool:
         """Evict one namespace's documents of epochs before those that are kept; return whether there may be more."""
-        newest = self.segments.newest
-        if newest == self._epochs_of:
-            return False
         for namespace in {segment.namespace for segment in self.segments.all}:
             most = self.limits.of(namespace).max_epochs
             if most is not None and self._remove(namespace, partial(self._outdated, namespace, most), deleted=False):
                 return True
-        self._epochs_of = newest
         return False
 
     def _outdated(self, namespace: str, most: int) -> list[int]:
@@ -266,8 +267,8 @@ class Writer:
     def _run(self, *, whole: bool = False) -> list[Segment]:
         """Return the segments that are merged next; [] if there are none."""
         runs = (
-            segments_to_merge(some, self.limits.of(some[0].namespace), whole=whole)
-            for some in self.segments.by_namespace()
+            segments_to_merge(some, self.limits.of(namespace), whole=whole)
+            for namespace, some in by_namespace(self.segments.in_files).items()
         )
         return next(filter(None, runs), [])
 
@@ -370,7 +371,7 @@ class Writer:
             upstream: changes of the upstream, instead of others.
         """
         present = self._kept(segments)
-        evicted = [(some.namespace, some.first, some.last) for some in segments if some not in present]
+        evicted = [(some.namespace, some.first, some.last) for some in set(segments).difference(present)]
         records = [segment.record for segment in present if segment.record is not None]
         new, obsolete = set(records) - set(self._records), set(self._records) - set(records)
         try:
