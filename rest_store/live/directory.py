@@ -53,6 +53,11 @@ def require_live(directory: Path, *, new: bool) -> None:
         raise DatastoreNotFoundError(describe(directory, what, "empty", expected))
 
 
+def is_restored(directory: Path) -> bool:
+    """Return whether nobody has written this directory yet: its file of documents, if there is one, is a backup."""
+    return not (directory / _LOCK_NAME).exists()
+
+
 def take_writer_lock(directory: Path) -> Callable[[], None]:
     """Take the lock of a directory, and return what releases it; so does the end of the process and its children.
 

@@ -123,8 +123,7 @@ class Documents:
         with self._transaction("created"):
             for statement in _SCHEMA.split(";"):
                 self._database.execute(statement)
-            id = "" if location else uuid4().hex
-            properties = (id, location, json.dumps(tokenizer.to_manifest()), 0, 0, 0)
+            properties = (uuid4().hex, location, json.dumps(tokenizer.to_manifest()), 0, 0, 0)
             self._database.execute("INSERT INTO properties VALUES (?, ?, ?, ?, ?, ?)", properties)
         self.is_new = False
 
@@ -164,7 +163,7 @@ class Documents:
             raise StorageError(describe(self.path, "limits", f"damaged ({error})", "as they were set")) from None
 
     def datastore_id(self) -> str:
-        """Return what this datastore is known by; a replica has that of its upstream, "" before it knows it."""
+        """Return what this datastore is known by; a replica has that of its upstream once it has changes of it."""
         return str(self._properties("id")[0])
 
     def require_location(self, location: str) -> None:
@@ -274,6 +273,11 @@ class Documents:
         return {id: row[0] for id, row in rows.items() if row is not None}
 
     # --- Writing ------------------------------------------------------------------------------------------------------
+
+    def rename(self) -> None:
+        """Have the datastore known by another id from now on, since it is not what it was."""
+        with self._transaction("written"):
+            self._database.execute("UPDATE properties SET id = ?", (uuid4().hex,))
 
     def set_limits(self, namespace: str, limits: Retention) -> None:
         """Store limits of a namespace from now on; None in them: as before."""

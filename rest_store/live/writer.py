@@ -17,7 +17,7 @@ from rest_store.datastore.header import token_width
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import DatastoreClosedError, DatastoreNotFoundError, StorageError, describe
 from rest_store.live.compaction import BACKLOG, STALL, segments_to_merge
-from rest_store.live.directory import take_writer_lock
+from rest_store.live.directory import is_restored, take_writer_lock
 from rest_store.live.documents import Documents, SegmentRecord, digest_of
 from rest_store.live.encoding import NewDocument, store_tokenizer
 from rest_store.live.retention import Limits, Retention
@@ -88,6 +88,7 @@ class Writer:
         self._newest = 0  # number of the newest change
         self._records: list[SegmentRecord] = []  # that are stored
         self._settled: Sequence[Segment] = ()  # segments beside which nothing is to be done
+        restored = is_restored(directory)
         with ExitStack() as resources:
             resources.callback(take_writer_lock(directory))
             # For the holder of `_lock`:
@@ -98,6 +99,8 @@ class Writer:
             self.tokenizer = self._documents.tokenizer()
             if tokenizer is not None:
                 self.tokenizer.require_same(tokenizer, directory)
+            if restored:  # replicas may have changes since then
+                self._documents.rename()
             self._documents.set_limits("", retention)
             self.limits = self._documents.limits()
             self._clock = steady_clock(self._documents.last_time(), self.limits.least_age)
