@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import json
 import math
@@ -265,12 +264,12 @@ class Documents:
         self._require("the time of a document", _is_time(time))
         return float(time)
 
-    def numbers(self, ids: Sequence[str], namespace: str) -> dict[str, int]:
-        """Return the numbers of those of `ids` that are stored in a namespace."""
+    def numbers(self, digests: Iterable[bytes]) -> dict[bytes, int]:
+        """Return the numbers of the documents that have one of `digests`."""
         query = "SELECT number FROM documents WHERE digest = ?"
         with self._named_errors("read"):
-            rows = {id: self._database.execute(query, (digest_of(id, namespace),)).fetchone() for id in ids}
-        return {id: row[0] for id, row in rows.items() if row is not None}
+            rows = {digest: self._database.execute(query, (digest,)).fetchone() for digest in digests}
+        return {digest: row[0] for digest, row in rows.items() if row is not None}
 
     # --- Writing ------------------------------------------------------------------------------------------------------
 
@@ -435,11 +434,6 @@ class Documents:
             yield
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise StorageError(f"{self.path}: documents cannot be {done} ({error})") from error
-
-
-def digest_of(id: str, namespace: str) -> bytes:
-    """Return what stands for an id in the file, which does not hold the id itself."""
-    return hashlib.blake2b(f"{namespace}\0{id}".encode(), digest_size=16).digest()
 
 
 def _is_time(value: object) -> bool:

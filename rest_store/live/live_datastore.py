@@ -272,9 +272,11 @@ class LiveDatastore(Store):
         """
         writer = self._writer()
         most = writer.limits.of(label("add", "a namespace", namespace)).max_tokens
-        encoded = self._encoder.encode(documents, ids, group, epoch, most)
-        new = writer.add(encoded, namespace)
-        return AddedDocuments([document.id for document in encoded], new)
+        labels: Any = {"namespace": namespace, "group": group, "epoch": epoch}
+        names, encoded = self._encoder.encode(documents, ids, **labels, max_tokens=most)
+        new = writer.add(encoded, names)
+        known = zip(names, encoded, strict=True)
+        return AddedDocuments(names, {name for name, document in known if document.digest in new})
 
     def delete(self, ids: Sequence[str], *, namespace: str = "") -> int:
         """Delete documents: when this returns, no answer of this process holds them, and no file. Evicted ones, too.

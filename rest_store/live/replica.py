@@ -26,11 +26,10 @@ from rest_store.errors import (
     WriterError,
     describe,
 )
-from rest_store.live.encoding import NewDocument
 from rest_store.live.follower import Follower
 from rest_store.live.retention import Limits, Retention
 from rest_store.live.segments import Segments
-from rest_store.live.upstream import Changes, Document, Upstream
+from rest_store.live.upstream import Changes, Document, Upstream, digest_of
 from rest_store.live.writer import Writer
 
 _AT_ONCE = 1 << 22  # bytes of tokens that are applied together while a replica catches up
@@ -226,17 +225,16 @@ class Replica:
 
     # --- What is changed upstream -------------------------------------------------------------------------------------
 
-    def add(self, documents: Sequence[NewDocument], namespace: str = "") -> set[str]:
-        """Add documents upstream; return the ids of those that are new once they are visible here."""
+    def add(self, documents: Sequence[Document], ids: Sequence[str]) -> set[bytes]:
+        """Add documents upstream, as `Writer.add`; return once they are visible here."""
         if not documents:
             return set()
         width = token_width(self.tokenizer.vocabulary_size)
         tokens = [decode_symbols(np.frombuffer(document.symbols, np.uint8), width) for document in documents]
-        labels = {"namespace": namespace, "group": documents[0].group}
-        ids = [document.id for document in documents]
-        added, number = self._upstream.add(tokens, ids, **labels, epoch=documents[0].epoch)
+        _, namespace, _, _, group, epoch, _ = documents[0]
+        added, number = self._upstream.add(tokens, ids, namespace=namespace, group=group, epoch=epoch)
         self._wait(number)
-        return set(added.added)
+        return {digest_of(id, namespace) for id in added.added}
 
     def delete(self, ids: Sequence[str], namespace: str = "") -> int:
         """Delete documents upstream; return how many there were once none is visible here."""

@@ -107,7 +107,7 @@ class Segments:
             yield from self._sorted(rest, limits.of(namespace))
 
     def _sorted(self, documents: Iterable[Document], retention: Retention) -> Iterator[Segment]:
-        for batch in retention.batches(documents, token_width(self.vocabulary_size), operator.attrgetter("added")):
+        for batch in retention.batches(documents, token_width(self.vocabulary_size)):
             yield sorted_segment(batch, self.vocabulary_size)
 
     @property

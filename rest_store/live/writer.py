@@ -18,12 +18,12 @@ from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import DatastoreClosedError, DatastoreNotFoundError, StorageError, describe
 from rest_store.live.compaction import BACKLOG, STALL, segments_to_merge
 from rest_store.live.directory import is_restored, take_writer_lock
-from rest_store.live.documents import Documents, SegmentRecord, digest_of
-from rest_store.live.encoding import NewDocument, store_tokenizer
+from rest_store.live.documents import Documents, SegmentRecord
+from rest_store.live.encoding import store_tokenizer
 from rest_store.live.retention import Limits, Retention
 from rest_store.live.segment import Segment, remove_files, sorted_segment, write_segment
 from rest_store.live.segments import Segments, by_namespace
-from rest_store.live.upstream import Changes, Document
+from rest_store.live.upstream import Changes, Document, digest_of
 
 
 def steady_clock(last: float, longest: float) -> Callable[[], float]:
@@ -129,18 +129,27 @@ class Writer:
             self.segments.close()
             self._resources.close()
 
-    def add(self, documents: Sequence[NewDocument], namespace: str = "") -> set[str]:
-        """Add documents, without those whose id is there already; return the others' ids when they are durable."""
-        new: set[str] = set()
-        for batch in self.limits.of(namespace).batches(documents, self._width):
+    def add(self, documents: Sequence[Document], ids: Sequence[str]) -> set[bytes]:
+        """Add documents of one namespace, without those whose digest is there already.
+
+        Args:
+            documents: numbers and times are still to come.
+            ids: of them, which the digests stand for.
+
+        Returns:
+            The digests of those that were added, when they are durable.
+        """
+        new: set[bytes] = set()
+        for batch in self.limits.of(documents[0].namespace).batches(documents, self._width) if documents else ():
             self._stall()
             with self._change():
-                new.update(self._add(batch, namespace))
+                new.update(self._add(batch))
         return new
 
     def delete(self, ids: Sequence[str], namespace: str = "") -> int:
         """Delete documents and return how many there were; then no answer holds them, and no file."""
-        return self._remove(namespace, lambda: self._beside.numbers(ids, namespace).values())
+        digests = [digest_of(id, namespace) for id in ids]
+        return self._remove(namespace, lambda: self._beside.numbers(digests).values())
 
     def delete_before(self, epoch: int, namespace: str = "") -> int:
         """Delete the documents of earlier epochs, likewise."""
@@ -298,28 +307,20 @@ class Writer:
         memtables = {segment for segment in last.values() if segment.last > in_files.get(segment.namespace, 0)}
         self._store([segment if segment in memtables else self._flushed(segment) for segment in segments])
 
-    def _add(self, added: Sequence[NewDocument], namespace: str) -> list[str]:
-        """Sort new documents into the memtable, flush it if it is large enough, store and publish them.
-
-        Returns:
-            The ids that are new.
-        """
-        stored = self._documents.numbers([document.id for document in added], namespace)
-        new: dict[str, NewDocument] = {}
-        for document in added:
-            if document.id not in stored:
-                new.setdefault(document.id, document)
-        if not new:
-            return []
+    def _add(self, documents: Sequence[Document]) -> Iterable[bytes]:
+        """Number, sort, store and publish those of `documents` that are new; return their digests."""
+        stored = self._documents.numbers(document.digest for document in documents)
+        new: dict[bytes, Document] = {}
         now = self._clock()
-        documents = [
-            Document(number, namespace, digest_of(some.id, namespace), now, some.group, some.epoch, some.symbols)
-            for number, some in enumerate(new.values(), self._newest + 1)
-        ]
-        segments = list(self.segments.all)
-        self._append(segments, documents)
-        self._store(segments, added=documents)
-        return list(new)
+        for document in documents:
+            if document.digest not in stored and document.digest not in new:
+                number = self._newest + len(new) + 1
+                new[document.digest] = document._replace(number=number, added=now)
+        if new:
+            segments, added = list(self.segments.all), list(new.values())
+            self._append(segments, added)
+            self._store(segments, added=added)
+        return new
 
     def _append(self, segments: list[Segment], documents: Sequence[Document]) -> None:
         """Sort new documents of one namespace into its memtable in `segments`, and flush it if it is large enough."""
