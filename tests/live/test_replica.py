@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import shutil
-import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -323,12 +322,3 @@ def test_a_cache_of_another_service(live: LiveDatastore, service: Service, cache
     new_live(own).close()
     refused(LiveFormatError, lambda: opened(cache), "one that is no replica")
     refused(LimitError, lambda: opened(cache, max_tokens=5), "given for a replica")
-
-
-def test_a_damaged_cache_is_a_named_error(live: LiveDatastore, service: Service, cache: Path) -> None:
-    opened(cache).close()
-    database = sqlite3.connect(replica_directory(LOCATION, cache) / "documents.sqlite")
-    database.execute("DROP TABLE documents")
-    database.close()
-    with pytest.raises(StorageError):
-        opened(cache)
