@@ -26,6 +26,7 @@ from rest_store.errors import (
     WriterError,
     describe,
 )
+from rest_store.live.directory import is_live, make_directory
 from rest_store.live.follower import Follower
 from rest_store.live.retention import Limits, Retention
 from rest_store.live.segments import Segments
@@ -49,7 +50,7 @@ class Replica:
     over when the lock is free. Queries read what is on disk, whether or not the upstream is there.
 
     Args:
-        directory: of the copy; it exists.
+        directory: of the copy; made if it is absent.
         upstream: what it is a copy of; closed with this.
         tokenizer: identity of that which it must have; None: any.
         tokenizer_json: serialization of the tokenizer, which a new one stores to encode texts.
@@ -94,12 +95,14 @@ class Replica:
 
     def _opened(self) -> Writer | Follower:
         """Open the copy for writing, or for reading if another process writes it."""
+        new = None if is_live(self._directory) else self._upstream.tokenizer  # asked before anything is made
+        make_directory(self._directory)
         end = time.monotonic() + _PATIENCE
         while True:
             try:
                 try:
-                    return self._writer(None)
-                except DatastoreNotFoundError:  # a new one
+                    return self._writer(new)
+                except DatastoreNotFoundError:  # its creation was killed
                     return self._writer(self._upstream.tokenizer)
             except WriterError:
                 try:

@@ -137,6 +137,7 @@ def test_it_opens_and_answers_while_the_service_is_away(live: LiveDatastore, ser
     service.live = None
     with pytest.raises(ServiceUnavailableError):
         opened(cache / "new")
+    assert not (cache / "new").exists()
 
 
 def test_another_process_takes_over(live: LiveDatastore, service: Service, cache: Path) -> None:
