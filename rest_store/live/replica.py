@@ -83,7 +83,7 @@ class Replica:
         self._json = tokenizer_json
         self._lock = threading.Lock()  # held by whoever follows another process, or takes over
         self._stream: Iterator[Changes] | None = None
-        self._head = 0
+        self._head = 0  # newest change that is known of
         self._backend = self._opened()
         self.tokenizer = self._backend.tokenizer
         try:
@@ -183,7 +183,6 @@ class Replica:
                     added = [document for document in added if not removal.first <= document.number <= removal.last]
             added += changes.added
             removed += changes.removed
-        self._head = changes.head
         return whole._replace(last=changes.last, head=changes.head, added=added, removed=removed)
 
     def _checked(self, changes: Changes, after: int) -> Changes:
@@ -202,6 +201,7 @@ class Replica:
         if not all(0 < some.first <= some.last < some.number for some in changes.removed):
             raise self._wrong("a removal", "of what is yet to come", "of earlier changes")
         self._check_documents(changes.added)
+        self._head = changes.head
         return changes
 
     def _check_documents(self, documents: Sequence[Document]) -> None:
