@@ -1,7 +1,8 @@
 """Processes that add, delete and merge, and are killed at random moments.
 
 What must hold of the live datastore then: nothing that was acknowledged is lost, nothing that was deleted is back,
-what was not acknowledged is there whole or not at all, and every answer is that of a brute-force count.
+what was not acknowledged is there whole or not at all, and every answer is that of a brute-force count. Replicas are
+killed beside it: at the end, what they hold is the same, document by document.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from rest_store.datastore import locations
+from rest_store.live import retention
+from rest_store.live.check import check_live
 from rest_store.live.live_datastore import LiveDatastore
 from tests.fuzz import campaign
-from tests.shared.live import require_answers, some_document
+from tests.shared.live import require_answers, some_document, until
 from tests.shared.strategies import Document
+from tests.shared.upstream import LOCATION, Service
 
 VOCABULARY_SIZES = (65_535, 70_000)
 MARKS = 1000  # the first token of each document is its own, from here on
@@ -38,10 +43,10 @@ def hook(event, arguments):
                 os.kill(os.getpid(), signal.SIGKILL)
 if step:
     sys.addaudithook(hook)
-from rest_store.live import retention
 from rest_store.live.live_datastore import LiveDatastore
+from tests.fuzz.live_kills import small
 from tests.shared.strategies import identity
-retention._MEMTABLE, retention._LARGEST, retention._COMMIT = 32, 2000, 400
+small()
 live = LiveDatastore.open(place, tokenizer=identity({vocabulary_size}))
 said = threading.Lock()
 def say(number):
@@ -64,13 +69,36 @@ for thread in threads:
 live.close()
 """
 
+# Keeps a replica up to date until it is killed; several processes share one cache. Changes are read from the directory
+# of the live datastore, as its service would read them.
+_REPLICA = """
+import os, signal, sys, time
+step, left = {step}, [{step}]
+cache = {cache!r}
+def hook(event, arguments):
+    if event == "open" or event.startswith("os.") or event.startswith("sqlite3."):
+        if any(cache in str(part) for part in arguments):
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+from tests.fuzz.live_kills import opened_replica, small
+if step:
+    sys.addaudithook(hook)
+small()
+live, replica = opened_replica({place!r}, cache)
+print("opened", flush=True)
+while True:
+    time.sleep(1)
+"""
+
 
 class Fuzzer(campaign.Fuzzer):
     """Kills processes, one after the other, that write one directory."""
 
     def run(self, chance: random.Random) -> Counter[str]:
         """Run one case: a few kills."""
-        place = self.directory / "live"
+        place, cache = self.directory / "live", self.directory / "cache"
+        replicas: list[subprocess.Popen[str]] = []
         vocabulary_size = chance.choice(VOCABULARY_SIZES)
         known = _Known()
         outcomes: Counter[str] = Counter()
@@ -84,9 +112,37 @@ class Fuzzer(campaign.Fuzzer):
                     damage(chance, place)
                 if known.acknowledged or (place / "documents.sqlite").exists():
                     require_kept(place, vocabulary_size, known, chance)
+                if known.acknowledged:
+                    replicas += [self._replica(place, cache, chance) for _ in range(chance.choice([0, 1, 2]))]
+                for process in replicas:
+                    if chance.random() < 0.5:
+                        process.kill()
+            self.case = "replicas at the end"
+            if replicas:
+                for process in replicas:
+                    process.kill()
+                    process.wait()
+                    outcomes["a replica killed"] += 1
+                require_equal(place, cache)
         finally:
-            shutil.rmtree(place, ignore_errors=True)
+            for process in replicas:
+                process.kill()
+                process.communicate()
+            for path in (place, cache):
+                shutil.rmtree(path, ignore_errors=True)
         return outcomes
+
+    def _replica(self, place: Path, cache: Path, chance: random.Random) -> subprocess.Popen[str]:
+        """Start a process that keeps a replica, and is killed at some step or later."""
+        step = chance.choice([0, 0, chance.randrange(1, 40), chance.randrange(1, 400)])
+        program = _REPLICA.format(step=step, place=str(place), cache=str(cache))
+        process = subprocess.Popen(
+            [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+        )
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        assert said or process.wait() == -9, f"status {process.returncode}"
+        return process
 
     def _killed(
         self, chance: random.Random, place: Path, vocabulary_size: int, step: int, lines: list[Any], known: _Known
@@ -187,6 +243,35 @@ def damage(chance: random.Random, place: Path) -> None:
             content = bytearray(path.read_bytes())
             content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
             path.write_bytes(content[: len(content) - chance.choice([0, 0, 9])])
+
+
+def small() -> None:
+    """Have few documents go through all that many would."""
+    retention._MEMTABLE, retention._LARGEST, retention._COMMIT = 32, 2000, 400
+
+
+def opened_replica(place: str, cache: str) -> tuple[LiveDatastore, LiveDatastore]:
+    """Open the live datastore at `place` for reading, and a replica of it."""
+    live = LiveDatastore.open(place, read_only=True)
+    service = Service(live)
+    service.most_bytes = 500
+    locations.reach = lambda: service
+    return live, LiveDatastore.open(LOCATION, cache=cache)
+
+
+def require_equal(place: Path, cache: Path) -> None:
+    """Open the replica, and compare all that it holds with the live datastore."""
+    with LiveDatastore.open(place) as live:
+        reader, replica = opened_replica(str(place), str(cache))
+        with reader, replica:
+            until(lambda: replica.newest_change == live.newest_change and replica.info().failure is None)
+            held, expected = (some.changes(0, "", most_bytes=1 << 40) for some in (replica, live))
+            assert held.added == expected.added, "other documents"
+            assert held.datastore_id == expected.datastore_id or not live.newest_change
+            assert replica.info().token_count == live.info().token_count
+            for document in live.documents():
+                assert replica.count(document.tokens[:64].tolist()) == 1, "not the same answers"
+    check_live(replica.path)
 
 
 def require_kept(place: Path, vocabulary_size: int, known: _Known, chance: random.Random) -> None:
