@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -56,14 +57,15 @@ print(json.dumps({"seconds": round(seconds, 3), "tokens": info.token_count, "seg
 """
 FOLLOWERS, DOCUMENTS, AT_ONCE = 8, 10_000, 50  # replicas, what is added beside them, and in one request
 FOLLOW = """
-import sys
+import sys, time
 from rest_store.live.live_datastore import LiveDatastore
 location, cache, documents = sys.argv[1:]
 with LiveDatastore.open(location, cache=cache) as replica:
     print("open", flush=True)
+    began = time.process_time()
     while replica.info().document_count < int(documents):
         replica.wait_for_change(replica.newest_change, 1.0)
-    print("complete", flush=True)
+    print(time.process_time() - began)
 """
 Asking = Callable[[Store, list[list[int]]], list[float]]  # queries a store after contexts: the microseconds of each
 
@@ -100,7 +102,7 @@ class Source:
 @click.option("--tokens", metavar="N", default=4_000_000, help="Tokens of the datastores that are queried and opened.")
 @click.option("--rounds", metavar="N", type=click.IntRange(1), default=10, help="Turns of 200 additions and queries.")
 @click.option(
-    "--part", "parts", multiple=True, type=click.Choice(PARTS), default=PARTS, help="What is measured; repeatable."
+    "--part", "parts", multiple=True, type=click.Choice(PARTS), default=PARTS, help="What is measured. Repeatable."
 )
 @click.option("--work", metavar="DIR", type=PATH, show_default="a temporary one", help="Folder for what is written.")
 @seed_option
@@ -277,7 +279,7 @@ def measure_fleet(source: Source, place: Path, tokens: int, additions: int) -> d
                     while two.newest_change < one.newest_change:
                         two.wait_for_change(two.newest_change, 1.0)
                     seen = time_each(lambda document: add_and_wait(one, two, document), source.documents(additions))
-            seconds = measure_following(source, place, location, tokens // SIZE + additions)
+            following = measure_following(source, place, location, tokens // SIZE + additions, service.pid)
         finally:
             service.terminate()
     figures = percentiles([microseconds / 1e3 for microseconds in seen])
@@ -285,7 +287,7 @@ def measure_fleet(source: Source, place: Path, tokens: int, additions: int) -> d
         "complete_s": round(complete, 2),
         "seen_median_ms": figures["median"],
         "seen_p99_ms": figures["p99"],
-        "documents_per_s": round(DOCUMENTS / seconds),
+        **following,
     }
 
 
@@ -297,8 +299,8 @@ def add_and_wait(one: LiveDatastore, two: LiveDatastore, document: npt.NDArray[n
         two.wait_for_change(before, 1.0)
 
 
-def measure_following(source: Source, place: Path, location: str, stored: int) -> float:
-    """Return the seconds until all replicas have what a client adds; they are complete before."""
+def measure_following(source: Source, place: Path, location: str, stored: int, service: int) -> dict[str, float]:
+    """Add documents until all replicas, which were complete before, have them; and the processor time of each."""
     from rest_store.service.client.client import DatastoreClient
 
     followers = []
@@ -312,13 +314,24 @@ def measure_following(source: Source, place: Path, location: str, stored: int) -
         follower.stdout.readline()
     some = source.documents(DOCUMENTS)
     target, _, name = location.partition("/")
-    began = time.perf_counter()
+    began, worked = time.perf_counter(), processor_seconds(service)
     with DatastoreClient(target, datastore=name) as client, ThreadPoolExecutor(4) as threads:
         for _ in threads.map(lambda start: client.add(some[start : start + AT_ONCE]), range(0, DOCUMENTS, AT_ONCE)):
             pass
-    for follower in followers:
-        follower.communicate()
-    return time.perf_counter() - began
+    added = time.perf_counter() - began
+    replicas = [float(follower.communicate()[0]) for follower in followers]
+    return {
+        "documents_per_s": round(DOCUMENTS / (time.perf_counter() - began)),
+        "added_per_s": round(DOCUMENTS / added),
+        "service_cpu_us_a_document": round(1e6 * (processor_seconds(service) - worked) / DOCUMENTS),
+        "replica_cpu_us_a_document": round(1e6 * float(np.mean(replicas)) / DOCUMENTS),
+    }
+
+
+def processor_seconds(process: int) -> float:
+    """Return the processor time of a process so far."""
+    fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

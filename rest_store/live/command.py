@@ -53,6 +53,7 @@ def show(directory: Path, *, as_json: bool) -> None:
         return
     limits = [] if info.max_tokens is None else [counted(info.max_tokens, "token")]
     limits += [] if info.max_age is None else [f"{info.max_age / 3600:g} hours"]
+    limits += [] if info.max_epochs is None else [counted(info.max_epochs, "epoch")]
     rows = [
         ("live", str(info.path)),
         ("tokens", f"{info.token_count:,} in {counted(info.document_count, 'document')}"),

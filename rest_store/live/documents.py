@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import heapq
 import json
 import math
@@ -123,8 +122,7 @@ class Documents:
         with self._transaction("created"):
             for statement in _SCHEMA.split(";"):
                 self._database.execute(statement)
-            id = "" if location else uuid4().hex
-            properties = (id, location, json.dumps(tokenizer.to_manifest()), 0, 0, 0)
+            properties = (uuid4().hex, location, json.dumps(tokenizer.to_manifest()), 0, 0, 0)
             self._database.execute("INSERT INTO properties VALUES (?, ?, ?, ?, ?, ?)", properties)
         self.is_new = False
 
@@ -164,7 +162,7 @@ class Documents:
             raise StorageError(describe(self.path, "limits", f"damaged ({error})", "as they were set")) from None
 
     def datastore_id(self) -> str:
-        """Return what this datastore is known by; a replica has that of its upstream, "" before it knows it."""
+        """Return what this datastore is known by; a replica has that of its upstream once it has changes of it."""
         return str(self._properties("id")[0])
 
     def require_location(self, location: str) -> None:
@@ -266,14 +264,19 @@ class Documents:
         self._require("the time of a document", _is_time(time))
         return float(time)
 
-    def numbers(self, ids: Sequence[str], namespace: str) -> dict[str, int]:
-        """Return the numbers of those of `ids` that are stored in a namespace."""
+    def numbers(self, digests: Iterable[bytes]) -> dict[bytes, int]:
+        """Return the numbers of the documents that have one of `digests`."""
         query = "SELECT number FROM documents WHERE digest = ?"
         with self._named_errors("read"):
-            rows = {id: self._database.execute(query, (digest_of(id, namespace),)).fetchone() for id in ids}
-        return {id: row[0] for id, row in rows.items() if row is not None}
+            rows = {digest: self._database.execute(query, (digest,)).fetchone() for digest in digests}
+        return {digest: row[0] for digest, row in rows.items() if row is not None}
 
     # --- Writing ------------------------------------------------------------------------------------------------------
+
+    def rename(self) -> None:
+        """Have the datastore known by another id from now on, since it is not what it was."""
+        with self._transaction("written"):
+            self._database.execute("UPDATE properties SET id = ?", (uuid4().hex,))
 
     def set_limits(self, namespace: str, limits: Retention) -> None:
         """Store limits of a namespace from now on; None in them: as before."""
@@ -431,11 +434,6 @@ class Documents:
             yield
         except (sqlite3.Error, UnicodeDecodeError) as error:
             raise StorageError(f"{self.path}: documents cannot be {done} ({error})") from error
-
-
-def digest_of(id: str, namespace: str) -> bytes:
-    """Return what stands for an id in the file, which does not hold the id itself."""
-    return hashlib.blake2b(f"{namespace}\0{id}".encode(), digest_size=16).digest()
 
 
 def _is_time(value: object) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import numpy as np
@@ -17,27 +17,12 @@ from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.validation import IntSequence, document_ids, document_tokens, label, limit
 from rest_store.errors import DocumentError, StorageError, TokenizerLoadError, describe
 from rest_store.live.directory import PART_NAME
+from rest_store.live.upstream import Document, digest_of
 
 if TYPE_CHECKING:
     from build_index.target_tokenizer import TargetTokenizer
 
 _LARGEST = 1 << 24  # tokens of a document
-
-
-class NewDocument(NamedTuple):
-    """A document to be added.
-
-    Attributes:
-        id: of the document.
-        symbols: its tokens as a tokens file has them.
-        group: as in `Document`.
-        epoch: as in `Document`.
-    """
-
-    id: str
-    symbols: bytes
-    group: str = ""
-    epoch: int = 0
 
 
 class Encoder:
@@ -56,18 +41,15 @@ class Encoder:
         self,
         documents: Sequence[IntSequence | str],
         ids: Sequence[str] | None,
+        *,
+        namespace: str,
         group: str,
         epoch: int,
         max_tokens: int | None,
-    ) -> list[NewDocument]:
-        """Return `documents` with their ids; raises what `LiveDatastore.add` says of invalid ones.
+    ) -> tuple[list[str], list[Document]]:
+        """Return the ids of `documents`, and these as they are stored but for numbers and times.
 
-        Args:
-            documents: as in `LiveDatastore.add`, as are `ids`, `group` and `epoch`.
-            ids: of them.
-            group: of all.
-            epoch: of all.
-            max_tokens: that are kept; a document is no larger.
+        Raises what `LiveDatastore.add` says, whose arguments these are; none is larger than `max_tokens`.
         """
         is_sequence = isinstance(documents, Sequence | np.ndarray) and not isinstance(documents, str | bytes)
         if not is_sequence or getattr(documents, "ndim", 1) == 0:
@@ -82,7 +64,12 @@ class Encoder:
         tokens = [next(encoded) if isinstance(document, str) else document for document in documents]
         labels = label("add", "a group", group), limit("epoch", epoch, 2**62, least=0, where="add")
         most = min(_LARGEST, max_tokens or _LARGEST)
-        return [NewDocument(names[i], self._symbols(document, i, most), *labels) for i, document in enumerate(tokens)]
+        symbols = [self._symbols(document, index, most) for index, document in enumerate(tokens)]
+        new = [
+            Document(0, namespace, digest_of(name, namespace), 0.0, *labels, some)
+            for name, some in zip(names, symbols, strict=True)
+        ]
+        return names, new
 
     @functools.cached_property
     def _tokenizer(self) -> TargetTokenizer:

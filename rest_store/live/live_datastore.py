@@ -26,14 +26,13 @@ from rest_store.errors import (
     DatastoreClosedError,
     LimitError,
     LiveDatastoreError,
-    StorageError,
     WriterError,
     describe,
     optional_packages,
 )
 from rest_store.live.added import AddedDocuments
 from rest_store.live.background import Background
-from rest_store.live.directory import require_live
+from rest_store.live.directory import make_directory, require_live
 from rest_store.live.documents import Documents
 from rest_store.live.encoding import Encoder
 from rest_store.live.follower import Follower
@@ -155,12 +154,9 @@ class LiveDatastore(Store):
         identity = None if named is None else identity_of(named)
         if read_only and not is_replica:
             return cls(directory, Follower(absolute, identity), read_only=True)
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StorageError(f"{directory}: the directory cannot be written ({error.strerror})") from error
         json = None if loaded is None else loaded.json
         if not is_replica:
+            make_directory(directory)
             return cls(directory, Writer(absolute, identity, retention, json), read_only=False)
         upstream = locations.reach().upstream(str(path), token=token, tls=tls)
         try:
@@ -272,9 +268,11 @@ class LiveDatastore(Store):
         """
         writer = self._writer()
         most = writer.limits.of(label("add", "a namespace", namespace)).max_tokens
-        encoded = self._encoder.encode(documents, ids, group, epoch, most)
-        new = writer.add(encoded, namespace)
-        return AddedDocuments([document.id for document in encoded], new)
+        labels: Any = {"namespace": namespace, "group": group, "epoch": epoch}
+        names, encoded = self._encoder.encode(documents, ids, **labels, max_tokens=most)
+        new = writer.add(encoded, names)
+        known = zip(names, encoded, strict=True)
+        return AddedDocuments(names, {name for name, document in known if document.digest in new})
 
     def delete(self, ids: Sequence[str], *, namespace: str = "") -> int:
         """Delete documents: when this returns, no answer of this process holds them, and no file. Evicted ones, too.

@@ -26,11 +26,11 @@ from rest_store.errors import (
     WriterError,
     describe,
 )
-from rest_store.live.directory import is_live
-from rest_store.live.encoding import NewDocument
+from rest_store.live.directory import is_live, make_directory
 from rest_store.live.follower import Follower
 from rest_store.live.retention import Limits, Retention
-from rest_store.live.upstream import Changes, Document, Upstream
+from rest_store.live.segments import Segments
+from rest_store.live.upstream import Changes, Document, Upstream, digest_of
 from rest_store.live.writer import Writer
 
 _AT_ONCE = 1 << 22  # bytes of tokens that are applied together while a replica catches up
@@ -50,7 +50,7 @@ class Replica:
     over when the lock is free. Queries read what is on disk, whether or not the upstream is there.
 
     Args:
-        directory: of the copy; it exists.
+        directory: of the copy; made if it is absent.
         upstream: what it is a copy of; closed with this.
         tokenizer: identity of that which it must have; None: any.
         tokenizer_json: serialization of the tokenizer, which a new one stores to encode texts.
@@ -83,27 +83,37 @@ class Replica:
         self._json = tokenizer_json
         self._lock = threading.Lock()  # held by whoever follows another process, or takes over
         self._stream: Iterator[Changes] | None = None
-        self._head = 0
-        self._backend = self._opened(tokenizer)
+        self._head = 0  # newest change that is known of
+        self._backend = self._opened()
         self.tokenizer = self._backend.tokenizer
+        try:
+            self.tokenizer.require_same(tokenizer or self.tokenizer, self.location)
+        except BaseException:
+            self._backend.close()
+            raise
         self.segments = self._backend.segments
 
-    def _opened(self, tokenizer: TokenizerIdentity | None) -> Writer | Follower:
-        if not is_live(self._directory):
-            found = self._upstream.tokenizer
-            found.require_same(tokenizer or found, self.location)
-            tokenizer = found
+    def _opened(self) -> Writer | Follower:
+        """Open the copy for writing, or for reading if another process writes it."""
+        new = None if is_live(self._directory) else self._upstream.tokenizer  # asked before anything is made
+        make_directory(self._directory)
         end = time.monotonic() + _PATIENCE
         while True:
             try:
-                return Writer(self._directory, tokenizer, Retention(), self._json, self.location)
+                try:
+                    return self._writer(new)
+                except DatastoreNotFoundError:  # its creation was killed
+                    return self._writer(self._upstream.tokenizer)
             except WriterError:
                 try:
-                    return Follower(self._directory, tokenizer, self.location)
+                    return Follower(self._directory, None, self.location)
                 except (DatastoreNotFoundError, StorageError):  # another process is beginning it
                     if time.monotonic() > end:
                         raise
                     time.sleep(0.02)
+
+    def _writer(self, tokenizer: TokenizerIdentity | None, segments: Segments | None = None) -> Writer:
+        return Writer(self._directory, tokenizer, Retention(), self._json, self.location, segments)
 
     def disconnect(self) -> None:
         """End what waits for the upstream."""
@@ -130,8 +140,7 @@ class Replica:
 
     def _takes_over(self, follower: Follower) -> bool:
         try:
-            directory, segments = self._directory, follower.segments
-            self._backend = Writer(directory, self.tokenizer, Retention(), None, self.location, segments)
+            self._backend = self._writer(None, follower.segments)
         except WriterError:
             return False
         follower.release()
@@ -174,7 +183,6 @@ class Replica:
                     added = [document for document in added if not removal.first <= document.number <= removal.last]
             added += changes.added
             removed += changes.removed
-        self._head = changes.head
         return whole._replace(last=changes.last, head=changes.head, added=added, removed=removed)
 
     def _checked(self, changes: Changes, after: int) -> Changes:
@@ -193,6 +201,7 @@ class Replica:
         if not all(0 < some.first <= some.last < some.number for some in changes.removed):
             raise self._wrong("a removal", "of what is yet to come", "of earlier changes")
         self._check_documents(changes.added)
+        self._head = changes.head
         return changes
 
     def _check_documents(self, documents: Sequence[Document]) -> None:
@@ -219,17 +228,16 @@ class Replica:
 
     # --- What is changed upstream -------------------------------------------------------------------------------------
 
-    def add(self, documents: Sequence[NewDocument], namespace: str = "") -> set[str]:
-        """Add documents upstream; return the ids of those that are new once they are visible here."""
+    def add(self, documents: Sequence[Document], ids: Sequence[str]) -> set[bytes]:
+        """Add documents upstream, as `Writer.add`; return once they are visible here."""
         if not documents:
             return set()
         width = token_width(self.tokenizer.vocabulary_size)
         tokens = [decode_symbols(np.frombuffer(document.symbols, np.uint8), width) for document in documents]
-        labels = {"namespace": namespace, "group": documents[0].group}
-        ids = [document.id for document in documents]
-        added, number = self._upstream.add(tokens, ids, **labels, epoch=documents[0].epoch)
+        _, namespace, _, _, group, epoch, _ = documents[0]
+        added, number = self._upstream.add(tokens, ids, namespace=namespace, group=group, epoch=epoch)
         self._wait(number)
-        return set(added.added)
+        return {digest_of(id, namespace) for id in added.added}
 
     def delete(self, ids: Sequence[str], namespace: str = "") -> int:
         """Delete documents upstream; return how many there were once none is visible here."""

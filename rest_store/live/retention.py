@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from rest_store.datastore.validation import limit, real
 from rest_store.errors import LimitError, describe
 
 if TYPE_CHECKING:
-    from rest_store.live.encoding import NewDocument
     from rest_store.live.upstream import Document
 
 _MEMTABLE = 1 << 12  # positions that are sorted anew with each addition
 _LARGEST = 1 << 24  # positions of a segment: sorting them takes some seconds
 _COMMIT = 1 << 20  # positions of one commit
 _LEAST_SEGMENTS = 8  # that a datastore with limits has at least
-
-
-Item = TypeVar("Item", "Document", "NewDocument")
 
 
 @dataclass(frozen=True)
@@ -65,21 +61,18 @@ class Retention:
         """Return whether documents added at these times may be in one segment."""
         return self.max_age is None or abs(newest - oldest) <= self.max_age / _LEAST_SEGMENTS
 
-    def batches(
-        self, documents: Iterable[Item], width: int, added: Callable[[Item], float] = lambda document: 0.0
-    ) -> Iterator[list[Item]]:
+    def batches(self, documents: Iterable[Document], width: int) -> Iterator[list[Document]]:
         """Yield documents in lists that may each become a segment.
 
         Args:
             documents: in the order of their numbers.
             width: bytes of a token.
-            added: when a document was added.
         """
-        batch: list[Item] = []
+        batch: list[Document] = []
         size, most = 0, min(_COMMIT, self.largest)
         for document in documents:
             positions = len(document.symbols) // width + 1
-            if batch and (size + positions > most or not self.may_span(added(batch[0]), added(document))):
+            if batch and (size + positions > most or not self.may_span(batch[0].added, document.added)):
                 yield batch
                 batch, size = [], 0
             batch.append(document)

@@ -6,6 +6,7 @@ import operator
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from rest_store.live.documents import Documents
 from rest_store.live.retention import Limits, Retention
 from rest_store.live.segment import Segment, open_segment, sorted_segment
 from rest_store.live.upstream import Document
+
+Item = TypeVar("Item", Segment, Document)
 
 
 class Segments:
@@ -46,8 +49,8 @@ class Segments:
     def set(self, segments: Sequence[Segment], newest: int) -> None:
         """Have queries read `segments`, all that there are after change number `newest`, from now on."""
         snapshots: dict[str, Snapshot] = {}
-        for namespace in dict.fromkeys(segment.namespace for segment in segments):
-            views = [segment.view for segment in segments if segment.namespace == namespace]
+        for namespace, some in by_namespace(segments).items():
+            views = [segment.view for segment in some]
             present = self._snapshots.get(namespace, self._nothing)
             is_same = len(views) == len(present.views) and all(map(operator.is_, views, present.views))
             snapshots[namespace] = present if is_same else Snapshot.of(views, self.vocabulary_size)
@@ -104,7 +107,7 @@ class Segments:
             yield from self._sorted(rest, limits.of(namespace))
 
     def _sorted(self, documents: Iterable[Document], retention: Retention) -> Iterator[Segment]:
-        for batch in retention.batches(documents, token_width(self.vocabulary_size), operator.attrgetter("added")):
+        for batch in retention.batches(documents, token_width(self.vocabulary_size)):
             yield sorted_segment(batch, self.vocabulary_size)
 
     @property
@@ -112,18 +115,19 @@ class Segments:
         """The segments in files."""
         return tuple(segment for segment in self.all if segment.record is not None)
 
-    def by_namespace(self) -> list[list[Segment]]:
-        """The segments in files of each namespace."""
-        found: dict[str, list[Segment]] = {}
-        for segment in self.in_files:
-            found.setdefault(segment.namespace, []).append(segment)
-        return list(found.values())
-
     def replaced(self, run: Sequence[Segment], new: Segment) -> list[Segment] | None:
         """Return all segments with `new` in the place of `run`, of one namespace; None if some are gone."""
         if not set(run) <= set(self.all):
             return None
         return [new if segment is run[0] else segment for segment in self.all if segment not in run[1:]]
+
+
+def by_namespace(items: Iterable[Item]) -> dict[str, list[Item]]:
+    """Return the segments or documents of each namespace, in their order."""
+    found: dict[str, list[Item]] = {}
+    for item in items:
+        found.setdefault(item.namespace, []).append(item)
+    return found
 
 
 def _empty_view(vocabulary_size: int) -> ShardView:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -31,6 +32,11 @@ class Document(NamedTuple):
     group: str
     epoch: int
     symbols: bytes
+
+
+def digest_of(id: str, namespace: str) -> bytes:
+    """Return what stands for an id of a namespace; the id itself is not stored."""
+    return hashlib.blake2b(f"{namespace}\0{id}".encode(), digest_size=16).digest()
 
 
 class Removal(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from bisect import bisect_left, bisect_right
 from collections import Counter
@@ -16,13 +17,13 @@ from rest_store.datastore.header import token_width
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import DatastoreClosedError, DatastoreNotFoundError, StorageError, describe
 from rest_store.live.compaction import BACKLOG, STALL, segments_to_merge
-from rest_store.live.directory import take_writer_lock
-from rest_store.live.documents import Documents, SegmentRecord, digest_of
-from rest_store.live.encoding import NewDocument, store_tokenizer
+from rest_store.live.directory import is_restored, take_writer_lock
+from rest_store.live.documents import Documents, SegmentRecord
+from rest_store.live.encoding import store_tokenizer
 from rest_store.live.retention import Limits, Retention
 from rest_store.live.segment import Segment, remove_files, sorted_segment, write_segment
-from rest_store.live.segments import Segments
-from rest_store.live.upstream import Changes, Document
+from rest_store.live.segments import Segments, by_namespace
+from rest_store.live.upstream import Changes, Document, digest_of
 
 
 def steady_clock(last: float, longest: float) -> Callable[[], float]:
@@ -86,7 +87,8 @@ class Writer:
         self._may_differ_from_disk = False
         self._newest = 0  # number of the newest change
         self._records: list[SegmentRecord] = []  # that are stored
-        self._epochs_of = -1  # number of the newest change when epochs were looked at
+        self._settled: Sequence[Segment] = ()  # segments beside which nothing is to be done
+        restored = is_restored(directory)
         with ExitStack() as resources:
             resources.callback(take_writer_lock(directory))
             # For the holder of `_lock`:
@@ -97,6 +99,8 @@ class Writer:
             self.tokenizer = self._documents.tokenizer()
             if tokenizer is not None:
                 self.tokenizer.require_same(tokenizer, directory)
+            if restored:  # replicas may have changes since then
+                self._documents.rename()
             self._documents.set_limits("", retention)
             self.limits = self._documents.limits()
             self._clock = steady_clock(self._documents.last_time(), self.limits.least_age)
@@ -121,23 +125,31 @@ class Writer:
     def close(self) -> None:
         """Close the files and let others write, after a change in progress; later calls raise DatastoreClosedError."""
         with self._sorting, self._lock:
-            self._closed = True
+            self._closed, self._settled = True, ()
             self.segments.close()
             self._resources.close()
 
-    def add(self, documents: Sequence[NewDocument], namespace: str = "") -> set[str]:
-        """Add documents, without those whose id is there already; return the others' ids when they are durable."""
-        new: set[str] = set()
-        for batch in self.limits.of(namespace).batches(documents, self._width):
-            if len(self._run()) >= BACKLOG:
-                time.sleep(STALL)
+    def add(self, documents: Sequence[Document], ids: Sequence[str]) -> set[bytes]:
+        """Add documents of one namespace, without those whose digest is there already.
+
+        Args:
+            documents: numbers and times are still to come.
+            ids: of them, which the digests stand for.
+
+        Returns:
+            The digests of those that were added, when they are durable.
+        """
+        new: set[bytes] = set()
+        for batch in self.limits.of(documents[0].namespace).batches(documents, self._width) if documents else ():
+            self._stall()
             with self._change():
-                new.update(self._add(batch, namespace))
+                new.update(self._add(batch))
         return new
 
     def delete(self, ids: Sequence[str], namespace: str = "") -> int:
         """Delete documents and return how many there were; then no answer holds them, and no file."""
-        return self._remove(namespace, lambda: self._beside.numbers(ids, namespace).values())
+        digests = [digest_of(id, namespace) for id in ids]
+        return self._remove(namespace, lambda: self._beside.numbers(digests).values())
 
     def delete_before(self, epoch: int, namespace: str = "") -> int:
         """Delete the documents of earlier epochs, likewise."""
@@ -161,7 +173,6 @@ class Writer:
         with self._sorting, self._change():
             self._documents.set_limits(namespace, retention)
             self.limits = self._documents.limits()
-            self._epochs_of = -1
             self._load()
 
     def position(self) -> tuple[int, str]:
@@ -176,6 +187,7 @@ class Writer:
         Only the upstream evicts. Where it does, segments are as small here as they are there, so that a part of them
         is sorted anew each time; they are all as large as they may be where nothing is evicted.
         """
+        self._stall()
         is_short = changes.first > 1 and not changes.removed  # such a change does not wait for segments in files
         with nullcontext() if is_short else self._sorting, self._change():
             found: dict[str, set[int]] = {}
@@ -189,10 +201,7 @@ class Writer:
             removed = {namespace: sorted(numbers) for namespace, numbers in found.items()}
             present = self.segments.all if changes.first > 1 else ()
             segments = [*chain(*(self._without(segment, removed) for segment in present))]
-            added: dict[str, list[Document]] = {}
-            for document in changes.added:
-                added.setdefault(document.namespace, []).append(document)
-            for namespace, documents in added.items():
+            for namespace, documents in by_namespace(changes.added).items():
                 for batch in self.limits.of(namespace).batches(documents, self._width):
                     self._append(segments, batch)
             self._store(segments, upstream=changes)
@@ -201,11 +210,19 @@ class Writer:
 
     def work(self) -> bool:
         """Do what is to be done beside additions; return whether there may be more."""
-        return self._evict() or self._evict_epochs() or self.merge()
+        if self._evict():
+            return True
+        present = self.segments.all
+        if present is self._settled:
+            return False
+        if self._evict_epochs() or self.merge():
+            return True
+        self._settled = present
+        return False
 
     def _evict(self) -> bool:
         """Evict what is too old by now; return whether anything was."""
-        if len(self._kept(self.segments.all)) == len(self.segments.all):
+        if math.isinf(self.limits.least_age) or len(self._kept(self.segments.all)) == len(self.segments.all):
             return False
         with self._change():
             self._store(self.segments.all)
@@ -213,14 +230,10 @@ class Writer:
 
     def _evict_epochs(self) -> bool:
         """Evict one namespace's documents of epochs before those that are kept; return whether there may be more."""
-        newest = self.segments.newest
-        if newest == self._epochs_of:
-            return False
         for namespace in {segment.namespace for segment in self.segments.all}:
             most = self.limits.of(namespace).max_epochs
             if most is not None and self._remove(namespace, partial(self._outdated, namespace, most), deleted=False):
                 return True
-        self._epochs_of = newest
         return False
 
     def _outdated(self, namespace: str, most: int) -> list[int]:
@@ -258,11 +271,16 @@ class Writer:
                 self._remove_files([new.record.name] if new.record else ())
             return True
 
+    def _stall(self) -> None:
+        """Let compaction keep up with additions."""
+        if len(self._run()) >= BACKLOG:
+            time.sleep(STALL)
+
     def _run(self, *, whole: bool = False) -> list[Segment]:
         """Return the segments that are merged next; [] if there are none."""
         runs = (
-            segments_to_merge(some, self.limits.of(some[0].namespace), whole=whole)
-            for some in self.segments.by_namespace()
+            segments_to_merge(some, self.limits.of(namespace), whole=whole)
+            for namespace, some in by_namespace(self.segments.in_files).items()
         )
         return next(filter(None, runs), [])
 
@@ -289,28 +307,20 @@ class Writer:
         memtables = {segment for segment in last.values() if segment.last > in_files.get(segment.namespace, 0)}
         self._store([segment if segment in memtables else self._flushed(segment) for segment in segments])
 
-    def _add(self, added: Sequence[NewDocument], namespace: str) -> list[str]:
-        """Sort new documents into the memtable, flush it if it is large enough, store and publish them.
-
-        Returns:
-            The ids that are new.
-        """
-        stored = self._documents.numbers([document.id for document in added], namespace)
-        new: dict[str, NewDocument] = {}
-        for document in added:
-            if document.id not in stored:
-                new.setdefault(document.id, document)
-        if not new:
-            return []
+    def _add(self, documents: Sequence[Document]) -> Iterable[bytes]:
+        """Number, sort, store and publish those of `documents` that are new; return their digests."""
+        stored = self._documents.numbers(document.digest for document in documents)
+        new: dict[bytes, Document] = {}
         now = self._clock()
-        documents = [
-            Document(number, namespace, digest_of(some.id, namespace), now, some.group, some.epoch, some.symbols)
-            for number, some in enumerate(new.values(), self._newest + 1)
-        ]
-        segments = list(self.segments.all)
-        self._append(segments, documents)
-        self._store(segments, added=documents)
-        return list(new)
+        for document in documents:
+            if document.digest not in stored and document.digest not in new:
+                number = self._newest + len(new) + 1
+                new[document.digest] = document._replace(number=number, added=now)
+        if new:
+            segments, added = list(self.segments.all), list(new.values())
+            self._append(segments, added)
+            self._store(segments, added=added)
+        return new
 
     def _append(self, segments: list[Segment], documents: Sequence[Document]) -> None:
         """Sort new documents of one namespace into its memtable in `segments`, and flush it if it is large enough."""
@@ -365,7 +375,7 @@ class Writer:
             upstream: changes of the upstream, instead of others.
         """
         present = self._kept(segments)
-        evicted = [(some.namespace, some.first, some.last) for some in segments if some not in present]
+        evicted = [(some.namespace, some.first, some.last) for some in set(segments).difference(present)]
         records = [segment.record for segment in present if segment.record is not None]
         new, obsolete = set(records) - set(self._records), set(self._records) - set(records)
         try:

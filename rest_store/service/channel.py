@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ssl
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 
@@ -28,6 +29,9 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
 ]
+
+
+Targets: TypeAlias = str | Sequence[str] | Sequence[Sequence[str]]
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,42 @@ def target_of(text: object) -> str:
         with suppress(ServeError):
             return Address.parse(text).text
     raise TargetError(describe("client", "target", ascii(text), "HOST:PORT, [IPv6]:PORT or unix:/path"))
+
+
+def split_location(location: str) -> tuple[str, str | None]:
+    """Return the targets and the datastore in `HOST:PORT/NAME` or `unix:/path#NAME`; None where there is no name."""
+    targets, _, name = location.partition("#" if "unix:" in location else "/")
+    return targets, name or None
+
+
+def target_groups(targets: Targets) -> list[list[str]]:
+    """Return the addresses of each part's endpoints, as gRPC takes them.
+
+    Args:
+        targets: as for `DatastoreClient`.
+
+    Raises:
+        TargetError: an address is invalid or comes twice, or there are none.
+    """
+    parts: Sequence[object] = [targets]
+    if isinstance(targets, str):
+        parts = targets.split(";")
+    elif isinstance(targets, list | tuple) and any(isinstance(part, list | tuple) for part in targets):
+        parts = targets
+    groups = [_addresses(part) for part in parts]
+    addresses = [address for group in groups for address in group]
+    for address in addresses:
+        if addresses.count(address) > 1:
+            raise TargetError(describe("client", f"target {address}", "there twice", "there once"))
+    return groups
+
+
+def _addresses(part: object) -> list[str]:
+    endpoints = part.split(",") if isinstance(part, str) else part
+    if not isinstance(endpoints, list | tuple) or not endpoints:
+        found = "empty" if isinstance(endpoints, list | tuple) else f"a {type(endpoints).__name__}"
+        raise TargetError(describe("client", "targets", found, "an address, or addresses for each part"))
+    return [target_of(endpoint) for endpoint in endpoints]
 
 
 class Dialer:

@@ -231,30 +231,16 @@ class TokenizerDescription(_message.Message):
     def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., special_tokens: _Optional[_Mapping[str, int]] = ..., added_tokens: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class ServiceLimits(_message.Message):
-    __slots__ = ("max_message_bytes", "max_contexts", "max_nodes", "max_suffix", "max_depth", "max_streams", "max_in_flight", "max_request_bytes", "max_session_tokens", "max_session_memory", "session_idle_seconds")
+    __slots__ = ("max_message_bytes", "max_contexts", "max_request_bytes", "max_session_tokens")
     MAX_MESSAGE_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_CONTEXTS_FIELD_NUMBER: _ClassVar[int]
-    MAX_NODES_FIELD_NUMBER: _ClassVar[int]
-    MAX_SUFFIX_FIELD_NUMBER: _ClassVar[int]
-    MAX_DEPTH_FIELD_NUMBER: _ClassVar[int]
-    MAX_STREAMS_FIELD_NUMBER: _ClassVar[int]
-    MAX_IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     MAX_REQUEST_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_SESSION_TOKENS_FIELD_NUMBER: _ClassVar[int]
-    MAX_SESSION_MEMORY_FIELD_NUMBER: _ClassVar[int]
-    SESSION_IDLE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     max_message_bytes: int
     max_contexts: int
-    max_nodes: int
-    max_suffix: int
-    max_depth: int
-    max_streams: int
-    max_in_flight: int
     max_request_bytes: int
     max_session_tokens: int
-    max_session_memory: int
-    session_idle_seconds: int
-    def __init__(self, max_message_bytes: _Optional[int] = ..., max_contexts: _Optional[int] = ..., max_nodes: _Optional[int] = ..., max_suffix: _Optional[int] = ..., max_depth: _Optional[int] = ..., max_streams: _Optional[int] = ..., max_in_flight: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., max_session_tokens: _Optional[int] = ..., max_session_memory: _Optional[int] = ..., session_idle_seconds: _Optional[int] = ...) -> None: ...
+    def __init__(self, max_message_bytes: _Optional[int] = ..., max_contexts: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., max_session_tokens: _Optional[int] = ...) -> None: ...
 
 class Document(_message.Message):
     __slots__ = ("tokens", "id")

@@ -112,6 +112,7 @@ class Fuzzer(campaign.Fuzzer):
                     damage(chance, place)
                 if known.acknowledged or (place / "documents.sqlite").exists():
                     require_kept(place, vocabulary_size, known, chance)
+                if known.acknowledged:
                     replicas += [self._replica(place, cache, chance) for _ in range(chance.choice([0, 1, 2]))]
                 for process in replicas:
                     if chance.random() < 0.5:

@@ -10,11 +10,13 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import rest_store
 from rest_store.errors import DatastoreClosedError, WriterError
+from rest_store.live.documents import Documents
 from rest_store.live.live_datastore import LiveDatastore
 from tests.shared.live import new_live, small_segments, until
 from tests.shared.strategies import refused
@@ -103,6 +105,7 @@ EXIT = """
 import sys, threading
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.live import segment
+from rest_store.live.documents import Documents
 from rest_store.live.live_datastore import LiveDatastore
 from tests.shared.strategies import identity
 
@@ -147,24 +150,35 @@ def test_copies_and_pickles(tmp_path: Path) -> None:
             assert received.draft([1]) == live.draft([1])
 
 
-def test_only_the_parent_goes_on_after_a_fork(tmp_path: Path) -> None:
+def test_only_the_parent_goes_on_after_a_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     live = new_live(tmp_path / "live")
     live.add([[1, 2]])
-    with live._backend._sorting, live._backend._lock:  # as another thread may hold them
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                assert live.count([1, 2]) == 1
-                calls: list[Callable[[], object]] = [lambda: live.add([[1]]), lambda: live.delete(["a"]), live.compact]
-                for call in calls:
-                    refused(WriterError, call, "used after a fork")
-                live.close()
-                status = 0
-            finally:
-                os._exit(status)
+    commit, busy, go = Documents.commit, threading.Event(), threading.Event()
+
+    def slow(*arguments: Any, **options: Any) -> int:
+        busy.set()
+        go.wait()
+        return commit(*arguments, **options)
+
+    monkeypatch.setattr(Documents, "commit", slow)
+    thread = threading.Thread(target=live.add, args=([[1, 3]],))
+    thread.start()
+    busy.wait()  # now that thread holds the locks
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            assert live.count([1, 2]) == 1
+            calls: list[Callable[[], object]] = [lambda: live.add([[1]]), lambda: live.delete(["a"]), live.compact]
+            for call in calls:
+                refused(WriterError, call, "used after a fork")
+            live.close()
+            status = 0
+        finally:
+            os._exit(status)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    live.add([[1, 3]])
+    go.set()
+    thread.join()
     assert live.count([1]) == 2
     live.close()
 
@@ -201,8 +215,6 @@ def test_a_session_follows_changes_and_goes_on_when_it_is_closed(tmp_path: Path)
 
 
 def test_a_failed_opening_leaves_no_descriptor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rest_store.live.documents import Documents
-
     new_live(tmp_path / "live").close()
 
     def damaged(self: Documents) -> None:

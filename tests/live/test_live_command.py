@@ -132,17 +132,6 @@ def test_ids_are_printed_as_delete_takes_them(live: Path, tmp_path: Path, monkey
     assert done("live", "delete", live, *expected) == f"{live}: 4 of 4 documents deleted\n", "an id is printed twice"
 
 
-def test_nothing_to_add_says_what_is_there(live: Path, tmp_path: Path) -> None:
-    """In the words of `rest-build`."""
-    tree = tmp_path / "tree"
-    tree.mkdir()
-    (tree / "a.py").write_text("text")
-    (tree / "empty.rs").write_text("")
-    line = failed("live", "add", live, tree, "--include", "*.rs")
-    assert line.startswith(f"Error: {tree}: corpus is without a text to store (1 empty, 1 left out by --include), ")
-    assert facts_of(live)["document_count"] == len(TEXTS)
-
-
 def test_limits_are_kept_from_then_on(live: Path, tmp_path: Path) -> None:
     corpus = write_jsonl(tmp_path / "more.jsonl", ["one more text"])
     done("live", "add", live, corpus, "--max-tokens", 2000, "--max-age", "30d")
@@ -210,11 +199,6 @@ def test_while_another_process_writes_only_reading_works(live: Path, tmp_path: P
         assert facts_of(live)["document_count"] == 7
         done("live", "export", live, "--out", tmp_path / "out")
         assert "valid: 0 shards" in done("check", live)
-
-
-def test_queries_read_live_datastores(live: Path) -> None:
-    shown = done("query", live, "--text", "def add3(first", "--max-nodes", 4)
-    assert ", 1 occurrence" in shown
 
 
 # --- Directories of the other kind -----------------------------------------------------------------------------------

@@ -27,10 +27,9 @@ from rest_store.errors import (
     TokenizerMismatchError,
     UnknownDatastoreError,
 )
-from rest_store.service.channel import Tls
+from rest_store.service.channel import Tls, target_groups
 from rest_store.service.client.client import DatastoreClient
 from rest_store.service.client.descriptions import ServiceInfo
-from rest_store.service.client.targets import target_groups
 from tests.shared.clients import Waiting
 from tests.shared.services import PATIENCE, Certificates, Service, failed, running
 from tests.shared.strategies import Corpus, contexts, identity, refused, write_datastore

@@ -124,10 +124,3 @@ def test_threads_share_a_client_through_a_restart(service: Service, store: Datas
         for thread in threads:
             thread.join(PATIENCE)
     assert not wrong
-
-
-def test_a_deadline_that_has_passed_before_the_call_is_named(service: Service, store: Datastore) -> None:
-    with DatastoreClient(service.target, timeout=PATIENCE) as client:
-        client.connect()
-        failed(DeadlineError, lambda: client.draft([1], timeout=1e-9), "the deadline passed")
-        assert client.draft([1]) == store.draft([1])

@@ -32,9 +32,11 @@ from rest_store.live.upstream import Changes
 from rest_store.service.client.client import DatastoreClient
 from rest_store.service.client.elsewhere import ServiceFiles, ServiceUpstream, fetched
 from rest_store.v1 import datastore_pb2 as pb
+from tests.service.test_server_security import bearer
 from tests.shared.builds import contents
 from tests.shared.live import until
-from tests.shared.services import PATIENCE, Service, reload, running
+from tests.shared.messages import PREFIX
+from tests.shared.services import PATIENCE, Service, reason_of, reload, running
 from tests.shared.strategies import Corpus, identity, refused, write_datastore
 
 TOKENS = """
@@ -194,6 +196,38 @@ def test_a_service_that_ends_lets_followers_go(tmp_path: Path) -> None:
         assert service.stop() == 0
         with pytest.raises(ServiceUnavailableError, match="shutting down"):
             list(changes)
+
+
+@pytest.mark.parametrize(
+    ("method", "request_", "reason"),
+    [
+        ("Follow", b"\xff", "CONTEXT_TYPE"),
+        ("Follow", bytes(1 << 20), "MESSAGE_SIZE"),
+        ("Follow", pb.FollowRequest(datastore="none"), "UNKNOWN_DATASTORE"),
+        ("Follow", pb.FollowRequest(datastore="a"), "WRONG_KIND"),
+        ("Follow", pb.FollowRequest(datastore="chat", tokenizer_fingerprint="sha256:1"), "TOKENIZER_MISMATCH"),
+        ("Fetch", b"\xff", "CONTEXT_TYPE"),
+        ("Fetch", pb.FetchRequest(datastore="a", file="\0" * 9_000), "NO_SUCH_FILE"),
+        ("Fetch", pb.FetchRequest(datastore="a", build="\n" * 9_000), "NO_SUCH_FILE"),
+        ("Fetch", pb.FetchRequest(datastore="a", offset=2**64 - 1), "NO_SUCH_FILE"),
+    ],
+)
+def test_each_bad_request_has_its_status(
+    method: str, request_: bytes | pb.FollowRequest | pb.FetchRequest, reason: str, service: Service
+) -> None:
+    data = request_ if isinstance(request_, bytes) else request_.SerializeToString()
+    with service.channel() as channel:
+        call = channel.unary_stream(PREFIX + method)
+        with pytest.raises(grpc.RpcError) as caught:
+            list(call(data, metadata=bearer("all"), timeout=PATIENCE))
+        assert reason_of(caught.value) == reason
+
+
+def test_a_number_that_there_never_was_begins_from_the_first(service: Service) -> None:
+    upstream = upstream_of(service)
+    known = next(upstream.changes(0, "")).datastore_id
+    assert next(upstream.changes(2**64 - 1, known)).first == 1
+    upstream.close()
 
 
 # --- Namespaces -------------------------------------------------------------------------------------------------------

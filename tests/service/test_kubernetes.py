@@ -11,7 +11,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from rest_store.service.client.targets import target_groups
+from rest_store.service.channel import target_groups
 from rest_store.service.server.command import serve
 from tests.shared.pages import ROOT
 

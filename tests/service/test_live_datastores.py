@@ -191,17 +191,6 @@ def test_a_reload_leaves_it_open(directory: Path, tmp_path: Path) -> None:
         assert client.count(text) == 2
 
 
-def test_live_datastores_alone_with_a_tokenizer_for_new_ones(tmp_path: Path) -> None:
-    with LiveDatastore.open(tmp_path / "one", tokenizer=identity(VOCABULARY)) as store:
-        store.add([[1, 2, 3]])
-    with (
-        running(options=["--live", str(tmp_path / "one")]) as service,
-        DatastoreClient(service.target, timeout=PATIENCE) as client,
-    ):
-        assert client.draft([1]).tokens.tolist() == [2, 3]
-        assert client.info().datastores[0].is_live
-
-
 def test_a_new_one_has_the_tokenizer_of_the_built_ones(tmp_path: Path) -> None:
     """Also its file, so that texts can be added to it later."""
     (tmp_path / "corpus.txt").write_text("some text")

@@ -240,18 +240,6 @@ def rests(member: ServiceMember) -> bool:
     return member._rests_until - time.monotonic() > 1.0
 
 
-def test_pauses_grow_up_to_half_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
-    monkeypatch.setattr(member_module.time, "monotonic", lambda: now)
-    with DatastoreClient(["127.0.0.1:1", "127.0.0.1:2"]) as client:
-        stepper, pauses = Stepper(client), []
-        for _ in range(13):
-            stepper.member._fail(ServiceUnavailableError("gone"))
-            pauses.append(round(stepper.member._rests_until - now, 1))
-        failed(ServiceUnavailableError, lambda: stepper.member.send(STEP), "gone")
-    assert pauses == [0, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 30, 30, 30], "at once at the other endpoint"
-
-
 # --- What services do wrong -------------------------------------------------------------------------------------------
 
 

@@ -107,8 +107,7 @@ def test_describe_tells_what_is_served(stub: Stub, stores: dict[str, Datastore])
         assert one.tokenizer.vocabulary_size == info.tokenizer.vocabulary_size
         assert one.shard_count == 2
         assert one.built == int(info.built.timestamp())
-    assert (response.limits.max_contexts, response.limits.max_nodes) == (100, 1024)
-    assert (response.limits.max_message_bytes, response.limits.max_streams) == (4 << 20, 3)
+    assert (response.limits.max_contexts, response.limits.max_message_bytes) == (100, 4 << 20)
     assert response.limits.max_request_bytes == (64 << 10) + 100 * 512
 
 

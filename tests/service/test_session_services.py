@@ -135,10 +135,10 @@ def test_a_new_session_does_not_wait_for_a_service_that_answers_nobody(service: 
             client.connect(PATIENCE)
         service.pause()
         began = time.perf_counter()
-        step()
+        assert [step() for _ in range(2)] == [math.inf] * 2
         waited = time.perf_counter()
         assert [step() for _ in range(5)] == [math.inf] * 5
-        assert time.perf_counter() - waited < waited - began, "all together less than the first"
+        assert time.perf_counter() - waited < (waited - began) / 2, "all together less than one of the first"
         service.resume()
         until(lambda: step() < math.inf)
 

@@ -17,12 +17,11 @@ from rest_store.drafting.members import MemberSettings
 from rest_store.errors import TargetError, describe
 from rest_store.live.added import AddedDocuments
 from rest_store.service.address import is_name
-from rest_store.service.channel import Dialer, Tls, seconds_of
+from rest_store.service.channel import Dialer, Targets, Tls, seconds_of, split_location, target_groups
 from rest_store.service.client.descriptions import ServiceInfo
 from rest_store.service.client.member import ServiceMember
 from rest_store.service.client.part import Part, Parts
 from rest_store.service.client.requests import WRITE_SECONDS, Request, Requests
-from rest_store.service.client.targets import Targets, split_location, target_groups
 from rest_store.service.client.trees import TreeLimits, sum_of_trees
 
 _SENT_TOKENS = 64  # of an opening without `send_text`

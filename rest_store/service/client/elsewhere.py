@@ -17,11 +17,10 @@ from rest_store.errors import ProtocolError, describe
 from rest_store.live.added import AddedDocuments
 from rest_store.live.upstream import Changes, Document, Removal
 from rest_store.loading.remote_files import RemoteFiles, scheme_of
-from rest_store.service.channel import Dialer, Tls, target_of
+from rest_store.service.channel import Dialer, Tls, split_location, target_of
 from rest_store.service.client.endpoint import Endpoint
 from rest_store.service.client.part import Part, Parts
 from rest_store.service.client.requests import WRITE_SECONDS, Request, Requests, parse
-from rest_store.service.client.targets import split_location
 from rest_store.v1 import datastore_pb2 as pb
 
 T = TypeVar("T")

@@ -31,7 +31,8 @@ from rest_store.v1 import datastore_pb2 as pb
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 30.0  # seconds, between which the pause doubles with each failure
 _MOST_DOUBLINGS = 10
-_SILENT_SECONDS = 0.002  # that the first answer of a new session is waited for while the service answers nobody
+_SILENT_ANSWERS = 2  # waited for in vain, after which the service counts as one that answers nobody
+_SILENT_SECONDS = 0.002  # that the first answer of a new session is waited for then
 _DESCRIBE_SECONDS = 1.0  # between two waits for what a silent service is
 _MOST_LATE = 1.0  # seconds without the answer of a late step, after which the stream counts as broken
 _MOST_UNSENT = 1024  # tokens that one message has room for; after more the text is sent again
@@ -141,19 +142,22 @@ class ServiceMember:
             if answer is not None:
                 return self._read(answer)
         except RestStoreError as error:
-            if not is_brief and isinstance(error, DeadlineError | ServiceUnavailableError):
-                self._part.silent_since = self._asked_at
+            if isinstance(error, DeadlineError | ServiceUnavailableError):
+                self._count_unanswered(is_brief)
             self._raise_failed(error)
-        if not is_brief:
-            self._part.silent_since = self._asked_at
+        self._count_unanswered(is_brief)
         raise DeadlineError(f"{self._endpoint.target}: service did not answer before the deadline")
 
     def _is_brief(self) -> bool:
         """Return whether the first answer of this session is hardly waited for, as others have waited in vain."""
-        since = self._part.silent_since
-        if since is None or self._origins:
+        if self._part.unanswered < _SILENT_ANSWERS or self._origins:
             return False
-        return not self._is_due or self._asked_at < since + _DESCRIBE_SECONDS
+        return not self._is_due or self._asked_at < self._part.unanswered_at + _DESCRIBE_SECONDS
+
+    def _count_unanswered(self, is_brief: bool) -> None:
+        if not is_brief:
+            self._part.unanswered += 1
+            self._part.unanswered_at = self._asked_at
 
     def accept(self, tokens: npt.NDArray[np.int32], top_k: TopK | None, node_top_k: TopK | None) -> None:
         """Keep for the next step what `DraftSession.accept` was told."""
@@ -256,7 +260,7 @@ class ServiceMember:
         tree = read_session_tree(response.nodes, requests.vocabulary_size, self._limits, origins, target)
         self._origins = origins
         self._rows = 1 + len(tree)
-        self._failures, self._failure, self._part.silent_since = 0, None, None
+        self._failures, self._failure, self._part.unanswered = 0, None, 0
         self._part.prefer(self._endpoint)
         return tree
 

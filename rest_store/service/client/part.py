@@ -36,8 +36,8 @@ class Part:
         endpoints: the endpoints.
         info: the latest description; None: not described yet.
         requests: makes requests; None as long as `info`.
-        silent_since: when a session asked whose answer was the latest one to be waited for in vain (`time.monotonic`);
-            None: another has come since.
+        unanswered: how many first answers and steps of sessions have been waited for in vain since one came.
+        unanswered_at: when the latest of them was asked for (`time.monotonic`).
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Part:
         self._first = 0
         self.info: ServiceInfo | None = None
         self.requests: Requests | None = None
-        self.silent_since: float | None = None
+        self.unanswered, self.unanswered_at = 0, 0.0
 
     @property
     def first(self) -> Endpoint:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -110,6 +111,18 @@ async def end_call(name: str, error: Exception, context: Context, metrics: Metri
     trailing = ((DETAILS_KEY, details.SerializeToString()),)
     await context.abort(getattr(grpc.StatusCode, status.code), message, trailing)
     raise AssertionError("abort raises")
+
+
+@asynccontextmanager
+async def ending(name: str, context: Context, metrics: Metrics) -> AsyncIterator[None]:
+    """Within the block, answer a call of the method `name`; end it with the status of an error that is raised there."""
+    try:
+        yield
+    except asyncio.CancelledError:
+        metrics.ended(name, "CANCELLED")
+        raise
+    except Exception as error:
+        await end_call(name, error, context, metrics)
 
 
 def shutting_down() -> ServiceUnavailableError:

@@ -9,9 +9,8 @@ from functools import partial
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.manifest import FILE_NAME, TOKENIZER_FILE_NAME
 from rest_store.errors import FetchError, describe
-from rest_store.service.server.catalog import Catalog
+from rest_store.service.server.catalog import Catalog, HostedDatastore, reading
 from rest_store.service.server.executor import Executor
-from rest_store.service.server.hosted_datastore import HostedDatastore, reading
 from rest_store.service.server.requests import parse
 from rest_store.service.tokens import Grant
 from rest_store.v1 import datastore_pb2 as pb

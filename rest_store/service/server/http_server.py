@@ -6,10 +6,10 @@ import logging
 import socket
 import threading
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry, MetricsHandler
 
 from rest_store.errors import ServeError, describe
 from rest_store.service.address import Address
@@ -49,25 +49,22 @@ class HttpServer(ThreadingHTTPServer):
         self.server_close()
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _Handler(MetricsHandler):
     server: HttpServer
     timeout = 10  # seconds of silence
 
-    def do_GET(self) -> None:
-        kind, path = "text/plain; charset=utf-8", self.path.partition("?")[0]
+    def do_GET(self) -> None:  # noqa: N802  as the base class has it
+        path = self.path.partition("?")[0]
         if path == "/metrics":
-            status, kind, body = 200, CONTENT_TYPE_LATEST, generate_latest(self.server.registry)
-        elif path == "/healthz" or (path == "/readyz" and self.server.is_ready()):
+            self.registry = self.server.registry
+            super().do_GET()
+            return
+        if path == "/healthz" or (path == "/readyz" and self.server.is_ready()):
             status, body = 200, b"ok\n"
         elif path == "/readyz":
             status, body = 503, b"not ready\n"
         else:
             status, body = 404, b"only /metrics, /healthz and /readyz\n"
         self.send_response(status)
-        self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        pass

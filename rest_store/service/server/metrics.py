@@ -10,7 +10,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from rest_store.live.live_info import LiveInfo
-from rest_store.service.server.hosted_datastore import HostedDatastore
+from rest_store.service.server.catalog import HostedDatastore
 
 # Upper bounds of buckets in seconds.
 _SECONDS = (

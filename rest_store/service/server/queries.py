@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from rest_store.datastore.kernel import MAX_DEPTH, MAX_NODES, MAX_SUFFIX
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import limits as tree_limits
 from rest_store.datastore.validation import tails
 from rest_store.errors import MessageSizeError, QueryError, describe
-from rest_store.service.server.catalog import Catalog
+from rest_store.service.server.catalog import Catalog, HostedDatastore, reading
 from rest_store.service.server.executor import Executor
-from rest_store.service.server.hosted_datastore import HostedDatastore, reading
 from rest_store.service.server.limits import Limits
 from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.requests import parse, require_few, sequences_of
@@ -82,17 +80,12 @@ class Queries:
     async def describe(self, data: bytes, grant: Grant) -> bytes:
         """Answer a DescribeRequest."""
         parse(pb.DescribeRequest, data)
-        limits = {
-            **vars(self._limits),
-            "max_request_bytes": self._limits.max_request_bytes,
-            "max_nodes": MAX_NODES,
-            "max_suffix": MAX_SUFFIX,
-            "max_depth": MAX_DEPTH,
-        }
         return pb.DescribeResponse(
             version=self._version,
             datastores=[served.describe(writable=grant.may_write) for served in self._catalog.served],
-            limits=pb.ServiceLimits(**{name: limits[name] for name in pb.ServiceLimits.DESCRIPTOR.fields_by_name}),
+            limits=pb.ServiceLimits(
+                **{name: getattr(self._limits, name) for name in pb.ServiceLimits.DESCRIPTOR.fields_by_name}
+            ),
         ).SerializeToString()
 
     def _selected(self, selection: pb.Selection, contexts: int, grant: Grant) -> tuple[HostedDatastore, ...]:

@@ -17,7 +17,7 @@ from rest_store.drafting.kernel_session import OpenStore, append, follow_changes
 from rest_store.drafting.limits import NO_COSTS, DraftLimits
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import LimitError, describe
-from rest_store.service.server.hosted_datastore import HostedDatastore, reading, require_readable
+from rest_store.service.server.catalog import HostedDatastore, reading, require_readable
 from rest_store.service.server.limits import Budget, Limits
 from rest_store.service.server.requests import (
     Accepted,

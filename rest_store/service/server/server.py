@@ -23,7 +23,6 @@ from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.copies import Copies
 from rest_store.service.server.executor import Executor
 from rest_store.service.server.feeds import Feeds
-from rest_store.service.server.hosted_datastore import HostedDatastore
 from rest_store.service.server.http_server import HttpServer
 from rest_store.service.server.limits import Limits
 from rest_store.service.server.metrics import Metrics
@@ -157,14 +156,12 @@ class Server:
 
     async def reload(self) -> None:
         """Open datastores again; those not valid stay as they were."""
-        for name, result in await asyncio.to_thread(lambda: [*self._catalog.reopen()]):
-            if isinstance(result, HostedDatastore):
-                self._catalog.swap(result)
-                self.metrics.reloads.labels("reloaded").inc()
-                _log.info("reloaded %s", name)
+        for name, refusal in (await asyncio.to_thread(self._catalog.reload)).items():
+            self.metrics.reloads.labels("refused" if refusal else "reloaded").inc()
+            if refusal:
+                _log.error("reload of %s refused: %s", name, refusal)
             else:
-                self.metrics.reloads.labels("refused").inc()
-                _log.error("reload of %s refused: %s", name, result)
+                _log.info("reloaded %s", name)
         await self._update_health()
 
     async def drain(self) -> None:

@@ -5,14 +5,13 @@ Messages pass as bytes, so that their sizes are known and a malformed one is an 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from time import perf_counter
 from typing import Any
 
 import grpc
 
-from rest_store.service.server.calls import GRANT, Context, end_call
+from rest_store.service.server.calls import GRANT, Context, ending
 from rest_store.service.server.copies import Copies
 from rest_store.service.server.feeds import Feeds
 from rest_store.service.server.limits import Limits
@@ -45,15 +44,10 @@ def datastore_service(
     def unary(name: str, answer: Answer, most: int = limits.max_request_bytes) -> Any:
         async def handle(data: bytes, context: Context) -> bytes:
             start = perf_counter()
-            try:
+            async with ending(name, context, metrics):
                 require_size("request", len(data), most)
                 response = await answer(data, GRANT.get())
                 require_size("response", len(response), limits.max_message_bytes)
-            except asyncio.CancelledError:
-                metrics.ended(name, "CANCELLED")
-                raise
-            except Exception as error:
-                await end_call(name, error, context, metrics)
             metrics.answered(name, perf_counter() - start)
             return response
 
@@ -61,18 +55,13 @@ def datastore_service(
 
     def streaming(name: str, answers: Answers) -> Any:
         async def handle(data: bytes, context: Context) -> None:
-            try:
+            start = perf_counter()
+            async with ending(name, context, metrics):
                 require_size("request", len(data), limits.max_request_bytes)
-                start = perf_counter()
                 async for answer in answers(data, GRANT.get()):
                     metrics.answered(name, perf_counter() - start)
                     await context.write(answer)
                     start = perf_counter()
-            except asyncio.CancelledError:
-                metrics.ended(name, "CANCELLED")
-                raise
-            except Exception as error:
-                await end_call(name, error, context, metrics)
 
         return grpc.unary_stream_rpc_method_handler(handle)
 

@@ -22,10 +22,9 @@ from rest_store.errors import (
     TokenizerMismatchError,
     describe,
 )
-from rest_store.service.server.calls import GRANT, Context, end_call, shutting_down
-from rest_store.service.server.catalog import Catalog
+from rest_store.service.server.calls import GRANT, Context, ending, shutting_down
+from rest_store.service.server.catalog import Catalog, HostedDatastore
 from rest_store.service.server.executor import Executor
-from rest_store.service.server.hosted_datastore import HostedDatastore
 from rest_store.service.server.limits import Budget, Limits
 from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.requests import parse, require_few, require_size
@@ -84,15 +83,11 @@ class SessionStreams:
         task = asyncio.current_task()
         assert task is not None
         stream = _Stream(task)
-        try:
-            await self._converse(stream, context)
-        except asyncio.CancelledError:
-            if stream.ending is None:
-                self._metrics.ended(_NAME, "CANCELLED")
-                raise
-            await end_call(_NAME, stream.ending, context, self._metrics)
-        except Exception as error:
-            await end_call(_NAME, error, context, self._metrics)
+        async with ending(_NAME, context, self._metrics):
+            try:
+                await self._converse(stream, context)
+            except asyncio.CancelledError as error:
+                raise stream.ending or error from None
 
     async def _converse(self, stream: _Stream, context: Context) -> None:
         """Answer the messages of a stream, one after the other, until its client ends it or this service drains."""

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 from rest_store.errors import StorageError, WriterError
-from rest_store.service.server.catalog import Catalog
-from rest_store.service.server.hosted_datastore import HostedDatastore
+from rest_store.service.server.catalog import Catalog, HostedDatastore
 from rest_store.service.server.limits import Budget, Limits
 from rest_store.service.server.requests import document_of, parse, require_few, require_size
 from rest_store.service.tokens import Grant
