@@ -88,32 +88,19 @@ class DraftSessions:
         self._sessions: list[DraftSession | None] = [None] * len(prompts)
         self._drafted = [0] * len(prompts)  # nodes of the latest tree of each session, as it made it
         self._stopped: dict[str, None] = {}  # why sessions and sources stopped, each reason once
-        if session_factory is None:
-            return
-        try:
-            for row, prompt in enumerate(prompts):
-                self._open(row, session_factory, prompt)
-        except BaseException:
-            self._close_all()
-            raise
-
-    def _open(self, row: int, session_factory: Callable[[list[int]], DraftSession], prompt: list[int]) -> None:
-        try:
-            self._sessions[row] = session_factory(prompt)
-        except (SessionError, LimitError, DatastoreClosedError):
-            raise
-        except Exception as error:
-            self._fail(row, f"opening: {error_text(error)}")
+        for row, prompt in enumerate(prompts):
+            try:
+                self._sessions[row] = None if session_factory is None else session_factory(prompt)
+            except (SessionError, LimitError, DatastoreClosedError):
+                self._close_all()
+                raise
+            except Exception as error:
+                self._fail(row, f"opening: {error_text(error)}")
 
     @property
     def active(self) -> bool:
         """Whether a row still has a session."""
         return any(session is not None for session in self._sessions)
-
-    @property
-    def wants_top_k(self) -> bool:
-        """Whether a session takes the model's most likely tokens."""
-        return self.active
 
     def draft(
         self, row: int, max_nodes: int, max_depth: int, costs: npt.NDArray[np.float64] | None, *, services: bool
@@ -178,11 +165,9 @@ class DraftSessions:
 
     def _fail(self, row: int, reason: str) -> None:
         """Count a failure of the session of `row`, and close it."""
-        reason = reason[:_MAX_REASON_LENGTH]
         self.counts.failed += 1
-        if len(self.counts.errors) < _MAX_REASONS:
-            self.counts.errors.append(reason)
-        self._stopped[reason] = None
+        self.counts.errors = [*self.counts.errors, reason[:_MAX_REASON_LENGTH]][:_MAX_REASONS]
+        self._stopped[reason[:_MAX_REASON_LENGTH]] = None
         self._close(row)
 
     def _close(self, row: int) -> None:

@@ -19,14 +19,12 @@ from rest_store.drafting.remembering import RememberTarget, flush_all
 from rest_store.drafting.sources import RecycledLogits, source_names
 from rest_store.errors import DrafterError, DraftingWarning, ModeNotSupportedError, PromptError, describe
 from rest_store.generation.comparison import Comparison, Speedup, in_turns
-from rest_store.generation.conversation import rendered
+from rest_store.generation.conversation import tokenized
 from rest_store.generation.loop import Generation
 from rest_store.generation.options import Options
 from rest_store.generation.output import GeneratorOutput, Piece, accepted_by_source
 from rest_store.generation.support import vocabulary_size
 from rest_store.generation.typical import ACCEPTANCES
-
-Prompt = Any  # text, token ids, or what a tokenizer returns
 
 
 class Generator:
@@ -65,7 +63,7 @@ class Generator:
 
     def generate(
         self,
-        prompt: Prompt,
+        prompt: Any,
         *,
         references: Sequence[str | IntSequence] = (),
         compare: bool = False,
@@ -102,7 +100,7 @@ class Generator:
                     on_piece(piece)
             return replace(self._output(generation), comparison=comparison)
 
-    def stream(self, prompt: Prompt, *, references: Sequence[str | IntSequence] = (), **options: Any) -> Generation:
+    def stream(self, prompt: Any, *, references: Sequence[str | IntSequence] = (), **options: Any) -> Generation:
         """Return the generation, to iterate over what each forward pass wrote, to its end or until `close`.
 
         Arguments and errors as in `generate`. A generation that is dropped before its end is closed, but does not fill
@@ -110,7 +108,7 @@ class Generator:
         """
         return self._begin(prompt, replace(self._options, references=self._tokens_of(references)), options)
 
-    def _begin(self, prompt: Prompt, drafting: Options, options: Mapping[str, Any]) -> Generation:
+    def _begin(self, prompt: Any, drafting: Options, options: Mapping[str, Any]) -> Generation:
         if options.get("streamer") is not None:
             expected = "none: iterate over the pieces of Generator.stream"
             raise ModeNotSupportedError(describe("Generator", "streamer", "passed", expected))
@@ -133,7 +131,7 @@ class Generator:
         sequences = getattr(result, "sequences", result)
         return GeneratorOutput(sequences, generation.tokens, texts, generation.statistics, sources)
 
-    def _compare(self, prompt: Prompt, references: Sequence[str | IntSequence], options: dict[str, Any]) -> Comparison:
+    def _compare(self, prompt: Any, references: Sequence[str | IntSequence], options: dict[str, Any]) -> Comparison:
         """Generate plainly and with drafts in turns, without a trace."""
         plain_options = self._with_stop_strings(options)
         devices = [self.model.device] if self.model.device.type == "cuda" else []
@@ -175,10 +173,7 @@ class Generator:
         return replace(self._options, drafter=sources, calibration=copy.copy(self._options.calibration), remember=None)
 
     def flush(self, seconds: float | None = None) -> bool:
-        """Wait until the outputs so far are in what they are remembered in, those of other generators included.
-
-        Args:
-            seconds: wait no longer; None: as long as it takes.
+        """Wait, at most for `seconds`, until all outputs so far are remembered, those of other generators, too.
 
         Returns:
             Whether nothing is left to be written.
@@ -195,14 +190,14 @@ class Generator:
             others["stopping_criteria"] = [*(options.get("stopping_criteria") or []), criterion]
         return others
 
-    def _inputs(self, prompt: Prompt) -> dict[str, torch.Tensor]:
+    def _inputs(self, prompt: Any) -> dict[str, torch.Tensor]:
         """Return a prompt as arguments of `model.generate`, each of one row or several, on the model's device.
 
         Raises:
             PromptError: they are no tensors, or no token ids of the model.
         """
         if isinstance(prompt, str):
-            prompt = rendered(self._needed_tokenizer(), prompt).inputs
+            prompt = tokenized(self._needed_tokenizer(), prompt)
         named = prompt if isinstance(prompt, Mapping) else {"input_ids": prompt}
         rows = {name: _rows(name, value) for name, value in named.items() if value is not None or value is prompt}
         if "input_ids" in rows:

@@ -200,7 +200,7 @@ class Generation:
 
     def _read(self, logits: torch.Tensor, sessions: DraftSessions) -> TopTokens:
         """Wait for the logits of a forward pass; return what is needed of them on the host."""
-        top_tokens = read_top_tokens(logits, best=self._takes_best, count=TOP_K if sessions.wants_top_k else 0)
+        top_tokens = read_top_tokens(logits, best=self._takes_best, count=TOP_K if sessions.active else 0)
         if logits.device.type == "cuda":
             torch.cuda.current_stream(logits.device).synchronize()
         return top_tokens

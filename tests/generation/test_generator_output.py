@@ -58,7 +58,7 @@ def test_an_output_has_text_tokens_and_what_they_took(
     assert output.tokens == [plain[0, -24:].tolist()]
     assert output.texts == [output.text] == [tokenizer.decode(plain[0, -24:], skip_special_tokens=True)]
     assert output.statistics.forward_passes < 24
-    assert output.mean_tokens == 24 / output.statistics.forward_passes
+    assert output.statistics.mean_tokens == 24 / output.statistics.forward_passes
     assert list(output.sources) == [str(store.path), "prompt lookup", "recycled logits", "model"]
     assert output.sources["model"] == sum(origin == 0 for origin in output.statistics.origins[0])
     assert output.comparison is None
