@@ -102,12 +102,7 @@ def _moved(block: torch.Tensor, kept: int, size: int) -> torch.Tensor:
 
 
 class TreeLayer(CacheLayerMixin):
-    """One layer of a `TreeKVCache`, with the interface that models of transformers use.
-
-    Args:
-        slots: the block that holds the layer.
-        number: of the layer in that block.
-    """
+    """One layer of a `TreeKVCache`, the `number`-th of `slots`, with the interface that models of transformers use."""
 
     is_compileable = False
     is_croppable = False

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from rest_store.errors import PromptError, describe
 
 
-class Rendered(NamedTuple):
-    """A prompt.
-
-    Attributes:
-        text: all of it, with the control tokens of a chat.
-        inputs: arguments of `model.generate`: int64[1, tokens].
-    """
-
-    text: str
-    inputs: dict[str, Any]
-
-
-def rendered(tokenizer: Any, text: str, *, special: bool = True) -> Rendered:
-    """Return the tokens of a text.
+def tokenized(tokenizer: Any, text: str, *, special: bool = True) -> dict[str, Any]:
+    """Return a text as arguments of `model.generate`, int64[1, tokens].
 
     Args:
         tokenizer: of transformers.
@@ -38,7 +26,7 @@ def rendered(tokenizer: Any, text: str, *, special: bool = True) -> Rendered:
     inputs = tokenizer(text, add_special_tokens=special, return_token_type_ids=False, return_tensors="pt")
     if not inputs["input_ids"].numel():
         raise PromptError(describe("generate", "the prompt", "empty", "at least one token to continue"))
-    return Rendered(text, dict(inputs))
+    return dict(inputs)
 
 
 class Conversation:
@@ -52,11 +40,10 @@ class Conversation:
         self._tokenizer = tokenizer
         self._turns: list[dict[str, str]] = []  # of user and assistant in turn, oldest first
 
-    def ask(self, text: str) -> Rendered:
-        """Return the prompt for an answer to `text`."""
+    def ask(self, text: str) -> str:
+        """Return the prompt for an answer to `text`, with its control tokens."""
         turns = [*self._turns, {"role": "user", "content": text}]
-        chat = str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
-        return rendered(self._tokenizer, chat, special=False)
+        return str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
 
     def add(self, text: str, answer: str) -> None:
         """Add a question and its answer to the history."""

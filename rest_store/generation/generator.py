@@ -19,15 +19,12 @@ from rest_store.drafting.remembering import RememberTarget, flush_all
 from rest_store.drafting.sources import RecycledLogits, source_names
 from rest_store.errors import DrafterError, DraftingWarning, ModeNotSupportedError, PromptError, describe
 from rest_store.generation.comparison import Comparison, Speedup, in_turns
-from rest_store.generation.conversation import rendered
-from rest_store.generation.draft_sessions import Session
+from rest_store.generation.conversation import tokenized
 from rest_store.generation.loop import Generation
 from rest_store.generation.options import Options
 from rest_store.generation.output import GeneratorOutput, Piece, accepted_by_source
 from rest_store.generation.support import vocabulary_size
 from rest_store.generation.typical import ACCEPTANCES
-
-Prompt = Any  # text, token ids, or what a tokenizer returns
 
 
 class Generator:
@@ -39,7 +36,7 @@ class Generator:
         sources: the `drafter` of `rest_store.generate`, which describes the other arguments and errors, too.
 
     Attributes:
-        source_names: a name for each source; none for a callable drafter.
+        source_names: a name for each source.
 
     One generation at a time for each model.
     """
@@ -48,7 +45,7 @@ class Generator:
         self,
         model: Any,
         tokenizer: Any = None,
-        sources: Sequence[object] | Callable[[list[int]], Session] | None = None,
+        sources: Sequence[object] | None = None,
         *,
         max_nodes: int | None = None,
         adaptive: bool = True,
@@ -59,16 +56,14 @@ class Generator:
         self.model = model
         self.tokenizer = tokenizer
         options = Options(sources, (), max_nodes, adaptive, remember, calibration, acceptance)
-        self.source_names: list[str] = []
-        if isinstance(sources, list | tuple):
-            self.source_names = source_names(sources)
-            if sources and calibration is None:  # one for all generations
-                options = replace(options, calibration=Calibration.default())
+        if sources and calibration is None:  # one for all generations
+            options = replace(options, calibration=Calibration.default())
         self._options = options
+        self.source_names = source_names(sources or ())
 
     def generate(
         self,
-        prompt: Prompt,
+        prompt: Any,
         *,
         references: Sequence[str | IntSequence] = (),
         compare: bool = False,
@@ -105,7 +100,7 @@ class Generator:
                     on_piece(piece)
             return replace(self._output(generation), comparison=comparison)
 
-    def stream(self, prompt: Prompt, *, references: Sequence[str | IntSequence] = (), **options: Any) -> Generation:
+    def stream(self, prompt: Any, *, references: Sequence[str | IntSequence] = (), **options: Any) -> Generation:
         """Return the generation, to iterate over what each forward pass wrote, to its end or until `close`.
 
         Arguments and errors as in `generate`. A generation that is dropped before its end is closed, but does not fill
@@ -113,7 +108,7 @@ class Generator:
         """
         return self._begin(prompt, replace(self._options, references=self._tokens_of(references)), options)
 
-    def _begin(self, prompt: Prompt, drafting: Options, options: Mapping[str, Any]) -> Generation:
+    def _begin(self, prompt: Any, drafting: Options, options: Mapping[str, Any]) -> Generation:
         if options.get("streamer") is not None:
             expected = "none: iterate over the pieces of Generator.stream"
             raise ModeNotSupportedError(describe("Generator", "streamer", "passed", expected))
@@ -136,7 +131,7 @@ class Generator:
         sequences = getattr(result, "sequences", result)
         return GeneratorOutput(sequences, generation.tokens, texts, generation.statistics, sources)
 
-    def _compare(self, prompt: Prompt, references: Sequence[str | IntSequence], options: dict[str, Any]) -> Comparison:
+    def _compare(self, prompt: Any, references: Sequence[str | IntSequence], options: dict[str, Any]) -> Comparison:
         """Generate plainly and with drafts in turns, without a trace."""
         plain_options = self._with_stop_strings(options)
         devices = [self.model.device] if self.model.device.type == "cuda" else []
@@ -173,16 +168,12 @@ class Generator:
 
     def _copied(self) -> Options:
         """Return options whose sources and calibration learn for themselves from here on; nothing is remembered."""
-        sources, size = self._options.drafter, vocabulary_size(self.model)
-        if isinstance(sources, list | tuple):
-            sources = [source.copy(size) if isinstance(source, RecycledLogits) else source for source in sources]
+        size, sources = vocabulary_size(self.model), self._options.drafter or ()
+        sources = [source.copy(size) if isinstance(source, RecycledLogits) else source for source in sources]
         return replace(self._options, drafter=sources, calibration=copy.copy(self._options.calibration), remember=None)
 
     def flush(self, seconds: float | None = None) -> bool:
-        """Wait until the outputs so far are in what they are remembered in, those of other generators included.
-
-        Args:
-            seconds: wait no longer; None: as long as it takes.
+        """Wait, at most for `seconds`, until all outputs so far are remembered, those of other generators, too.
 
         Returns:
             Whether nothing is left to be written.
@@ -199,14 +190,14 @@ class Generator:
             others["stopping_criteria"] = [*(options.get("stopping_criteria") or []), criterion]
         return others
 
-    def _inputs(self, prompt: Prompt) -> dict[str, torch.Tensor]:
+    def _inputs(self, prompt: Any) -> dict[str, torch.Tensor]:
         """Return a prompt as arguments of `model.generate`, each of one row or several, on the model's device.
 
         Raises:
             PromptError: they are no tensors, or no token ids of the model.
         """
         if isinstance(prompt, str):
-            prompt = rendered(self._needed_tokenizer(), prompt).inputs
+            prompt = tokenized(self._needed_tokenizer(), prompt)
         named = prompt if isinstance(prompt, Mapping) else {"input_ids": prompt}
         rows = {name: _rows(name, value) for name, value in named.items() if value is not None or value is prompt}
         if "input_ids" in rows:

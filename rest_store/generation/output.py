@@ -168,11 +168,6 @@ class GeneratorOutput:
         return only_text("GeneratorOutput", self.texts)
 
     @property
-    def mean_tokens(self) -> float:
-        """M: generated tokens for each forward pass (REST, section 4.1), of all rows together."""
-        return self.statistics.mean_tokens
-
-    @property
     def by_source(self) -> str:
         """What each source gave, in words."""
         return ", ".join(f"{number} from {name}" for name, number in self.sources.items())

@@ -20,11 +20,7 @@ _CONTINUED = {"attention_mask", "position_ids"}
 
 
 def require_model(model: Any, length: float) -> None:
-    """Check that draft trees can be verified with `model`.
-
-    Args:
-        model: a model of `transformers`.
-        length: most tokens of a sequence.
+    """Check that draft trees can be verified with a model of transformers, in sequences of so many tokens.
 
     Raises:
         ModelNotSupportedError: an encoder, no key-value cache, positions that are not an argument (ALiBi and

@@ -15,7 +15,7 @@ import torch
 
 from rest_store.datastore.render import counted, one_line
 from rest_store.errors import RestStoreError
-from rest_store.generation.conversation import Conversation, rendered
+from rest_store.generation.conversation import Conversation, tokenized
 from rest_store.generation.output import GeneratorOutput, Piece, Statistics
 from rest_store.generation.page import page
 
@@ -43,10 +43,10 @@ class Writer:
     def write(self, prompt: str, *, chat: bool, page_path: Path | None, title: str) -> None:
         """Continue one prompt, or answer it in a new chat; show it, and write a page to `page_path`."""
         tokenizer = self.generator.tokenizer
-        text, inputs = Conversation(tokenizer).ask(prompt) if chat else rendered(tokenizer, prompt)
+        text = Conversation(tokenizer).ask(prompt) if chat else prompt
         if sys.stdout.isatty() and not self.as_json:
             click.secho(f"> {prompt}\n" if chat else prompt, dim=True, nl=False)
-        output, pieces = self._write(inputs)
+        output, pieces = self._write(tokenized(tokenizer, text, special=not chat))
         if page_path is not None:
             html = page(
                 pieces,
@@ -65,8 +65,8 @@ class Writer:
         tokenizer, conversation = self.generator.tokenizer, Conversation(self.generator.tokenizer)
         for line in _lines():
             try:
-                _, inputs = conversation.ask(line) if chat else rendered(tokenizer, line)
-                output, _ = self._write(inputs)
+                text = conversation.ask(line) if chat else line
+                output, _ = self._write(tokenized(tokenizer, text, special=not chat))
                 conversation.add(line, output.text)
             except (RestStoreError, KeyboardInterrupt) as error:
                 if not sys.stdin.isatty():

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
-import re
-import select
 import shutil
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 
 from rest_store.cli import main
-from tests.shared.tiny import write_model
+from rest_store.errors import PromptError
+from rest_store.generation.writer import Writer
+from tests.shared.tiny import text_tokenizer, write_model
 
 
 @pytest.fixture(scope="module")
@@ -68,77 +65,27 @@ def test_bytes_that_are_no_text_are_read(model: Path) -> None:
 # --- On a terminal ---------------------------------------------------------------------------------------------------
 
 
-class Terminal:
-    """A command on a terminal of its own, in whose session it is alone."""
+def test_on_a_terminal_an_interrupt_ends_the_text_and_the_end_of_input_the_loop(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines, written = iter(["for", "  ", "interrupted", "in"]), []
 
-    def __init__(self, *command: str) -> None:
-        self._main, terminal = pty.openpty()
-        environment = {**os.environ, "TERM": "dumb", "HF_HUB_OFFLINE": "1"}
-        self.process = subprocess.Popen(
-            command, stdin=terminal, stdout=terminal, stderr=terminal, env=environment, preexec_fn=_with_terminal
-        )
-        os.close(terminal)
-        self.shown = ""
+    class Interrupted:
+        """Writes a text for a prompt, unless it is typed while Ctrl-C is."""
 
-    def read_to(self, pattern: str, *, again: str = "") -> str:
-        """Read until what is shown since the last call matches; return it.
+        tokenizer = text_tokenizer()
 
-        A key that comes between the prompt and readline's first look at the terminal is lost: meanwhile type `again`.
-        """
-        while re.search(pattern, self.shown) is None:
-            ready, _, _ = select.select([self._main], [], [], 1.0 if again else None)
-            if not ready:
-                self.write(again)
-                continue
-            try:
-                self.shown += os.read(self._main, 1 << 16).decode("utf-8", "replace")
-            except OSError:  # the command has ended
-                raise AssertionError(self.shown) from None
-        shown, self.shown = self.shown, ""
-        return shown
+        def generate(self, inputs: Any, **_: Any) -> Any:
+            prompt = self.tokenizer.decode(inputs["input_ids"][0], skip_special_tokens=True)
+            written.append(prompt)
+            raise KeyboardInterrupt if prompt == "interrupted" else PromptError("no such luck")
 
-    def write(self, text: str) -> None:
-        os.write(self._main, text.encode())
-
-    def end(self) -> int:
-        """Type Ctrl-D until the command ends; return its exit status."""
-        while self.process.poll() is None:
-            self.write("\x04")
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(1.0)
-        return self.process.returncode
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        os.close(self._main)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr("builtins.input", lambda sign: next(lines, None) or _end())
+    Writer(Interrupted(), {}, seed=None, compare=False, as_json=False).write_lines(chat=False)
+    assert written == ["for", "interrupted", "in"]
+    assert capsys.readouterr().err.split("\n") == ["", "no such luck", "", "interrupted", "", "no such luck", ""]
 
 
-def _with_terminal() -> None:
-    os.setsid()
-    import fcntl
-    import termios
-
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-
-@pytest.fixture
-def terminal(model: Path) -> Iterator[Terminal]:
-    command = ["-m", "rest_store", "generate", "--model", str(model), "--max-new-tokens", "100000", "--no-chat"]
-    opened = Terminal(sys.executable, *command)
-    yield opened
-    opened.close()
-
-
-@pytest.mark.slow
-def test_a_loop_on_a_terminal(terminal: Terminal) -> None:
-    """Ctrl-C ends a text, Ctrl-D the command."""
-    begun = terminal.read_to(r"> $")
-    assert re.search(r"loading tokenizer .*/model\w* \.\.\. \d+\.\d s\r\n", begun)
-    assert re.search(r"loading model .* \d+\.\d s\r\n", begun)
-    terminal.write("for i in\n")
-    terminal.read_to(r"for i in\r\n.", again="\n")
-    terminal.write("\x03")
-    shown = terminal.read_to(r"\r\n> $")
-    assert re.search(r"\ninterrupted\r\n> $", shown)
-    assert terminal.end() == 0
+def _end() -> str:
+    raise EOFError
