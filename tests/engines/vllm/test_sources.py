@@ -16,7 +16,8 @@ pytestmark = IN_VLLM
 def test_a_service_that_dies_costs_drafts_and_no_text(
     model: Path, datastore: Path, requests: list[Request], texts: list[list[int]]
 ) -> None:
-    with running(datastore) as service, engine(model, {"datastores": [service.target]}) as llm:
+    settings = {"drafting": "remote", "source_timeout": 60}
+    with running(datastore) as service, engine(model, settings | {"datastores": [service.target]}) as llm:
         assert answers(llm, requests[:4]) == texts[:4]
         drafted = counted(llm, "spec_decode_num_accepted_tokens")
         assert drafted > 0
