@@ -29,6 +29,7 @@ SERVER: dict[str, Any] = {
     "disable_cuda_graph": True,
     "mem_fraction_static": 0.2,
     "skip_server_warmup": True,
+    "log_level": "info",
     "max_running_requests": 4,
 }
 
