@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 MINUTES ?= 10
 SEED ?=
 
-.PHONY: setup test test-all test-vllm test-ray first-hour fuzz wheel demo lint format proto bench docs pictures sanitize clean
+.PHONY: setup test test-all test-vllm test-sglang test-ray first-hour fuzz wheel demo lint format proto bench docs pictures sanitize clean
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)
@@ -59,6 +59,20 @@ $(VLLM)/.packages: $(VLLM_LIST)
 test-vllm: $(VLLM)/.packages
 	$(VLLM_PIP) install -q --no-deps --no-build-isolation -C build-dir=build/vllm -e .
 	$(VLLM)/bin/python -m pytest tests/engines/vllm
+
+# SGLang in an environment of its own, on a CPU, where tests stand in for its compiled kernels (tests/engines/sglang/on_cpu).
+SGLANG := .venv-sglang
+SGLANG_LIST := tests/engines/sglang/requirements.txt
+SGLANG_PIP := $(SGLANG)/bin/python -m pip --disable-pip-version-check
+$(SGLANG)/.packages: $(SGLANG_LIST)
+	test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
+	$(SGLANG_PIP) install -q -c $(SGLANG_LIST) torch torchvision
+	$(SGLANG_PIP) install -q --no-deps -r $(SGLANG_LIST)
+	touch $@
+
+test-sglang: $(SGLANG)/.packages
+	$(SGLANG_PIP) install -q --no-deps --no-build-isolation -C build-dir=build/sglang -e .
+	$(SGLANG)/bin/python -m pytest tests/engines/sglang
 
 # Builds and parts on a Ray cluster of several nodes, some of which are killed.
 test-ray: setup

@@ -103,12 +103,7 @@ class BatchDrafts:
         return rows[: 1 + self._sizes.get(rid, 0)]
 
     def take(self, batch: ScheduleBatch, logits: torch.Tensor) -> None:
-        """Keep the model's most likely tokens of a step without waiting for the device.
-
-        Args:
-            batch: of the step.
-            logits: [B * nodes, vocabulary].
-        """
+        """Keep the most likely tokens of a step's logits, [B * nodes, vocabulary], without waiting for the device."""
         try:
             self._places = {request.rid: place for place, request in enumerate(batch.reqs)}
             self._likely = likely_tokens(logits)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -52,7 +52,6 @@ class RestStoreWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang need not be 
         self.draft_token_num = self.speculative_num_draft_tokens = get_spec().speculative_num_draft_tokens
         self.topk = get_spec().speculative_eagle_topk
         self.speculative_num_steps = get_spec().speculative_num_steps
-        self.max_trie_depth = 0
         self.device = get_device().device
         self.adaptive_controller = None
         self.grammar_tree_host: tuple[Any, ...] | None = None
@@ -68,15 +67,10 @@ class RestStoreWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang need not be 
         if self._drafts is not None:
             self._drafts.finish(rid)
 
-    def forward_batch_generation(
-        self,
-        batch: ScheduleBatch,
-        on_publish: Callable[[torch.Tensor], None] | None = None,
-        pp_proxy_tensors: Any = None,
-    ) -> GenerationBatchResult:
+    def forward_batch_generation(self, batch: ScheduleBatch, *args: Any, **kwargs: Any) -> GenerationBatchResult:
         """Run a step, and keep what the model found likely after each node."""
         is_step = batch.forward_mode.is_decode()  # verifying changes it
-        result = super().forward_batch_generation(batch, on_publish, pp_proxy_tensors)
+        result = super().forward_batch_generation(batch, *args, **kwargs)
         if is_step and self._drafts is not None and not batch.has_grammar:  # a grammar masks logits in place
             self._drafts.take(batch, result.logits_output.next_token_logits)
         return result

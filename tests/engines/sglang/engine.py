@@ -1,0 +1,87 @@
+"""SGLang's engine on a CPU, in a process of its own: `python -m tests.engines.sglang.engine REQUESTS ANSWERS`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+IN_SGLANG = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("sglang") is None, reason="no SGLang: `make test-sglang`"
+    ),
+    pytest.mark.filterwarnings("default"),
+]
+ON_CPU = Path(__file__).with_name("on_cpu")  # what SGLang takes there: kernels in torch, and attention over trees
+ROOT = Path(__file__).parents[3]
+SERVER: dict[str, Any] = {
+    "device": "cpu",
+    "attention_backend": "torch_native",
+    "sampling_backend": "pytorch",
+    "dtype": "float32",
+    "disable_cuda_graph": True,
+    "mem_fraction_static": 0.2,
+    "skip_server_warmup": True,
+    "log_level": "info",
+    "max_running_requests": 4,
+}
+
+
+def environment(settings: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """Return the variables of a process that runs SGLang on a CPU, with settings of drafts."""
+    own = {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    if settings is not None:
+        own["REST_STORE_SGLANG"] = json.dumps(settings)
+    return {**os.environ, **own, "PYTHONPATH": f"{ON_CPU}:{ROOT}"}
+
+
+def answers(
+    place: Path,
+    server: Mapping[str, Any],
+    rounds: Sequence[Sequence[Mapping[str, Any]]],
+    settings: Mapping[str, Any] | None = None,
+) -> list[list[dict[str, Any]]]:
+    """Return what an engine answers.
+
+    Args:
+        place: a directory for files of this run, the engine's log among them.
+        server: arguments of the engine besides those of all tests.
+        rounds: the requests of each round run together; each has `input_ids` and `sampling_params`.
+        settings: of drafts; None: there are none.
+    """
+    place.mkdir()
+    if settings is not None:
+        server = {"speculative_algorithm": "REST_STORE", "speculative_num_draft_tokens": 8, **server}
+    asked, answered = place / "requests.json", place / "answers.json"
+    asked.write_text(json.dumps({"server": {**SERVER, **server}, "rounds": rounds}))
+    with (place / "log").open("w") as log:
+        command = [sys.executable, "-m", "tests.engines.sglang.engine", str(asked), str(answered)]
+        subprocess.run(command, cwd=ROOT, env=environment(settings), stdout=log, stderr=log, check=False)
+    assert answered.exists(), (place / "log").read_text()[-3000:]
+    read: list[list[dict[str, Any]]] = json.loads(answered.read_text())
+    return read
+
+
+def main(asked: str, answered: str) -> None:
+    """Run an engine."""
+    import sglang
+
+    work = json.loads(Path(asked).read_text())
+    engine = sglang.Engine(**work["server"])
+    outputs = []
+    for requests in work["rounds"]:
+        texts, settings = ([request[key] for request in requests] for key in ("input_ids", "sampling_params"))
+        outputs.append(engine.generate(input_ids=texts, sampling_params=settings))
+    Path(answered).write_text(json.dumps(outputs))
+    engine.shutdown()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

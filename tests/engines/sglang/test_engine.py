@@ -1,0 +1,170 @@
+"""SGLang itself on a CPU: texts are those without drafts, whatever is drafted, put off, constrained or ended."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rest_store.datastore.datastore import Datastore
+from rest_store.live.export import export
+from rest_store.live.live_datastore import LiveDatastore
+from tests.engines.sglang.engine import IN_SGLANG, answers
+from tests.shared.builds import build_quick, documents, write_jsonl
+from tests.shared.tiny import text_tokenizer, write_model
+
+pytestmark = IN_SGLANG
+GREEDY = {"temperature": 0.0, "ignore_eos": True}
+SCHEMA = json.dumps({"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]})
+
+
+def output(answer: dict[str, Any]) -> list[int]:
+    ids: list[int] = answer["output_ids"]
+    return ids
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(
+        tmp_path_factory.mktemp("model"), hidden_size=128, vocab_size=len(text_tokenizer()), max_position_embeddings=512
+    )
+
+
+@pytest.fixture(scope="module")
+def rounds(model: Path) -> list[list[dict[str, Any]]]:
+    """Several requests at once that end at different lengths, one with an end token, and one with a grammar."""
+    chance, vocabulary = np.random.default_rng(0), len(text_tokenizer())
+    lengths = [(7, 90), (60, 80), (14, 12), (9, 70), (100, 60), (5, 100), (30, 1)]
+    together = [
+        {
+            "input_ids": chance.integers(3, vocabulary, prompt).tolist(),
+            "sampling_params": {**GREEDY, "max_new_tokens": most},
+        }
+        for prompt, most in lengths
+    ]
+    ended = {**together[0], "sampling_params": {**GREEDY, "max_new_tokens": 90}}
+    grammar = {**together[3], "sampling_params": {"temperature": 0.0, "max_new_tokens": 24, "json_schema": SCHEMA}}
+    return [together, [ended], [grammar]]
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path, rounds: list[list[dict[str, Any]]], tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What SGLang answers without drafts."""
+    return answers(tmp_path_factory.mktemp("plain") / "run", {"model_path": str(model)}, rounds)
+
+
+@pytest.fixture(scope="module")
+def datastore(model: Path, rounds: Any, plain: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What will be written, with wrong continuations that are more frequent than the right ones."""
+    folder, chance = tmp_path_factory.mktemp("datastore"), np.random.default_rng(1)
+    build_quick(write_jsonl(folder / "texts.jsonl", documents(20)), model, folder / "empty")
+    like = Datastore.open(folder / "empty")
+    texts = []
+    for request, answer in zip(rounds[0], plain[0], strict=True):
+        right = np.array([*request["input_ids"], *output(answer)])
+        texts.append(right)
+        for place in range(len(request["input_ids"]) + 3, right.size, 7):
+            wrong = right[: place + 4].copy()
+            wrong[place] = chance.integers(3, like.vocabulary_size)
+            texts += [np.append(wrong[-24:], tail) for tail in (3, 4)]
+    with LiveDatastore.open(folder / "live", tokenizer=like.tokenizer) as live:
+        live.add(texts)
+        return export(live, folder / "written").path
+
+
+@pytest.fixture(scope="module")
+def drafted(model: Path, rounds: Any, datastore: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """The answers with drafts, and the place of the run; the cache has no room for four of the longest requests."""
+    place = tmp_path_factory.mktemp("drafted")
+    settings = {"datastores": [str(datastore)], "remember": str(place / "memory")}
+    server = {"model_path": str(model), "max_total_tokens": 340, "schedule_conservativeness": 0.1}
+    return answers(place / "run", server, rounds, settings), place
+
+
+@pytest.mark.parametrize("round", [0, 1, 2], ids=["several", "again", "grammar"])
+def test_texts_are_those_without_drafts(plain: Any, drafted: Any, round: int) -> None:
+    assert [output(one) for one in drafted[0][round]] == [output(one) for one in plain[round]]
+
+
+def test_right_branches_are_accepted_after_wrong_ones(drafted: Any) -> None:
+    long = [one["meta_info"] for one in drafted[0][0] if one["meta_info"]["completion_tokens"] >= 60]
+    assert sum(one["completion_tokens"] for one in long) > 3 * sum(one["spec_verify_ct"] for one in long)
+
+
+def test_some_requests_were_put_off(drafted: Any) -> None:
+    assert "retract" in (drafted[1] / "run" / "log").read_text().lower()
+
+
+def test_there_were_no_errors(drafted: Any) -> None:
+    log = (drafted[1] / "run" / "log").read_text()
+    assert re.findall(r"rest-store: no drafts.*", log) == []
+
+
+def test_outputs_are_remembered(model: Path, rounds: Any, drafted: Any) -> None:
+    with LiveDatastore.open(drafted[1] / "memory", read_only=True, tokenizer=str(model)) as live:
+        for request, answer in zip(rounds[0], drafted[0][0], strict=True):
+            if len(output(answer)) > 4:
+                text = [*request["input_ids"][-16:], *output(answer)]
+                assert live.longest_suffix_match(text, max_suffix=64).length == min(64, len(text))
+
+
+def test_links_that_sglang_derives_are_those_of_the_trees() -> None:
+    """The device derives the same from the mask, as SGLang's own tests of its kernel hold."""
+    import sys
+
+    from tests.engines.sglang.engine import ON_CPU
+
+    sys.path.insert(0, str(ON_CPU))
+    from sglang.srt.speculative.ngram_worker import _derive_tree_links
+
+    from rest_store.datastore.tree import TokenTree
+    from rest_store.engines.sglang.verify_arrays import verify_arrays
+
+    chance = np.random.default_rng(2)
+    for size in range(8):
+        tree = TokenTree(range(size), [int(chance.integers(-1, node)) for node in range(size)], [1] * size)
+        _, mask = verify_arrays([1], [tree], 8)
+        next_token, next_sibling = (links[0].tolist() for links in _derive_tree_links(mask, 1, 8))
+        parents = [-1, *(tree.parents + 1).tolist(), *range(size, 7)]
+        for node in range(8):
+            children = [child for child in range(8) if parents[child] == node]
+            assert next_token[node] == (children[0] if children else -1)
+            later = [other for other in range(node + 1, 8) if parents[other] == parents[node] and node]
+            assert next_sibling[node] == (later[0] if later else -1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "server", "message"),
+    [
+        ({"datastore": ["x"]}, {}, "REST_STORE_SGLANG: a key is 'datastore'"),
+        ({"datastores": []}, {"pp_size": 2}, "REST_STORE: --pp-size is 2, expected 1"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_by_name(
+    settings: dict[str, Any], server: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import sys
+    from types import SimpleNamespace
+
+    from tests.engines.sglang.engine import ON_CPU
+
+    sys.path.insert(0, str(ON_CPU))
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    from rest_store.engines.sglang.plugin import NAME, register
+    from rest_store.errors import EngineSettingsError
+
+    if NAME not in str(vars(sys.modules["sglang.srt.speculative.spec_registry"])["_REGISTRY"]):
+        register()
+    monkeypatch.setenv("REST_STORE_SGLANG", json.dumps(settings))
+    arguments = SimpleNamespace(
+        **{"device": "cpu", "pp_size": 1, "attn_dp_size": 1, "page_size": 1, "attention_backend": "torch_native"}
+        | {"speculative_eagle_topk": None}
+        | server
+    )
+    with pytest.raises(EngineSettingsError, match=re.escape(message)):
+        SpeculativeAlgorithm.from_string(NAME).handle_server_args(arguments)
