@@ -4,9 +4,9 @@
     python examples/smollm2.py smollm2
     python benchmarks/bench_rollouts.py --model smollm2 --questions questions.jsonl --out rollouts.json
 
-`questions.jsonl` (or `.jsonl.gz`) is Spec-Bench's file of questions. All ways begin with the same weights and the same
-seed, on one thread. They write the same samples if the memory changes nothing but time: then their rewards are the same,
-too, and so are the weights that they train.
+`questions.jsonl` (or `.jsonl.gz`) is Spec-Bench's file of questions. All ways begin with the same weights and seed, on
+one thread. Those that write as many samples at once write the same ones if drafts change nothing but time. Then their
+rewards are the same, too, and so are the weights that they train.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ class Measured(EXAMPLE["Rollouts"]):  # type: ignore[misc]
         self.passes: dict[int, int] = defaultdict(int)
 
     def __call__(self, prompts: Any, trainer: Any) -> Any:
+        """Write the samples of a batch, as `Rollouts` does."""
         epoch, began = int(trainer.state.epoch or 0), time.process_time()
         with passes_of(trainer.model) as passes, rest_store.prepacked_weights(trainer.model):
             rollouts = super().__call__(prompts, trainer)
@@ -92,16 +93,10 @@ def questions_of(path: Path, category: str, number: int) -> list[str]:
 def train(model: str, questions: list[str], config: Any, rows: int, drafts: str) -> tuple[Measured, list[float]]:
     """Train once; return the rollouts, and the mean reward of each step."""
     tokenizer = AutoTokenizer.from_pretrained(model)
-    with (
-        tempfile.TemporaryDirectory() as directory,
-        rest_store.LiveDatastore.open(directory, tokenizer=model) as memory,
-    ):
-        lookup = rest_store.PromptLookup()
-        sources = {
-            "nothing": None,
-            "prompt lookup": [lookup],
-            "memory": [memory, lookup, rest_store.RecycledLogits()],
-        }
+    lookup = rest_store.PromptLookup()
+    with tempfile.TemporaryDirectory() as place, rest_store.LiveDatastore.open(place, tokenizer=model) as memory:
+        sources = {"nothing": None, "prompt lookup": [lookup]}
+        sources["memory"] = [memory, lookup, rest_store.RecycledLogits()]
         rollouts = Measured(sources[drafts], memory if drafts == "memory" else None, rows=rows)
         trainer = trl.GRPOTrainer(
             AutoModelForCausalLM.from_pretrained(model, dtype="float32"),

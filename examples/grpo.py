@@ -37,9 +37,8 @@ class Rollouts:
         model, tokenizer = trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class
         generator = rest_store.Generator(model, tokenizer, self.sources)
         prompt_ids, completion_ids = [], []
-        texts = [
-            tokenizer.apply_chat_template(prompt, add_generation_prompt=True, tokenize=False) for prompt in prompts
-        ]
+        chat = {"add_generation_prompt": True, "tokenize": False}
+        texts = [tokenizer.apply_chat_template(prompt, **chat) for prompt in prompts]
         for text, group in groupby(texts):
             left = len(list(group))
             ids = tokenizer(text, add_special_tokens=False)["input_ids"]

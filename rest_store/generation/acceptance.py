@@ -13,7 +13,6 @@ from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengt
 
 from rest_store.datastore.tree import TokenTree
 from rest_store.errors import ModeNotSupportedError, describe
-from rest_store.generation.drafts import origins_of
 from rest_store.generation.output import Piece
 from rest_store.generation.rows import Row
 from rest_store.generation.top_k import TopTokens
@@ -100,7 +99,7 @@ class Acceptance:
         piece = Piece([], [], trees, [])
         for number, (row, tree) in enumerate(zip(self._rows, trees, strict=True)):
             tokens, nodes = ([], []) if row.ended else self._walk(row, tree, logits[number], best[number])
-            origins = origins_of(tree)
+            origins = [] if tree.origins is None else tree.origins.tolist()
             piece.tokens.append(tokens)
             piece.origins.append([origins[node] for node in nodes] + [0] * (len(tokens) - len(nodes)))
             piece.accepted.append(nodes)

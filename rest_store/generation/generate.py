@@ -8,7 +8,7 @@ forwards the arguments of this signature that it does not take itself. It takes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ import torch
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.remembering import RememberTarget
-from rest_store.generation.draft_sessions import Session
 from rest_store.generation.loop import Generation
 from rest_store.generation.options import Options
 from rest_store.generation.typical import ACCEPTANCES
@@ -29,10 +28,9 @@ def generate(
     stopping_criteria: Any,
     generation_config: Any,
     *,
-    drafter: Sequence[object] | Callable[[list[int]], Session] | None = None,
+    drafter: Sequence[object] | None = None,
     references: Sequence[IntSequence] = (),
     max_nodes: int | None = None,
-    source_timeout: float | None = 0.5,
     adaptive: bool = True,
     remember: RememberTarget | None = None,
     calibration: Calibration | None = None,
@@ -51,12 +49,10 @@ def generate(
             ones are copied for each row of a batch, with all that they hold.
         stopping_criteria: prepared by `model.generate`. Each call of one judges a single row.
         generation_config: prepared by `model.generate`.
-        drafter: sources for a `DraftSession` of each row (a list), or a function that makes the session of a prompt
-            (a list of token ids); None: plain decoding.
+        drafter: sources for a `DraftSession` of each row; None: plain decoding.
         references: token ids of texts that the output of each row will probably resemble, the likeliest last: an
             edited file, earlier answers to the same prompt. `PromptLookup`, which must be in `drafter`, searches them.
         max_nodes: most draft tokens of a step, 0..1024; None: 16, on an accelerator 64.
-        source_timeout: seconds that a step waits for services; None: as long as they take.
         adaptive: measure what steps cost, and draft only while that pays.
         remember: what each output is added to beside generation: a `LiveDatastore` opened for writing, a
             `DatastoreClient` of one, or another object with `add(documents, ids=None)`. To draft from it as well, name
@@ -79,14 +75,13 @@ def generate(
             does not judge rows one by one, or a streamer for several rows; typical acceptance in greedy search or with
             a SynthID watermark.
         CacheNotSupportedError: a quantized, offloaded or recurrent cache, or a static one of yours.
-        DrafterError: `drafter` is neither a list of sources nor a function that takes a prompt and returns a session.
-        SourceError: one of `drafter` is not a source, is given twice, or there are too many; or there are references,
-            but no prompt lookup.
+        SourceError: `drafter` is no list, one of it is not a source or is given twice, or there are too many; or there
+            are references, but no prompt lookup.
         ContextTypeError, TokenRangeError: a reference is not 1-D token ids.
-        LimitError: `max_nodes`, `source_timeout` or `acceptance` is out of range.
-        NativeKernelError: the kernel was not compiled, and `drafter` is a list of sources.
+        LimitError: `max_nodes` or `acceptance` is out of range.
+        NativeKernelError: the kernel was not compiled.
         RememberError: nothing can be added to `remember`.
-        CalibrationError: `calibration` is none, or is there beside a function as `drafter`, whose sessions have theirs.
+        CalibrationError: `calibration` is none.
         DatastoreClosedError: one of the sources is closed.
 
     A session or source that fails later changes nothing but speed. It is counted in `statistics.drafts`; one
@@ -100,7 +95,7 @@ def generate(
         logits_processor,
         stopping_criteria,
         generation_config,
-        options=Options(drafter, references, max_nodes, source_timeout, adaptive, remember, calibration, acceptance),
+        options=Options(drafter, references, max_nodes, adaptive, remember, calibration, acceptance),
         **model_kwargs,
     )
     return generation.result(stream_to)

@@ -20,7 +20,6 @@ from rest_store.drafting.sources import RecycledLogits, source_names
 from rest_store.errors import DrafterError, DraftingWarning, ModeNotSupportedError, PromptError, describe
 from rest_store.generation.comparison import Comparison, Speedup, in_turns
 from rest_store.generation.conversation import rendered
-from rest_store.generation.draft_sessions import Session
 from rest_store.generation.loop import Generation
 from rest_store.generation.options import Options
 from rest_store.generation.output import GeneratorOutput, Piece, accepted_by_source
@@ -39,7 +38,7 @@ class Generator:
         sources: the `drafter` of `rest_store.generate`, which describes the other arguments and errors, too.
 
     Attributes:
-        source_names: a name for each source; none for a callable drafter.
+        source_names: a name for each source.
 
     One generation at a time for each model.
     """
@@ -48,10 +47,9 @@ class Generator:
         self,
         model: Any,
         tokenizer: Any = None,
-        sources: Sequence[object] | Callable[[list[int]], Session] | None = None,
+        sources: Sequence[object] | None = None,
         *,
         max_nodes: int | None = None,
-        source_timeout: float | None = 0.5,
         adaptive: bool = True,
         remember: RememberTarget | None = None,
         calibration: Calibration | None = None,
@@ -59,13 +57,11 @@ class Generator:
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
-        options = Options(sources, (), max_nodes, source_timeout, adaptive, remember, calibration, acceptance)
-        self.source_names: list[str] = []
-        if isinstance(sources, list | tuple):
-            self.source_names = source_names(sources)
-            if sources and calibration is None:  # one for all generations
-                options = replace(options, calibration=Calibration.default())
+        options = Options(sources, (), max_nodes, adaptive, remember, calibration, acceptance)
+        if sources and calibration is None:  # one for all generations
+            options = replace(options, calibration=Calibration.default())
         self._options = options
+        self.source_names = source_names(sources or ())
 
     def generate(
         self,
@@ -174,9 +170,8 @@ class Generator:
 
     def _copied(self) -> Options:
         """Return options whose sources and calibration learn for themselves from here on; nothing is remembered."""
-        sources, size = self._options.drafter, vocabulary_size(self.model)
-        if isinstance(sources, list | tuple):
-            sources = [source.copy(size) if isinstance(source, RecycledLogits) else source for source in sources]
+        size, sources = vocabulary_size(self.model), self._options.drafter or ()
+        sources = [source.copy(size) if isinstance(source, RecycledLogits) else source for source in sources]
         return replace(self._options, drafter=sources, calibration=copy.copy(self._options.calibration), remember=None)
 
     def flush(self, seconds: float | None = None) -> bool:

@@ -17,8 +17,7 @@ from rest_store.drafting.remembering import RememberTarget, remember
 from rest_store.errors import ModeNotSupportedError, describe
 from rest_store.generation.acceptance import Acceptance, Stops
 from rest_store.generation.detokenizer import Detokenizer
-from rest_store.generation.draft_sessions import TOP_K, DraftSessions
-from rest_store.generation.drafts import EMPTY, promised
+from rest_store.generation.draft_sessions import EMPTY, TOP_K, DraftSessions
 from rest_store.generation.options import Options
 from rest_store.generation.output import Piece, Statistics, output_of
 from rest_store.generation.prefill import Prompt, prefill, prompt_length, require_prompt, unpadded
@@ -209,7 +208,8 @@ class Generation:
     def _learn(self, policy: DraftPolicy, sessions: DraftSessions, nodes: int, piece: Piece, seconds: float) -> None:
         """Learn what drafts took and brought. The rows of a batch are padded to one width: all count as one."""
         waited, lengths = sessions.waited, [len(tokens) for tokens in piece.tokens if tokens]
-        expected = sum(map(promised, piece.trees)) / len(lengths)
+        scores = [tree.scores for tree in piece.trees if tree.scores is not None]
+        expected = sum(float(of_tree.sum()) for of_tree in scores) / len(lengths)
         policy.settle(1, nodes, expected, seconds + (waited if self._by_processor else 0.0), waited)
         policy.judge(1, expected, sum(lengths) / len(lengths) - 1, sessions.of_services(piece) / len(lengths))
 

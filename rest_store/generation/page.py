@@ -11,7 +11,6 @@ from typing import Any
 
 from rest_store.datastore.render import counted
 from rest_store.generation.comparison import Comparison
-from rest_store.generation.drafts import origins_of
 from rest_store.generation.output import Piece, Statistics
 from rest_store.pages.document import document, packaged
 
@@ -187,7 +186,7 @@ def _data(passes: Sequence[Piece], tokenizer: Any) -> list[dict[str, Any]]:
                 ],
                 "parents": parents,
                 "scores": [round(1000 * min(score, 1.0)) if 0 <= score < math.inf else -1 for score in scores],
-                "origins": origins_of(tree),
+                "origins": [] if tree.origins is None else tree.origins.tolist(),
                 "accepted": accepted,
                 "bonus": None if bonus is None else added(last, bonus),
                 "times": [round(1e6 * time) for time in (piece.seconds, piece.drafting_seconds, piece.forward_seconds)],

@@ -13,7 +13,7 @@ from transformers import DynamicCache, LogitsProcessor
 
 import rest_store
 from rest_store.generation.loop import Generation
-from tests.shared.tiny import Scripted, bushy, futures_of, prompts, tiny_model
+from tests.shared.tiny import Drafted, Scripted, bushy, futures_of, prompts, tiny_model
 
 FIXED = {"max_new_tokens": 24, "do_sample": False}
 KINDS = ["llama", "mistral with a sliding window"]
@@ -65,7 +65,7 @@ def begun(
     plain = model.generate(**inputs, **FIXED)
     futures = futures_of(inputs, plain)
     drafting = {"adaptive": False, "remember": remember}
-    generator = rest_store.Generator(model, None, lambda prompt: session(prompt, futures, bushy), **drafting)
+    generator = rest_store.Generator(model, None, [Drafted(lambda prompt: session(prompt, futures, bushy))], **drafting)
     return generator.stream(inputs, **FIXED, **options), plain
 
 

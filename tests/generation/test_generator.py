@@ -15,7 +15,17 @@ from rest_store.errors import DrafterError
 from rest_store.generation.detokenizer import Detokenizer
 from rest_store.generation.model import load_model
 from tests.shared.strategies import refused
-from tests.shared.tiny import Scripted, bushy, futures_of, prompts, right, text_tokenizer, tiny_model, write_model
+from tests.shared.tiny import (
+    Drafted,
+    Scripted,
+    bushy,
+    futures_of,
+    prompts,
+    right,
+    text_tokenizer,
+    tiny_model,
+    write_model,
+)
 
 FIXED = {"max_new_tokens": 24, "do_sample": False}
 
@@ -37,7 +47,7 @@ class Collected:
 def scripted(model: Any, inputs: Any, script: Any = right, **options: Any) -> tuple[torch.Tensor, Any]:
     plain = model.generate(**inputs, **{**FIXED, **options})
     futures = futures_of(inputs, plain)
-    return plain, lambda prompt: Scripted(prompt, futures, script)
+    return plain, [Drafted(lambda prompt: Scripted(prompt, futures, script))]
 
 
 def test_a_streamer_gets_what_plain_decoding_gives_it() -> None:

@@ -14,7 +14,7 @@ from rest_store.errors import CalibrationError, DrafterError, ModeNotSupportedEr
 from rest_store.generation import comparison
 from rest_store.generation.output import accepted_by_source
 from tests.shared.strategies import Corpus, refused, write_datastore
-from tests.shared.tiny import SameTree, prompts, text_tokenizer, tiny_model, write_model
+from tests.shared.tiny import Drafted, SameTree, prompts, text_tokenizer, tiny_model, write_model
 
 PROMPT = "for i in i in i in i in"
 FIXED = {"max_new_tokens": 24, "do_sample": False}
@@ -113,9 +113,11 @@ def test_an_output_without_gain_says_why(model: Any) -> None:
         return output.statistics.no_gain
 
     assert why(None) == ""
-    wrong = why(lambda prompt: SameTree([[3, 3]]), **STEADY)
+    wrong = why([Drafted(lambda _: SameTree([[3, 3]]))], **STEADY)
     assert re.fullmatch(r"no draft was accepted: \d+ draft tokens verified, all of them wrong", wrong)
-    assert why(lambda prompt: SameTree([]), **STEADY) == "no draft was accepted: 22 drafts without a match that pays"
+    assert (
+        why([Drafted(lambda _: SameTree([]))], **STEADY) == "no draft was accepted: 22 drafts without a match that pays"
+    )
 
 
 # --- Sources ----------------------------------------------------------------------------------------------------------
@@ -160,10 +162,6 @@ def test_what_is_no_calibration_is_refused() -> None:
         lambda: model.generate(**prompts(1), **options, **FIXED),
     ):
         refused(CalibrationError, call, "generate: calibration is a str, expected a Calibration")
-    own = rest_store.Calibration.default()
-    refused(
-        CalibrationError, lambda: rest_store.Generator(model, None, lambda prompt: None, calibration=own), "a drafter"
-    )
 
 
 # --- Text of pieces ---------------------------------------------------------------------------------------------------

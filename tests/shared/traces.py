@@ -9,7 +9,7 @@ import numpy as np
 
 from rest_store.datastore.tree import TokenTree
 from rest_store.generation.detokenizer import Detokenizer
-from rest_store.generation.drafts import EMPTY
+from rest_store.generation.draft_sessions import EMPTY
 from rest_store.generation.output import Piece, Statistics
 from rest_store.generation.page import page
 
