@@ -208,7 +208,7 @@ class DraftPolicy:
     """Decides for each step whether to ask for drafts, and whom, and how many draft tokens to verify.
 
     A session is told what draft tokens cost (`costs`), and cuts its tree. Asking takes time, too. Where it takes longer
-    than it saves, as in texts that nothing matches, it pauses. Asking services pauses by itself, while the rest goes on.
+    than it saves, as in texts that nothing matches, it pauses. Asking services pauses by itself.
 
     The sum of the scores of verified draft tokens is what they promise. Where fewer are accepted, scores count for
     less. So scores that promise too much cost a bounded time: in the long run about
