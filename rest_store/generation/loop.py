@@ -175,7 +175,7 @@ class Generation:
         verifier.cache.keep(piece.paths)
         sessions.accept(piece, top_tokens)
         if self._policy is not None:
-            self._policy.observe(1, nodes, verified[1] - drafted[1])
+            self._policy.observe(nodes, verified[1] - drafted[1])
             if asked:
                 self._learn(self._policy, sessions, nodes, piece, drafted[1] - began[1])
         return piece
@@ -191,7 +191,7 @@ class Generation:
         if self._policy is not None and not self._policy.wants_drafts():
             sessions.counts.paused += 1
             return False, trees
-        costs = None if self._policy is None else self._policy.costs(1, self._max_nodes)
+        costs = None if self._policy is None else self._policy.costs(self._max_nodes)
         services = self._policy is None or self._policy.wants_services()
         for row, room in enumerate(rooms):
             if room > 1:
@@ -210,8 +210,8 @@ class Generation:
         waited, lengths = sessions.waited, [len(tokens) for tokens in piece.tokens if tokens]
         scores = [tree.scores for tree in piece.trees if tree.scores is not None]
         expected = sum(float(of_tree.sum()) for of_tree in scores) / len(lengths)
-        policy.settle(1, nodes, expected, seconds + (waited if self._by_processor else 0.0), waited)
-        policy.judge(1, expected, sum(lengths) / len(lengths) - 1, sessions.of_services(piece) / len(lengths))
+        policy.settle(nodes, expected, seconds + (waited if self._by_processor else 0.0), waited)
+        policy.judge(expected, sum(lengths) / len(lengths) - 1, sessions.of_services(piece) / len(lengths))
 
     def _times(self) -> tuple[float, float]:
         """Return the present time, and that which steps are judged by, both in seconds.
