@@ -14,9 +14,8 @@ from uuid import uuid4
 import numpy as np
 import numpy.typing as npt
 
-from build_index.suffix_array import byte_sorter
+from build_index.suffix_array import sorted_suffixes
 from rest_store.datastore.header import (
-    KEY_STRIDE,
     TAIL_SIZE,
     SuffixesHeader,
     TokensHeader,
@@ -24,7 +23,6 @@ from rest_store.datastore.header import (
     separator_id,
     token_width,
 )
-from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.shard import Shard
 from rest_store.datastore.shard_view import ShardView
 from rest_store.errors import ChecksumError, StorageError, describe
@@ -98,13 +96,9 @@ def sorted_segment(documents: Sequence[Document], vocabulary_size: int, memtable
     symbols = np.frombuffer(payload, np.uint8)
     positions = (symbols.size - TAIL_SIZE) // width
     entries = positions - count
-    bits = entry_bits(positions)
-    keys = np.empty(-(-entries // KEY_STRIDE), np.uint64)
-    packed = np.empty(8 * -(-entries * bits // 64) + TAIL_SIZE, np.uint8)
     with _one_thread():
-        if native_kernel().sort_suffixes(byte_sorter(), symbols, width, bits, keys, packed):
-            raise MemoryError(f"libdivsufsort cannot sort {symbols.size - TAIL_SIZE} bytes of text")
-    view = ShardView(symbols, keys.view(np.uint8), packed, positions, entries, keys.size, width, bits)
+        keys, packed = sorted_suffixes(symbols, width, entries)
+    view = ShardView(symbols, keys.view(np.uint8), packed, positions, entries, keys.size, width, entry_bits(positions))
     return Segment(first, documents[-1].number, oldest, documents[-1].added, view, namespace=documents[0].namespace)
 
 
