@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import time
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent import futures
@@ -10,6 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
 
 import rest_store
@@ -186,6 +189,22 @@ def test_what_is_stored_is_sent_in_pieces(service: Service) -> None:
     assert len(some) > 2
     assert all(later.first == earlier.last + 1 for earlier, later in pairwise(some))
     upstream.close()
+
+
+@pytest.mark.slow
+def test_followers_that_do_not_read_cost_the_service_a_message_each(tmp_path: Path) -> None:
+    chance = np.random.default_rng(0)
+    with LiveDatastore.open(tmp_path / "chat", tokenizer=identity(300)) as live:
+        live.add([chance.integers(0, 300, 500) for _ in range(30_000)])  # 30 MB
+        live.compact()
+    with running(options=["--live", str(tmp_path / "chat")]) as service, contextlib.ExitStack() as stack:
+        before = service.resident_bytes()
+        for _ in range(8):
+            call = stack.enter_context(service.channel()).unary_stream(PREFIX + "Follow")(b"")
+            stack.callback(call.cancel)
+            next(call)
+        time.sleep(1.0)  # in which more would be sent
+        assert service.resident_bytes() - before < 8 * (5 << 20)
 
 
 def test_a_service_that_ends_lets_followers_go(tmp_path: Path) -> None:
