@@ -33,7 +33,6 @@ from rest_store.live.segments import Segments
 from rest_store.live.upstream import Changes, Document, Upstream, digest_of
 from rest_store.live.writer import Writer
 
-_AT_ONCE = 1 << 22  # bytes of tokens that are applied together while a replica catches up
 _PATIENCE = 10.0  # seconds until what was changed upstream is visible here, or a cache that is being begun is there
 
 
@@ -161,29 +160,13 @@ class Replica:
             if self._stream is None:
                 self.tokenizer.require_same(self._upstream.tokenizer, self.location)
                 self._stream = iter(self._upstream.changes(*writer.position()))
-            changes = self._next(self._stream, self.segments.newest)
+            changes = self._checked(next(self._stream), self.segments.newest)
             if changes.added or changes.removed or changes.last != self.segments.newest:
                 writer.apply(changes)
         except BaseException:
             self._stream = None
             raise
         return True
-
-    def _next(self, stream: Iterator[Changes], after: int) -> Changes:
-        """Return the next changes, together with those after them while there are many."""
-        whole = changes = self._checked(next(stream), after)
-        added, removed, size = list(changes.added), list(changes.removed), 0
-        while changes.first <= changes.last < changes.head and size < _AT_ONCE:
-            size += sum(len(document.symbols) for document in changes.added)
-            changes = self._checked(next(stream), changes.last)
-            if changes.first <= whole.first:
-                raise self._wrong("the first change", changes.first, f"above {whole.last}")
-            for removal in changes.removed:
-                if removal.last >= whole.first:  # of what was still there when it was sent
-                    added = [document for document in added if not removal.first <= document.number <= removal.last]
-            added += changes.added
-            removed += changes.removed
-        return whole._replace(last=changes.last, head=changes.head, added=added, removed=removed)
 
     def _checked(self, changes: Changes, after: int) -> Changes:
         """Return changes that may follow number `after`; raise ProtocolError for others."""

@@ -212,7 +212,6 @@ def test_random_changes_arrive_document_by_document(
 ) -> None:
     """Additions, deletions and merges at the service, whose connection breaks, and a replica that is opened again."""
     small_segments(monkeypatch)
-    monkeypatch.setattr(replicas, "_AT_ONCE", 500)
     service.most_bytes = 300
     chance = random.Random(0)
     replica, ids = opened(cache), []
