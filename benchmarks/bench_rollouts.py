@@ -5,16 +5,15 @@
     python benchmarks/bench_rollouts.py --model smollm2 --questions questions.jsonl --out rollouts.json
 
 `questions.jsonl` (or `.jsonl.gz`) is Spec-Bench's file of questions. All ways begin with the same weights and seed, on
-one thread. Those that write as many samples at once write the same ones if drafts change nothing but time. Then their
-rewards are the same, too, and so are the weights that they train.
+one thread. Those that write as many samples at once write the same ones, with the same digest, if drafts change nothing
+but time. Then their rewards are the same, too, and so are the weights that they train.
 """
 
 from __future__ import annotations
 
-import datetime
 import gzip
+import hashlib
 import json
-import platform
 import runpy
 import tempfile
 import time
@@ -32,6 +31,9 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rest_store
+from rest_store.bench.options import Destination, result_options
+from rest_store.bench.results import write_result
+from rest_store.options import PATH, SETTINGS
 
 EXAMPLE = runpy.run_path(str(Path(__file__).parent.parent / "examples" / "grpo.py"))
 GROUP = 8  # samples of a prompt
@@ -110,35 +112,29 @@ def train(model: str, questions: list[str], config: Any, rows: int, drafts: str)
     return rollouts, [step["reward"] for step in trainer.state.log_history if "reward" in step]
 
 
-@click.command()
-@click.option("--model", required=True, help="Directory of the model.")
-@click.option("--questions", "path", required=True, type=click.Path(exists=True, path_type=Path), help="Spec-Bench's.")
-@click.option("--category", default="math_reasoning", show_default=True, help="Of the questions.")
-@click.option("--number", default=3, show_default=True, help="Of the questions.")
-@click.option("--epochs", default=4, show_default=True)
-@click.option("--max-new-tokens", default=64, show_default=True)
-@click.option("--learning-rate", default=1e-5, show_default=True)
+@click.command(help=__doc__, context_settings=SETTINGS)
+@click.option("--model", metavar="DIR", required=True, help="Directory of the model.")
+@click.option("--questions", metavar="FILE", type=PATH, required=True, help="Spec-Bench's.")
+@click.option("--category", metavar="NAME", default="math_reasoning", help="Of the questions.")
+@click.option("--number", metavar="N", default=3, help="Of the questions.")
+@click.option("--epochs", metavar="N", default=4, help="How often each question is sampled for.")
+@click.option("--max-new-tokens", metavar="N", default=64, help="Of a sample.")
+@click.option("--learning-rate", metavar="RATE", default=1e-5, help="Of the training.")
 @click.option("--way", "ways", multiple=True, type=click.Choice(list(WAYS)), default=list(WAYS), help="Repeatable.")
-@click.option("--out", required=True, type=click.Path(path_type=Path))
+@result_options
 def main(
     model: str,
-    path: Path,
+    questions: Path,
     category: str,
     number: int,
     epochs: int,
     max_new_tokens: int,
     learning_rate: float,
     ways: tuple[str, ...],
-    out: Path,
+    out: Destination,
 ) -> None:
-    """Measure each way, and write what it took to OUT."""
     torch.set_num_threads(1)
-    questions = questions_of(path, category, number)
-    setting = {"category": category, "questions": number, "group": GROUP, "epochs": epochs, "rewarded": "25 words"}
-    setting |= {"max_new_tokens": max_new_tokens, "learning_rate": learning_rate, "temperature": 1.0, "threads": 1}
-    result: dict[str, Any] = {"date": str(datetime.date.today()), "machine": platform.machine(), "setting": setting}
-    result |= {"versions": {"torch": torch.__version__, "trl": trl.__version__}, "ways": {}}
-    written: dict[int, Any] = {}  # samples and rewards, by the samples that are written at once
+    asked, results = questions_of(questions, category, number), {}
     for way in ways:
         with tempfile.TemporaryDirectory() as directory:
             config = trl.GRPOConfig(
@@ -158,19 +154,17 @@ def main(
                 seed=1,
             )
             rows, drafts = WAYS[way]
-            rollouts, rewards = train(model, questions, config, rows, drafts)
-        samples = dict(rollouts.samples)
-        first = written.setdefault(rows, (samples, rewards))
-        result["ways"][way] = {
+            rollouts, rewards = train(model, asked, config, rows, drafts)
+        samples = rollouts.samples
+        results[way] = {
             "seconds": [round(seconds, 2) for seconds in rollouts.seconds.values()],
             "tokens": [sum(map(len, of_epoch)) for of_epoch in samples.values()],
             "passes": list(rollouts.passes.values()),
             "rewards": [round(reward, 4) for reward in rewards],
-            "same_samples_as_without": samples == first[0],
-            "same_rewards_as_without": rewards == first[1],
+            "samples": hashlib.sha256(json.dumps(samples).encode()).hexdigest()[:16],
         }
-        click.echo(json.dumps({way: result["ways"][way]}))
-        out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        click.echo(json.dumps({way: results[way]}), err=True)
+    write_result(out, "rollouts", click.get_current_context().params, ("torch", "transformers", "trl"), results)
 
 
 if __name__ == "__main__":

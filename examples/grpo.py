@@ -35,7 +35,7 @@ class Rollouts:
     def __call__(self, prompts, trainer):
         """Return prompts and samples as token ids; the prompts of a group are equal, and follow each other."""
         model, tokenizer = trainer.accelerator.unwrap_model(trainer.model), trainer.processing_class
-        generator = rest_store.Generator(model, tokenizer, self.sources)
+        generator = rest_store.Generator(model.eval(), tokenizer, self.sources)  # training may keep no cache
         prompt_ids, completion_ids = [], []
         chat = {"add_generation_prompt": True, "tokenize": False}
         texts = [tokenizer.apply_chat_template(prompt, **chat) for prompt in prompts]
@@ -47,6 +47,7 @@ class Rollouts:
                 prompt_ids += [ids] * len(samples)
                 completion_ids += samples
                 left -= len(samples)
+        model.train()
         return {"prompt_ids": prompt_ids, "completion_ids": completion_ids, "logprobs": None}
 
     def write(self, generator, ids, rows, trainer):
@@ -80,7 +81,12 @@ def main(model, prompts, epochs, max_new_tokens):
     lines = prompts.read_text(encoding="utf-8").splitlines()
     questions = Dataset.from_list([{"prompt": [{"role": "user", "content": line}]} for line in lines if line.strip()])
     config = GRPOConfig(
-        "grpo", num_train_epochs=epochs, max_completion_length=max_new_tokens, logging_steps=1, report_to="none"
+        "grpo",
+        num_train_epochs=epochs,
+        max_completion_length=max_new_tokens,
+        bf16=torch.cuda.is_available(),
+        logging_steps=1,
+        report_to="none",
     )
     with rest_store.LiveDatastore.open("rollouts.live", tokenizer=model, max_epochs=epochs) as memory:
         sources = [memory, rest_store.PromptLookup(), rest_store.RecycledLogits()]

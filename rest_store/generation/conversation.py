@@ -30,11 +30,7 @@ def tokenized(tokenizer: Any, text: str, *, special: bool = True) -> dict[str, A
 
 
 class Conversation:
-    """A chat with a model, whose tokenizer has a chat template.
-
-    Args:
-        tokenizer: of transformers.
-    """
+    """A chat with a model, whose tokenizer, one of transformers, has a chat template."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

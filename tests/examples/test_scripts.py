@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,22 @@ def test_two_clients_share_what_one_wrote(model: Path, tmp_path: Path) -> None:
     assert first.splitlines()[0] == second.splitlines()[0]
     with rest_store.LiveDatastore.open(tmp_path / "shared", read_only=True) as shared:
         assert shared.info().document_count == 1  # the same output twice
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of trl
+def test_grpo_samples_from_a_memory_of_all_samples(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("trl", reason="trl is not installed")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "prompts.txt").write_text("def push\n\ndef pop\n", encoding="utf-8")
+    run("grpo.py", model, "prompts.txt", "--epochs", 2, "--max-new-tokens", 8)
+    with rest_store.LiveDatastore.open("rollouts.live", read_only=True) as memory:
+        samples = list(memory.documents())
+    assert len(samples) == 2 * 2 * 8
+    assert Counter(sample.epoch for sample in samples) == {0: 16, 1: 16}
+    assert set(Counter(sample.group for sample in samples).values()) == {16}
 
 
 def test_the_first_model_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
