@@ -78,6 +78,21 @@ def test_promises_of_trees_are_believed_as_far_as_they_are_kept() -> None:
     assert 1 < after.tokens < 0.7 * before.tokens
 
 
+def test_a_session_that_does_not_pay_for_its_drafting_is_asked_now_and_then() -> None:
+    asked = []
+    for tree in (UNSURE, SURE):
+        ours = Head([0.0, 3.0, 3.0, 3.0, 3.0], drafting=2.0)
+        trees: list[TokenTree | None] = []
+        for _ in range(160):
+            trees.append(tree if ours.wants_tree() else None)
+            plan = ours.plan(trees[-1], COSTS)
+            ours.learn(plan, len(plan.tree), plan.head_tokens)
+        asked.append(sum(one is not None for one in trees))
+    unsure, sure = asked
+    assert 10 < unsure < 60
+    assert sure > 150
+
+
 Paths = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=5), max_size=5)
 
 
