@@ -108,9 +108,8 @@ def replay_beside(
     head = Head([0.0, *(batch.beside(name, cached, tokens) for tokens in range(1, _LONGEST + 1))], batch.of_sessions)
     outcome = Outcome()
     for one in chosen:
-        head.begin()
         session = DraftSession([*sources, PromptLookup()], one.prompt, calibration=calibration, learn=False)
-        drafter = kind(session, head, one, name, batch)
+        drafter = kind(session, head.for_text(), one, name, batch)
         replayed = walk([one], partial(_ended, drafter), max_nodes=max_nodes, batch=batch)
         modelled = replayed.replays[0].modelled + drafter.seconds
         replayed.replays = [replayed.replays[0]._replace(modelled=modelled)]

@@ -75,12 +75,6 @@ class Head:
         # Nodes accepted, and promised by their scores.
         self._promises, self._promises_of_text = np.full(2, _ASSUMED), np.zeros(2)
 
-    def begin(self) -> None:
-        """Begin another text: what is known of the one before counts for it as for any."""
-        self._of_text[:] = 0.0
-        self._promises_of_text[:] = 0.0
-        self._saved, self._pause, self._left = 0.0, 0, 0
-
     def for_text(self) -> Head:
         """Return the same head for another text: what one learns for all texts, both know."""
         head = copy.copy(self)

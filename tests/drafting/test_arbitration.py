@@ -55,7 +55,7 @@ def test_what_a_head_is_worth_is_learnt_by_text_and_kept_for_others() -> None:
         ours.learn(plan, 0, 0)
     assert ours.plan(UNSURE, COSTS).head_tokens == 0
     assert ours.plan(NOTHING, COSTS).head_tokens > 0, "where the session knows nothing, it was not run"
-    ours.begin()
+    ours = ours.for_text()
     other = head(3.0)
     worth, hoped = (one.plan(NOTHING, COSTS).tokens for one in (ours, other))
     assert worth == hoped
