@@ -15,7 +15,7 @@ from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.kernel_session import OpenStore, follow_changes, kernel_session
+from rest_store.drafting.kernel_session import follow_changes, kernel_session
 from rest_store.drafting.limits import DraftLimits, TopK
 from rest_store.drafting.members import Member, MemberSettings, MemberSource, Origins
 from rest_store.drafting.merge import merge_trees
@@ -349,12 +349,9 @@ def _draft_here(
     sessions: Sequence[SessionSources], limits: Sequence[DraftLimits], chosen: Collection[int]
 ) -> dict[int, PackedDraft]:
     """Return what the kernel drafts for the `chosen` sessions."""
-    opened: dict[Store, OpenStore] = {}
+    opened = {datastore.store: datastore for i in chosen for datastore in sessions[i].datastores.values()}
     for i in chosen:
-        datastores = sessions[i].datastores.values()
-        follow_changes(sessions[i].native, datastores)
-        for datastore in datastores:
-            opened[datastore.store] = datastore
+        follow_changes(sessions[i].native, sessions[i].datastores.values())
     drafts = _draft_by_kernel(sessions, limits, chosen)
     if any(datastore.fault() for datastore in opened.values()):
         drafts |= _draft_by_kernel(sessions, limits, [i for i in chosen if sessions[i].leave_out_unreadable()])
