@@ -132,6 +132,9 @@ class NativeSession:
         """End rows of likely tokens at one that is outside the vocabulary."""
 
     def learn_online(self, on: bool, /) -> None: ...
+    def add_reference(self, tokens: Tokens, /) -> None:
+        """Add a text that the output will probably resemble, before `prompt`."""
+
     def prompt(self, tokens: Tokens, top_k: TopK | None) -> None:
         """Begin the text; `top_k` is of its last tokens.
 

@@ -37,6 +37,7 @@ HEAVY = {  # package: where it may be imported
     "transformers": ("rest_store.generation", "rest_store.loading"),
     "grpc": ("rest_store.service", "rest_store.v1"),
     "vllm": ("rest_store.engines.vllm",),
+    "sglang": ("rest_store.engines.sglang",),
     "ray": ("build_index.ray_workers",),
 }
 

@@ -1,7 +1,6 @@
 """Other people's rules for drafting, and sessions merged as those of services are, to compare draft sessions with.
 
-Each has the methods of a `DraftSession` that generation and replays call:
-model.generate(..., custom_generate=rest_store.generate, drafter=PromptLookupRule)
+Each has the methods of a `DraftSession` that replays call.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ is as good; where it is new, the head is better; in between both together have t
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -65,12 +66,39 @@ class Head:
         self._of_text = np.zeros((2, *shape))
         # Nodes accepted, and promised by their scores.
         self._promises, self._promises_of_text = np.full(2, _ASSUMED), np.zeros(2)
-        self.begin()
 
     def begin(self) -> None:
         """Begin another text: what is known of the one before counts for it as for any."""
         self._of_text[:] = 0.0
-        self._promises_of_text = np.zeros(2)
+        self._promises_of_text[:] = 0.0
+
+    def for_text(self) -> Head:
+        """Return the same head for another text: what one learns for all texts, both know."""
+        head = copy.copy(self)
+        head._of_text, head._promises_of_text = np.zeros_like(self._of_text), np.zeros(2)
+        return head
+
+    def prefers_session(self, scores: Sequence[float]) -> bool:
+        """Return whether a step that verifies one chain should verify the session's, and not as much of the head's.
+
+        Args:
+            scores: of the session's chain.
+        """
+        of_head = self._survival(_bucket(scores)).sum()
+        return bool(min(self._reliability * sum(scores), len(scores)) > of_head)
+
+    def learn_chain(self, scores: Sequence[float], accepted: int, *, is_of_head: bool) -> None:
+        """Learn what became of a step that verified one chain.
+
+        Args:
+            scores: of the session's chain.
+            accepted: how many tokens of the verified chain the model wrote.
+            is_of_head: whether that was the head's chain.
+        """
+        if is_of_head:
+            self._learn_head(_bucket(scores), accepted, self._seconds.size - 1)
+        else:
+            self._learn_promises(accepted, sum(scores))
 
     def plan(self, tree: TokenTree, costs: Sequence[float] | Floats) -> Plan:
         """Return what a step is to verify: what has the most expected tokens per second.
@@ -87,7 +115,7 @@ class Head:
         times = np.asarray(costs, np.float64)
         order = np.argsort(-tree.scores, kind="stable")  # no child comes before its parent
         scores = tree.scores[order].astype(np.float64)
-        bucket = int(np.searchsorted(_BUCKETS, scores[0] if scores.size else 0.0, side="right"))
+        bucket = _bucket(scores)
         by_depth = np.zeros((1 + scores.size, max(int(tree.depths.max(initial=0)), self._seconds.size - 1)))
         by_depth[1 + np.arange(scores.size), tree.depths[order] - 1] = scores
         # Chances that at least so many tokens are accepted: of the best n nodes, and of k tokens of the head.
@@ -115,17 +143,21 @@ class Head:
             of_head: how many tokens of the head's chain the model wrote, whether they were in the tree or not.
         """
         if plan.tree.scores is not None and len(plan.tree):
-            promises = np.array([of_tree, float(plan.tree.scores.sum())])
-            self._promises = _KEPT * self._promises + promises
-            self._promises_of_text = _KEPT_OF_TEXT * self._promises_of_text + promises
-        if not plan.head_tokens:
-            return
-        accepted = min(of_head, plan.head_tokens)
+            self._learn_promises(of_tree, float(plan.tree.scores.sum()))
+        if plan.head_tokens:
+            self._learn_head(plan.bucket, min(of_head, plan.head_tokens), plan.head_tokens)
+
+    def _learn_promises(self, accepted: int, promised: float) -> None:
+        new = np.array([accepted, promised])
+        for promises, kept in ((self._promises, _KEPT), (self._promises_of_text, _KEPT_OF_TEXT)):
+            promises[:] = kept * promises + new
+
+    def _learn_head(self, bucket: int, accepted: int, tried: int) -> None:
         new_accepted = np.array([accepted > 0, max(0, accepted - 1)], np.float64)
-        new_tried = np.array([1, min(accepted, plan.head_tokens - 1)], np.float64)
+        new_tried = np.array([1, min(accepted, tried - 1)], np.float64)
         for counts, kept in (((self._accepted, self._tried), _KEPT), (self._of_text, _KEPT_OF_TEXT)):
             for column, new in zip(counts, (new_accepted, new_tried), strict=True):
-                column[:, plan.bucket] = kept * column[:, plan.bucket] + new
+                column[:, bucket] = kept * column[:, bucket] + new
 
     @property
     def _reliability(self) -> float:
@@ -141,6 +173,11 @@ class Head:
         first, later = np.minimum((accepted + _KNOWN * known) / (tried + _KNOWN), _MOST)
         chances: Floats = first * later ** np.arange(self._seconds.size - 1)
         return chances
+
+
+def _bucket(scores: Sequence[float] | Floats) -> int:
+    """Return the bucket of a draft of the session with these scores, the likeliest node first."""
+    return int(np.searchsorted(_BUCKETS, scores[0] if len(scores) else 0.0, side="right"))
 
 
 def _part(tree: TokenTree, nodes: npt.NDArray[np.intp]) -> TokenTree:

@@ -1,15 +1,13 @@
 """What drafts cost and bring: how long a step takes, how far scores are believed, and how many draft tokens pay.
 
-A step over R rows that verifies draft tokens with scores s_1 .. s_m is expected to bring R + s_1 + .. + s_m tokens. The
-text is written fastest where that sum over the step's time is greatest. Both are learned from the steps themselves; no
-forward pass is spent on measuring alone.
+A step that verifies draft tokens with scores s_1 .. s_m is expected to bring 1 + s_1 + .. + s_m tokens. The text is
+written fastest where that sum over the step's time is greatest. Both are learned from the steps themselves; no forward
+pass is spent on measuring alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -40,18 +38,17 @@ _LOSS = 0.01  # part of the time that drafting may cost
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 4, 128  # steps
 _GROWTH = 4.0  # of a pause after the one before
 _RELIEF = 0.95  # of the next pause, for each step that saves time
-_DOUBT = 0.5  # part of the score that pays at present, from which on draft tokens may pay in the next step
 
 
 class StepCosts:
-    """Seconds of a step over some rows, of which some draft tokens, all rows together.
+    """Seconds of a step by its draft tokens.
 
     The estimate is a line over all tokens of a step, plus a constant, which may be negative, for steps with draft
-    tokens: they run other kernels than plain ones. Recent steps, and steps with about as many rows, weigh more. Other
-    work on the machine delays steps and never speeds one up, so the line runs along the faster ones. Steps of one width
-    do not show what a token costs, so a small cost is then assumed, and steps without draft tokens are asked for: the
-    first one, then often at first and when steps take longer or shorter than expected, seldom later. The first steps
-    with draft tokens are doubted: if they were slow, one draft token has the assumed price again after a while.
+    tokens: they run other kernels than plain ones. Recent steps weigh more. Other work on the machine delays steps and
+    never speeds one up, so the line runs along the faster ones. Steps of one width do not show what a token costs, so a
+    small cost is then assumed, and steps without draft tokens are asked for: the first one, then often at first and
+    when steps take longer or shorter than expected, seldom later. The first steps with draft tokens are doubted: if
+    they were slow, one draft token has the assumed price again after a while.
 
     Args:
         slope: part of a step of one token that each further token is assumed to take.
@@ -63,13 +60,13 @@ class StepCosts:
     def __init__(self, slope: float = _SLOPE) -> None:
         self.observed = 0
         self._assumed = slope
-        # Of plain steps and of those with draft tokens: rows, draft tokens, seconds, and the number of the step.
-        self._steps = np.zeros((2, 4, _KEPT_STEPS))
+        # Of plain steps and of those with draft tokens: draft tokens, seconds, and the number of the step.
+        self._steps = np.zeros((2, 3, _KEPT_STEPS))
         self._counts = [0, 0]
         self._retry_at, self._is_retry = 0, False
         self._plain_at, self._plain_after = 0, 0
-        self._fit_at, self._fit_rows = 0, 0
-        self._line = (1.0, slope, 0.0)  # intercept, slope, jump
+        self._fit_at = 0  # steps observed by then; 0: there is no fit
+        self._line = (1.0 + slope, slope, 0.0)  # intercept, slope, jump
         self._surprise = 0.0
         self._since = 0  # the step before those that show the present load
 
@@ -81,70 +78,68 @@ class StepCosts:
         self._plain_after = min(max(2 * self._plain_after, _FIRST_PLAIN), _LAST_PLAIN)
         return True
 
-    def observe(self, rows: int, drafted: int, seconds: float) -> None:
-        """Learn that a step over `rows` rows, with `drafted` draft tokens in all, took `seconds`."""
+    def observe(self, drafted: int, seconds: float) -> None:
+        """Learn that a step with `drafted` draft tokens took `seconds`."""
         seconds = max(seconds, _SHORTEST)
         if self._fit_at:
-            surprise = max(-0.5, min(seconds / self.time(rows, drafted) - 1, 0.5))
+            surprise = max(-0.5, min(seconds / self.time(drafted) - 1, 0.5))
             self._surprise += (surprise - self._surprise) / 8
             if abs(self._surprise) > _SURPRISE:
-                self._plain_after, self._surprise, self._fit_rows = 0, 0.0, 0
+                self._plain_after, self._surprise, self._fit_at = 0, 0.0, 0
                 self._since = self.observed - _SINCE
         self.observed += 1
         kind = int(drafted > 0)
-        self._steps[kind, :, self._counts[kind] % _KEPT_STEPS] = rows, drafted, seconds, self.observed
+        self._steps[kind, :, self._counts[kind] % _KEPT_STEPS] = drafted, seconds, self.observed
         self._counts[kind] += 1
         if drafted:
             self._retry_at = self.observed + _RETRY * 2 ** min(self._counts[1], _FEW)
         if not drafted:
             self._plain_at = self.observed
 
-    def time(self, rows: int, drafted: int) -> float:
+    def time(self, drafted: int) -> float:
         """Return the seconds of a step, as of the latest `table`, in its unit."""
         intercept, slope, jump = self._line
-        seconds = intercept + slope * (rows + drafted) + jump * (drafted > 0)
+        seconds = intercept + slope * drafted + jump * (drafted > 0)
         if drafted == 1 and self._is_retry:
-            return min(seconds, (1 + self._assumed) * (intercept + slope * rows))
+            return min(seconds, (1 + self._assumed) * intercept)
         return seconds
 
-    def table(self, rows: int, most: int) -> Floats:
-        """Return the seconds of a step over `rows` rows with 0 .. most draft tokens, float64[most + 1].
+    def table(self, most: int) -> Floats:
+        """Return the seconds of a step with 0 .. most draft tokens, float64[most + 1].
 
         Before any step was observed, the unit is another one.
         """
-        is_far = not self._fit_rows / 1.25 <= rows <= self._fit_rows * 1.25
-        is_old = self.observed - self._fit_at >= max(1, min(self._fit_at // 4, _REFIT))
-        if self.observed and (is_far or is_old):
-            self._line = self._fitted(rows)
-            self._fit_at, self._fit_rows = self.observed, rows
+        if self.observed - self._fit_at >= max(1, min(self._fit_at // 4, _REFIT)):
+            self._line = self._fitted()
+            self._fit_at = self.observed
         intercept, slope, jump = self._line
         drafted = np.arange(most + 1)
-        seconds: Floats = intercept + slope * (rows + drafted) + jump * (drafted > 0)
+        seconds: Floats = intercept + slope * drafted + jump * (drafted > 0)
         self._is_retry = 0 < self._counts[1] < _FEW and self.observed >= self._retry_at
-        seconds[1:2] = self.time(rows, 1)
+        seconds[1:2] = self.time(1)
         return seconds
 
-    def _fitted(self, rows: int) -> tuple[float, float, float]:
-        """Return intercept, slope and jump around `rows` rows."""
+    def _fitted(self) -> tuple[float, float, float]:
+        """Return the seconds of a plain step, those of a draft token, and those of having any."""
         latest = [steps[:, :count] for steps, count in zip(self._steps, self._counts, strict=True)]
-        of_rows, drafted, seconds, numbers = np.concatenate(latest, axis=1)
-        weights = 0.5 ** ((self.observed - numbers) / _HALF_LIFE) / (1 + (2 * np.log2(of_rows / rows)) ** 2)
+        drafted, seconds, numbers = np.concatenate(latest, axis=1)
+        weights = 0.5 ** ((self.observed - numbers) / _HALF_LIFE)
         weights = np.where(numbers > self._since, weights, _DOUBTED * weights)
-        widths, has_drafts = of_rows + drafted, drafted > 0
-        typical, width = _median(seconds, weights), _median(widths, weights)
-        assumed = self._assumed * typical / (1 + self._assumed * width)
+        has_drafts = drafted > 0
+        typical, width = _median(seconds, weights), _median(drafted, weights)
+        assumed = self._assumed * typical / (1 + self._assumed * (1 + width))
         kinds = [kind for kind in (has_drafts, ~has_drafts) if kind.any()]
         intercept, slope, jump = typical - assumed * width, assumed, 0.0
         for _ in range(_ROUNDS):
-            errors = seconds - (intercept + slope * widths + jump * has_drafts)
+            errors = seconds - (intercept + slope * drafted + jump * has_drafts)
             believed = weights.copy()
             for kind in kinds:  # each by itself: there may be few of one, far from all of the other
                 believed[kind] *= _belief(errors[kind], weights[kind], 1e-3 * typical)
-            intercept, slope, jump = _solved(widths, has_drafts, seconds, believed, assumed)
+            intercept, slope, jump = _solved(drafted, has_drafts, seconds, believed, assumed)
         least = _LEAST_SLOPE * typical
         slope = max(slope, least)
-        intercept = max(intercept, least - slope * rows)
-        return intercept, slope, max(jump, least - intercept - slope * rows)
+        intercept = max(intercept, least)
+        return intercept, slope, max(jump, least - intercept)
 
 
 def _belief(errors: Floats, weights: Floats, least: float) -> Floats:
@@ -156,15 +151,15 @@ def _belief(errors: Floats, weights: Floats, least: float) -> Floats:
 
 
 def _solved(
-    widths: Floats, has_drafts: npt.NDArray[np.bool_], seconds: Floats, weights: Floats, assumed: float
+    drafted: Floats, has_drafts: npt.NDArray[np.bool_], seconds: Floats, weights: Floats, assumed: float
 ) -> tuple[float, float, float]:
     """Return intercept, slope and jump by weighted least squares, regularized towards the assumed slope and no jump.
 
     This does not use BLAS, whose threads would compete with the model's.
     """
     total = float(weights.sum())
-    w, j, s = (float((weights * column).sum()) / total for column in (widths, has_drafts, seconds))
-    widths, jumps, seconds = widths - w, has_drafts - j, seconds - s
+    w, j, s = (float((weights * column).sum()) / total for column in (drafted, has_drafts, seconds))
+    widths, jumps, seconds = drafted - w, has_drafts - j, seconds - s
     ww = float((weights * widths * widths).sum()) + _SLOPE_WEIGHT
     jj = float((weights * jumps * jumps).sum()) + _JUMP_WEIGHT
     wj = float((weights * widths * jumps).sum())
@@ -192,11 +187,6 @@ class Pauses:
         self._saved = 0.0  # smoothed, in plain steps
         self._left, self._next = 0, float(_SHORTEST_PAUSE)
 
-    @property
-    def is_on(self) -> bool:
-        """Whether the next step does not ask."""
-        return self._left > 0
-
     def ends(self) -> bool:
         """Return whether to ask in this step; called once for each."""
         if not self._left:
@@ -217,16 +207,15 @@ class Pauses:
 class DraftPolicy:
     """Decides for each step whether to ask for drafts, and whom, and how many draft tokens to verify.
 
-    A session that drafts a tree is told what draft tokens cost (`costs`), and cuts it. Of a batch of chains, `chosen`
-    takes the best tokens of all rows. Asking takes time, too. Where it takes longer than it saves, as in texts that
-    nothing matches, it pauses. Asking services pauses by itself, while the rest goes on.
+    A session is told what draft tokens cost (`costs`), and cuts its tree. Asking takes time, too. Where it takes longer
+    than it saves, as in texts that nothing matches, it pauses. Asking services pauses by itself.
 
     The sum of the scores of verified draft tokens is what they promise. Where fewer are accepted, scores count for
     less. So scores that promise too much cost a bounded time: in the long run about
     `_SLACK * _PRIOR * (1 - _KEPT_PROMISES)` tokens a step.
 
-    A step: `wants_drafts`, and if so `wants_services`; `costs` or `chosen`; after it `observe`, and if drafts were
-    asked for `settle` and `judge`.
+    A step: `wants_drafts`, and if so `wants_services` and `costs`; after it `observe`, and if drafts were asked for
+    `settle` and `judge`.
 
     Args:
         slope: that of new `StepCosts`.
@@ -234,19 +223,13 @@ class DraftPolicy:
 
     def __init__(self, slope: float = _SLOPE) -> None:
         self._costs = StepCosts(slope)
-        self._least = 0.0  # score that pays, as of the latest choice
         self.begin()
 
     def begin(self) -> None:
         """Start another generation: what steps cost is kept, all else is forgotten."""
-        self._promised = self._accepted = 0.0  # tokens for each row
+        self._promised = self._accepted = 0.0  # tokens
         self._drafting, self._services = Pauses(), Pauses()
         self._waited = 0.0  # for services in the latest step, in plain steps
-
-    @property
-    def is_paused(self) -> bool:
-        """Whether the next step does not ask."""
-        return self._drafting.is_on
 
     def wants_drafts(self) -> bool:
         """Whether to ask for drafts in this step; called once for each."""
@@ -263,72 +246,49 @@ class DraftPolicy:
         """What scores are multiplied by: 1 unless fewer tokens are accepted than they promise, and above 0."""
         return min(1.0, _SLACK * (self._accepted + _PRIOR) / (self._promised + _PRIOR))
 
-    def costs(self, rows: int, most: int) -> Floats:
+    def costs(self, most: int) -> Floats:
         """Return what a step costs for a session to cut its tree by, float64[most + 1].
 
-        It is the seconds of a step over `rows` rows with 0 .. most draft tokens in all, more where scores have promised
-        too much.
+        It is the seconds of a step with 0 .. most draft tokens, more where scores have promised too much.
         """
-        seconds = self._costs.table(rows, most)
+        seconds = self._costs.table(most)
         added = seconds - seconds[0]  # below 0 where a wider step runs a faster kernel
         costs: Floats = seconds[0] + np.where(added > 0, added / self.reliability, added)
         return costs
 
-    @property
-    def min_score(self) -> float:
-        """The score from which on draft tokens may pay in the next step; sessions need not look for others."""
-        return min(_DOUBT * self._least, _DOUBT)
-
-    def chosen(self, scores: Sequence[Sequence[float]], rows: int) -> list[int]:
-        """Return how many draft tokens of each row to verify: those that make tokens per second greatest.
-
-        Args:
-            scores: of the draft tokens of each row, descending.
-            rows: of the batch, with those that have none.
-        """
-        ordered = np.sort(np.fromiter(chain.from_iterable(scores), dtype=np.float64))[::-1]
-        factor = self.reliability
-        speeds = (rows + factor * np.append(0.0, ordered.cumsum())) / self._costs.table(rows, ordered.size)
-        best = int(speeds.argmax())
-        least = ordered[best - 1] if best else math.inf
-        self._least = float(speeds[best]) * (self._costs.time(rows, 2) - self._costs.time(rows, 1)) / factor
-        return [sum(score >= least for score in row) for row in scores]
-
-    def observe(self, rows: int, drafted: int, seconds: float) -> None:
-        """Learn from a step: its rows, its draft tokens in all, and the seconds that it took without drafting.
+    def observe(self, drafted: int, seconds: float) -> None:
+        """Learn from a step: its draft tokens, and the seconds that it took without drafting.
 
         Where the model runs on the processor, its time may be given instead, for which other processes matter less;
         then also in `settle`.
         """
-        self._costs.observe(rows, drafted, seconds)
+        self._costs.observe(drafted, seconds)
 
-    def settle(self, rows: int, drafted: int, promised: float, seconds: float, waited: float = 0.0) -> None:
+    def settle(self, drafted: int, promised: float, seconds: float, waited: float = 0.0) -> None:
         """Learn that drafting for a step took `seconds`; pause if it loses more than it saves.
 
         Args:
-            rows: of the step.
-            drafted: draft tokens that are verified, in all.
+            drafted: draft tokens that are verified.
             promised: the sum of their scores.
-            seconds: of drafting, for all rows.
+            seconds: of drafting.
             waited: how many of these services took; 0: none was asked.
         """
         if not self._costs.observed:
             return
-        plain, time = self._costs.time(rows, 0), self._costs.time(rows, drafted)
-        self._drafting.settle(1 + self.reliability * promised / rows - (time + seconds - waited) / plain)
+        plain, time = self._costs.time(0), self._costs.time(drafted)
+        self._drafting.settle(1 + self.reliability * promised - (time + seconds - waited) / plain)
         self._waited = waited / plain
 
-    def judge(self, rows: int, promised: float, accepted: float, of_services: float = 0.0) -> None:
+    def judge(self, promised: float, accepted: float, of_services: float = 0.0) -> None:
         """Learn what became of verified draft tokens.
 
         Args:
-            rows: of the step.
             promised: the sum of their scores.
             accepted: how many of these the model also produced.
             of_services: how many of the accepted ones would not have been without services.
         """
-        self._promised += promised / rows
-        self._accepted += accepted / rows
+        self._promised += promised
+        self._accepted += accepted
         if self._waited:
-            self._services.settle(of_services / rows - self._waited)
+            self._services.settle(of_services - self._waited)
             self._waited = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -73,6 +74,15 @@ def tokens_of(what: str, values: IntSequence) -> npt.NDArray[np.int32]:
         outside = int(array.min()) if int(array.min()) < 0 else int(array.max())
         raise TokenRangeError(describe("draft session", f"token id in {what}", outside, f"0..{_LAST_TOKEN}"))
     return np.ascontiguousarray(array, np.int32)
+
+
+def references_of(values: Iterable[IntSequence]) -> list[npt.NDArray[np.int32]]:
+    """Return the references of a session as int32, without empty ones; raise as `tokens_of`."""
+    if isinstance(values, str | bytes) or not isinstance(values, Iterable):
+        found, expected = f"a {type(values).__name__}", "a list of 1-D integers"
+        raise ContextTypeError(describe("draft session", "references", found, expected))
+    references = [tokens_of(f"references[{i}]", reference) for i, reference in enumerate(values)]
+    return [reference for reference in references if reference.size]
 
 
 def top_k_of(what: str, values: npt.ArrayLike | None) -> TopK | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple
@@ -15,7 +15,7 @@ from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.kernel_session import append
-from rest_store.drafting.limits import DraftLimits, tokens_of, top_k_of
+from rest_store.drafting.limits import DraftLimits, references_of, tokens_of, top_k_of
 from rest_store.drafting.session_sources import Drop, SessionSources, draft_step
 from rest_store.drafting.sources import require_source_timeout, require_sources
 from rest_store.errors import CalibrationError, EmptyContextError, describe
@@ -86,13 +86,17 @@ class DraftSession:
         tokenizer: the target model's tokenizer or its `TokenizerIdentity`; sources with another one are left out. None:
             that of the first datastore in this process.
         source_timeout: seconds that a step waits for services, from 0 on; None: as long as their clients do.
+        references: texts that the output will probably resemble, 1-D integers each, the likeliest last: an edited file,
+            an earlier answer to the same prompt, a template. Prompt lookup, which must be among `sources`, searches
+            them, too. They are no part of the text, and services do not get them.
 
     Raises:
-        SourceError: an object is not a source, is given twice, or there are too many.
+        SourceError: an object is not a source, is given twice, or there are too many; or there are references, but no
+            prompt lookup.
         DatastoreClosedError, DatastoreUnavailableError: a datastore is closed, or a page of it could not be read.
         CalibrationError: `calibration` is something else.
         LimitError: `source_timeout` out of range.
-        ContextTypeError, TokenRangeError: `prompt` is not 1-D integers of 0 .. 2^31 - 1.
+        ContextTypeError, TokenRangeError: `prompt`, or a reference, is not 1-D integers of 0 .. 2^31 - 1.
         NativeKernelError: the kernel was not compiled.
 
     Learning keeps scores accurate on new text: about as many tokens are accepted as the scores promise. With `costs`,
@@ -114,6 +118,7 @@ class DraftSession:
         learn: bool = True,
         tokenizer: object = None,
         source_timeout: float | None = None,
+        references: Iterable[IntSequence] = (),
     ) -> None:
         require_sources("draft session", sources)
         require_source_timeout("draft session", source_timeout)
@@ -128,6 +133,7 @@ class DraftSession:
             sources,
             self.calibration,
             tokens_of("prompt", prompt),
+            references_of(references),
             learn=learn,
             tokenizer=None if tokenizer is None else identity_of(tokenizer),
             timeout=source_timeout,

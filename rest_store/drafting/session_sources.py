@@ -24,6 +24,7 @@ from rest_store.errors import (
     ContextTypeError,
     DeadlineError,
     SessionClosedError,
+    SourceError,
     TokenizerMismatchError,
     describe,
     error_text,
@@ -84,6 +85,7 @@ class SessionSources:
         sources, calibration, learn, timeout: as in `DraftSession`.
         tokenizer: of the session; None: that of the first datastore in this process.
         prompt: int32[n], the text so far.
+        references: int32[n] each, as in `DraftSession`.
 
     Attributes:
         native: the kernel's side of the session.
@@ -93,6 +95,7 @@ class SessionSources:
         waited: seconds that the latest step spent on these.
 
     Raises:
+        SourceError: there are references, but no prompt lookup.
         DatastoreClosedError, DatastoreUnavailableError, NativeKernelError: as `kernel_session`.
 
     Not thread-safe.
@@ -103,6 +106,7 @@ class SessionSources:
         sources: Sequence[object],
         calibration: Calibration,
         prompt: npt.NDArray[np.int32],
+        references: Sequence[npt.NDArray[np.int32]],
         *,
         learn: bool,
         tokenizer: TokenizerIdentity | None,
@@ -131,8 +135,13 @@ class SessionSources:
                 self._leave_out_datastore(opened.place, Drop.of(self._names[opened.place], error))
         if tokenizer is not None:
             self.native.limit_tokens(tokenizer.vocabulary_size)
-        self.native.prompt(prompt, None)
         places = {type(source): 1 << place for place, source in enumerate(sources)}
+        if references and PromptLookup not in places:
+            raise SourceError(describe("draft session", "sources", "without a PromptLookup", "one, for the references"))
+        for reference in references:
+            self.native.add_reference(reference)
+        self.native.prompt(prompt, None)
+        self._references = bool(references)
         recycled = next((source.key for source in sources if isinstance(source, RecycledLogits)), None)
         for place, (name, source) in enumerate(zip(self._names, sources, strict=True)):
             if isinstance(source, Store | PromptLookup | RecycledLogits):
@@ -159,7 +168,7 @@ class SessionSources:
     @property
     def drafts_here(self) -> bool:
         """Whether the kernel's tree is a part of the session's, also if members answer."""
-        return not self.members or bool(self.datastores)
+        return not self.members or bool(self.datastores) or self._references
 
     def send(self, limits: DraftLimits, *, services: bool) -> None:
         """Ask the members for the next step, if `services` are to be asked."""

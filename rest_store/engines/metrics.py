@@ -6,7 +6,7 @@ import functools
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from rest_store.datastore.render import counted
@@ -23,7 +23,6 @@ COUNTERS = {  # name: (label, what is counted)
     "seconds": ("", "Seconds that drafting took."),
     "remembered_documents": ("", "Outputs added to the live datastore."),
     "dropped_documents": ("", "Outputs that could not be added."),
-    "unplaced_logits": ("", "Steps whose logits were not recycled: which rows they were of is unknown."),
 }
 _MAX_REASONS, _MAX_REASON_LENGTH = 16, 200
 
@@ -72,14 +71,14 @@ class EngineMetrics:
         """Add to a counter of `COUNTERS`."""
         self._counts[name, label] += amount  # type: ignore[assignment]  # seconds are a fraction
 
-    def count_draft(self, origins: Sequence[int], accepted: int) -> None:
-        """Count the verified draft tokens of a row.
+    def count_draft(self, origins: Sequence[int], accepted: Container[int]) -> None:
+        """Count the verified draft tokens of a request.
 
         Args:
             origins: of each, the sources that proposed it, as a bitmask.
-            accepted: how many of them, the first ones, the model also produced.
+            accepted: which of them the model also produced, by their place.
         """
-        self._verified.update((sources, i < accepted) for i, sources in enumerate(origins))
+        self._verified.update((sources, i in accepted) for i, sources in enumerate(origins))
 
     def count_error(self, where: str, error: BaseException | str) -> None:
         """Count an error, and log it if it is new, and one of the first few.

@@ -36,18 +36,7 @@ def grouped_attention(
     With a mask, transformers makes these copies in every layer of every pass, because CUDA has no fast kernel for both.
     A CPU has one, and over a thousand tokens the copies take several times as long as attention itself.
 
-    Args:
-        module: the attention layer.
-        query: [rows, query heads, width, size].
-        key: [rows, heads, slots, size].
-        value: [rows, heads, slots, size].
-        attention_mask: bool[rows, 1, width, slots], True where a slot is seen; None: all are.
-        dropout: as in `torch.nn.functional.scaled_dot_product_attention`.
-        scaling: its `scale`.
-        **kwargs: as in `sdpa_attention_forward`, which is called if they matter.
-
-    Returns:
-        [rows, width, query heads, size], and no weights.
+    Arguments and result as those of `sdpa_attention_forward`, which is called where others than these matter.
     """
     shared = key.shape[1] != query.shape[1] and key.shape[3] == value.shape[3]
     if not shared or attention_mask is None or any(kwargs.get(name) is not None for name in _OTHER_ATTENTION):

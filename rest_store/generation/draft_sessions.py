@@ -1,8 +1,6 @@
 """The draft sessions of a generation, whose failures never fail or change it.
 
-A session may be anybody's code. What it raises is caught, its trees are checked before they are verified, and a session
-that fails is closed; one warning says so. Slow sources are bounded inside the session
-(`DraftSession(source_timeout=...)`).
+What a session raises is caught, and one that fails is closed; a warning says so.
 """
 
 from __future__ import annotations
@@ -11,7 +9,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -20,46 +18,22 @@ from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.session import DraftSession
 from rest_store.errors import (
     DatastoreClosedError,
-    DrafterError,
     DraftingWarning,
     LimitError,
     SessionError,
-    describe,
+    TokenRangeError,
+    TreeError,
     error_text,
 )
-from rest_store.generation.drafts import EMPTY, Draft, tree_fault
 
 if TYPE_CHECKING:  # torch is not needed here
     from rest_store.generation.output import Piece
     from rest_store.generation.top_k import TopTokens
 
+EMPTY = TokenTree([], [], [], scores=[], origins=[])
 TOP_K = 8  # most likely tokens passed to sessions
 _LONG_ABSENCE = 3  # steps after which a source that is still absent at the end is reported
 _MAX_REASONS, _MAX_REASON_LENGTH = 4, 200
-
-
-class Session(Protocol):
-    """The drafting side of one sequence, for example a `DraftSession`."""
-
-    def draft(self, *, max_nodes: int, costs: npt.NDArray[np.float64] | None) -> TokenTree:
-        """Return a tree of continuations of all tokens so far; may be empty.
-
-        Args:
-            max_nodes: most nodes.
-            costs: float64[max_nodes + 1], seconds of a step that verifies 0, 1, ... draft tokens; None: unknown.
-        """
-
-    def accept(self, tokens: Sequence[int]) -> None:
-        """Take over the tokens that the target model produced, at least one, oldest first.
-
-        A `DraftSession` is also told the model's most likely tokens, as its `accept` describes.
-        """
-
-    def close(self) -> None:
-        """Release all resources; the session is not used afterwards."""
-
-
-SessionFactory = Callable[[list[int]], Session]
 
 
 @dataclass
@@ -72,7 +46,7 @@ class DraftCounts:
         paused: steps in which no tree was asked for, although there could have been one: drafting did not pay.
         nodes: draft tokens verified.
         accepted: draft tokens accepted.
-        failed: calls that raised, and answers that are not a tree over the vocabulary within the budget.
+        failed: calls that raised.
         errors: the first few reasons, as text.
         dropped: steps that went on without a source, as in `SessionStatistics`; added up when sessions close.
     """
@@ -99,17 +73,20 @@ class DraftSessions:
         counts: what the sessions did.
 
     Raises:
-        DrafterError: `session_factory` returns something else than a session.
         SessionError, LimitError: `session_factory` makes a `DraftSession` of wrong sources, or a limit is out of range.
         DatastoreClosedError: a source is closed before the generation begins.
     """
 
     def __init__(
-        self, session_factory: SessionFactory | None, prompts: Sequence[list[int]], vocabulary_size: int
+        self,
+        session_factory: Callable[[list[int]], DraftSession] | None,
+        prompts: Sequence[list[int]],
+        vocabulary_size: int,
     ) -> None:
         self.counts = DraftCounts()
         self._vocabulary_size = vocabulary_size
-        self._sessions: list[Session | None] = [None] * len(prompts)
+        self._sessions: list[DraftSession | None] = [None] * len(prompts)
+        self._drafted = [0] * len(prompts)  # nodes of the latest tree of each session, as it made it
         self._stopped: dict[str, None] = {}  # why sessions and sources stopped, each reason once
         if session_factory is None:
             return
@@ -120,19 +97,13 @@ class DraftSessions:
             self._close_all()
             raise
 
-    def _open(self, row: int, session_factory: SessionFactory, prompt: list[int]) -> None:
+    def _open(self, row: int, session_factory: Callable[[list[int]], DraftSession], prompt: list[int]) -> None:
         try:
-            session = session_factory(prompt)
+            self._sessions[row] = session_factory(prompt)
         except (SessionError, LimitError, DatastoreClosedError):
             raise
         except Exception as error:
             self._fail(row, f"opening: {error_text(error)}")
-            return
-        methods = [getattr(session, name, None) for name in ("draft", "accept", "close")]
-        if isinstance(session, type) or not all(map(callable, methods)):
-            kind, expected = f"a {type(session).__name__}", "a session with draft, accept and close"
-            raise DrafterError(describe("generate", "what the drafter returned", kind, expected))
-        self._sessions[row] = session
 
     @property
     def active(self) -> bool:
@@ -142,36 +113,42 @@ class DraftSessions:
     @property
     def wants_top_k(self) -> bool:
         """Whether a session takes the model's most likely tokens."""
-        return any(isinstance(session, DraftSession) for session in self._sessions)
+        return self.active
 
-    def draft(self, row: int, max_nodes: int, costs: npt.NDArray[np.float64] | None, *, services: bool) -> TokenTree:
-        """Return a valid tree for `row`, empty if its session fails; arguments as in `DraftSession.draft`."""
+    def draft(
+        self, row: int, max_nodes: int, max_depth: int, costs: npt.NDArray[np.float64] | None, *, services: bool
+    ) -> TokenTree:
+        """Return a tree for `row` that can be verified, empty if its session fails.
+
+        Arguments as in `DraftSession.draft`, but for `max_depth`: more tokens cannot be accepted.
+        """
         session = self._sessions[row]
         if session is None:
             return EMPTY
         self.counts.asked += 1
         try:
-            asked = {"services": services} if isinstance(session, DraftSession) else {}
-            tree = session.draft(max_nodes=max_nodes, costs=costs, **asked)
-            fault = tree_fault(tree, max_nodes, self._vocabulary_size)
+            tree = session.draft(max_nodes=max_nodes, costs=costs, services=services)
+            if len(tree) > max_nodes or tree.origins is None:  # the tree of somebody else's member
+                raise TreeError(f"{len(tree)} nodes, at most {max_nodes} asked for; or without origins")
+            if len(tree) and not 0 <= int(tree.tokens.min()) <= int(tree.tokens.max()) < self._vocabulary_size:
+                raise TokenRangeError(f"a token outside the model's 0..{self._vocabulary_size - 1}")
         except Exception as error:
-            fault = error_text(error)
-        if fault is not None:
-            self._fail(row, f"draft: {fault}")
+            self._fail(row, f"draft: {error_text(error)}")
             return EMPTY
         self.counts.empty += not len(tree)
-        return tree
+        self._drafted[row] = len(tree)
+        return pruned(tree, max_depth)
 
     @property
     def waited(self) -> float:
         """Seconds that the latest step spent on services."""
-        return sum(session.statistics.waited for session in self._sessions if isinstance(session, DraftSession))
+        return sum(session.statistics.waited for session in self._sessions if session is not None)
 
     def of_services(self, piece: Piece) -> int:
         """Return how many of the accepted draft tokens would not have been without services."""
         number = 0
         for session, origins in zip(self._sessions, piece.origins, strict=True):
-            if isinstance(session, DraftSession) and (elsewhere := session.sources.elsewhere):
+            if session is not None and (elsewhere := session.sources.elsewhere):
                 drafted = [origin for origin in origins if origin]
                 of_here = next((place for place, origin in enumerate(drafted) if not origin & ~elsewhere), len(drafted))
                 number += len(drafted) - of_here
@@ -183,11 +160,7 @@ class DraftSessions:
             if session is None or not tokens:
                 continue
             try:
-                if isinstance(session, DraftSession):
-                    likely, of_nodes = _top_k(top_tokens, row, tokens, piece.paths[row], piece.drafts[row])
-                    session.accept(tokens, likely, node_top_k=of_nodes)
-                else:
-                    session.accept(list(tokens))  # a copy: the caller of the generation reads `tokens`
+                session.accept(tokens, **self._top_k(top_tokens, row, piece))
             except Exception as error:  # it no longer knows the context
                 self._fail(row, f"accept: {error_text(error)}")
 
@@ -216,27 +189,36 @@ class DraftSessions:
         session, self._sessions[row] = self._sessions[row], None
         if session is None:
             return
-        if isinstance(session, DraftSession):
-            for source, steps in session.statistics.dropped.items():
-                self.counts.dropped[source] = self.counts.dropped.get(source, 0) + steps
-            for absence in session.statistics.absent.values():
-                if absence.steps >= min(_LONG_ABSENCE, session.statistics.steps):
-                    self._stopped[absence.reason] = None
+        for source, steps in session.statistics.dropped.items():
+            self.counts.dropped[source] = self.counts.dropped.get(source, 0) + steps
+        for absence in session.statistics.absent.values():
+            if absence.steps >= min(_LONG_ABSENCE, session.statistics.steps):
+                self._stopped[absence.reason] = None
         with suppress(Exception):
             session.close()
 
+    def _top_k(self, top_tokens: TopTokens, row: int, piece: Piece) -> dict[str, npt.NDArray[np.int64] | None]:
+        """Return the arguments `top_k` and `node_top_k` of `DraftSession.accept`."""
+        likely = np.full((len(piece.tokens[row]), TOP_K), -1, dtype=np.int64)
+        if top_tokens.indices is None:
+            return {"top_k": likely}
+        top, path, nodes = top_tokens.indices[row], piece.paths[row], len(piece.trees[row])
+        likely[: len(path) - 1, : top.shape[1]] = top[list(path[1:])]
+        is_whole = 0 < nodes == self._drafted[row]
+        return {"top_k": likely, "node_top_k": top[: 1 + nodes] if is_whole else None}
 
-def _top_k(
-    top_tokens: TopTokens, row: int, tokens: Sequence[int], path: Sequence[int], draft: Draft
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
-    """Return the model's most likely tokens after each new token of `row`, and after the context and each node.
 
-    The former is int64[n, TOP_K], -1 where it is unknown, as after the last token. The latter is None if the draft was
-    not verified as a whole.
-    """
-    likely = np.full((len(tokens), TOP_K), -1, dtype=np.int64)
-    if top_tokens.indices is None:
-        return likely, None
-    top = top_tokens.indices[row]
-    likely[: len(path) - 1, : top.shape[1]] = top[list(path[1:])]
-    return likely, top[: 1 + len(draft.tree)] if draft.whole and len(draft.tree) else None
+def pruned(tree: TokenTree, max_depth: int) -> TokenTree:
+    """Return the part of `tree` that is at most `max_depth` deep, all of it if that can still be accepted."""
+    kept = np.flatnonzero(tree.depths <= max_depth)
+    if kept.size == len(tree):
+        return tree
+    indices = np.full(len(tree) + 1, -1, dtype=np.int64)  # the last one stands for parent -1
+    indices[kept] = np.arange(kept.size)
+    return TokenTree(
+        tree.tokens[kept],
+        indices[tree.parents[kept]],
+        tree.counts[kept],
+        scores=None if tree.scores is None else tree.scores[kept],
+        origins=None if tree.origins is None else tree.origins[kept],
+    )

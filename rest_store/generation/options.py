@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from rest_store.datastore.kernel import MAX_NODES
-from rest_store.datastore.validation import limit
+from rest_store.datastore.validation import IntSequence, limit
 from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.limits import references_of
 from rest_store.drafting.remembering import require_target
-from rest_store.drafting.sources import require_source_timeout
+from rest_store.drafting.session import DraftSession
+from rest_store.drafting.sources import require_sources
 from rest_store.errors import CalibrationError, LimitError, describe
 from rest_store.generation.typical import ACCEPTANCES
 
@@ -21,28 +25,31 @@ class Options:
     """How to draft, and where to remember; the fields are arguments of `rest_store.generate`, which describes them.
 
     Raises:
+        SourceError, NativeKernelError: `drafter` cannot draft.
+        ContextTypeError, TokenRangeError: a reference is not token ids.
         LimitError: something else than a number, or one that is out of range.
         RememberError: nothing can be added to `remember`.
         CalibrationError: `calibration` is none.
     """
 
+    drafter: Sequence[object] | None = None
+    references: Sequence[IntSequence] = ()
     max_nodes: int | None = None
-    source_timeout: float | None = 0.5
     adaptive: bool = True
     remember: Any = None
     calibration: Calibration | None = None
     acceptance: str = ACCEPTANCES[0]
 
     def __post_init__(self) -> None:
+        if self.drafter is not None:
+            require_sources("generate", self.drafter)
+        references_of(self.references)
         if self.max_nodes is not None:
             limit("max_nodes", self.max_nodes, MAX_NODES, least=0, where="generate")
-        require_source_timeout("generate", self.source_timeout)
         require_target(self.remember)
         if self.calibration is not None and not isinstance(self.calibration, Calibration):
-            kind = f"a {type(self.calibration).__name__}"
-            raise CalibrationError(
-                describe("generate", "calibration", kind, "a Calibration, such as Calibration.load(path)")
-            )
+            found, expected = f"a {type(self.calibration).__name__}", "a Calibration, such as Calibration.load(path)"
+            raise CalibrationError(describe("generate", "calibration", found, expected))
         if self.acceptance not in ACCEPTANCES:
             expected = " or ".join(map(repr, ACCEPTANCES))
             raise LimitError(describe("generate", "acceptance", repr(self.acceptance), expected))
@@ -52,3 +59,14 @@ class Options:
         if self.max_nodes is not None:
             return self.max_nodes
         return 16 if device.type == "cpu" else 64
+
+    def session_factory(self) -> Callable[[list[int]], DraftSession] | None:
+        """Return what makes the session of each row, which share a calibration; None: nothing drafts."""
+        if not self.drafter:
+            return None
+        return functools.partial(
+            DraftSession,
+            list(self.drafter),  # the caller may change it
+            calibration=Calibration.default() if self.calibration is None else self.calibration,
+            references=self.references,
+        )

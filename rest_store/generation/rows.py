@@ -94,14 +94,7 @@ class Row:
         return int(torch.argmax(scores, dim=-1))
 
     def keep(self, raw: torch.Tensor, processed: torch.Tensor | None, *, logits: bool, scores: bool) -> None:
-        """Keep the logits or scores of the next token, or both.
-
-        Args:
-            raw: [1, vocabulary], before processing.
-            processed: after it; None: nothing changes them.
-            logits: whether to keep the former.
-            scores: whether to keep the latter.
-        """
+        """Keep what is wanted of the next token, [1, vocabulary]; `processed` is None if nothing changes the logits."""
         copy = raw.to(copy=True, dtype=torch.float32, device=self._ids.device)
         if logits:
             self.logits.append(copy)

@@ -75,6 +75,13 @@ def test_trees_of_several_members_and_of_here_are_merged(data: st.DataObject) ->
             assert tree.scores.tolist() == expected.scores.tolist()
 
 
+def test_references_are_drafted_from_here_beside_a_member(store: Datastore) -> None:
+    with DraftSession([Elsewhere([store]), PromptLookup()], [1, 2], references=[[1, 2, 77, 78]]) as session:
+        tree = session.draft(16)
+        assert len(tree.longest_path([77, 78])) == 2
+        assert len(tree.longest_path([3])) == 1
+
+
 def test_origins_are_those_of_the_session(store: Datastore) -> None:
     away = Elsewhere([store])
     with DraftSession([RecycledLogits(), away, PromptLookup()], [1, 2, 3, 1, 2]) as session:

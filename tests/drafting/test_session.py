@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from rest_store.errors import (
     EmptyContextError,
     LimitError,
     SessionClosedError,
+    SourceError,
     TokenRangeError,
 )
 from tests.shared.strategies import (
@@ -123,6 +125,56 @@ def test_prompt_lookup_continues_the_last_occurrence(calibration: Calibration) -
     assert tree.tokens[:3].tolist() == [5, 6, 9]
     assert tree.origins is not None
     assert set(tree.origins.tolist()) == {1}
+
+
+def test_references_are_continued_and_are_no_part_of_the_text(store: Datastore, calibration: Calibration) -> None:
+    references = [[11, 12, 13, 14], np.array([], np.int64), [9, 12, 13, 15]]
+    sources = [store, PromptLookup()]
+    with DraftSession(sources, [21, 12, 13], calibration=calibration, references=references) as session:
+        tree = session.draft(16)
+        assert set(tree.tokens.tolist()) == {14, 15}
+        assert tree.origins is not None
+        assert set(tree.origins.tolist()) == {2}
+        assert len(session) == 3
+        session.accept([22])
+        assert len(session.draft()) == 0
+
+
+@given(
+    references=st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=8), max_size=4),
+    text=st.lists(st.integers(0, 3), min_size=1, max_size=8),
+)
+def test_drafts_follow_references_and_text_but_cross_no_end(references: list[list[int]], text: list[int]) -> None:
+    pairs = {pair for known in (*references, text) for pair in pairwise(known)}
+    with DraftSession([PromptLookup()], text, references=references) as session:
+        tree = session.draft(1024)
+        if references == []:
+            assert tree == DraftSession([PromptLookup()], text).draft(1024)
+    require_valid(tree, 1024, 1)
+    tokens = [*tree.tokens.tolist(), text[-1]]
+    assert all((tokens[parent], token) in pairs for token, parent in zip(tokens, tree.parents.tolist(), strict=False))
+    assert {token for token, parent in zip(tokens, tree.parents.tolist(), strict=False) if parent < 0} == {
+        after for before, after in pairs if before == text[-1]
+    }
+
+
+@pytest.mark.parametrize(
+    ("references", "error", "words"),
+    [
+        (7, ContextTypeError, "references is a int"),
+        ("def f", ContextTypeError, "references is a str"),
+        ([1, 2, 3], ContextTypeError, "references[0] is 0-D"),
+        ([[1], [[2]]], ContextTypeError, "references[1] is 2-D"),
+        ([["def"]], ContextTypeError, "references[0] is 1-D"),
+        ([[1, -1]], TokenRangeError, "references[0] is -1"),
+        ([[1, 2]], SourceError, "without a PromptLookup"),
+    ],
+)
+def test_bad_references_are_refused_by_name(
+    store: Datastore, references: Any, error: type[Exception], words: str
+) -> None:
+    sources = [store] if error is SourceError else [store, PromptLookup()]
+    refused(error, lambda: DraftSession(sources, [1, 2], references=references), words)
 
 
 def test_paths_cross_from_the_prompt_to_the_datastore(store: Datastore, calibration: Calibration) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
 from prometheus_client import REGISTRY, CollectorRegistry
@@ -22,7 +22,7 @@ def counted() -> EngineMetrics:
     return EngineMetrics(SOURCES, LOG)
 
 
-def add(counted: EngineMetrics, *drafts: tuple[list[int], int]) -> None:
+def add(counted: EngineMetrics, *drafts: tuple[list[int], Sequence[int]]) -> None:
     for origins, accepted in drafts:
         counted.count_draft(origins, accepted)
     counted.count("steps")
@@ -30,8 +30,8 @@ def add(counted: EngineMetrics, *drafts: tuple[list[int], int]) -> None:
 
 
 def test_draft_tokens_are_counted_by_source(counted: EngineMetrics) -> None:
-    add(counted, ([0b01, 0b11, 0b10], 2), ([0b10, 0b01], 0))
-    add(counted, ([0b01], 1))
+    add(counted, ([0b01, 0b11, 0b10], [0, 1]), ([0b10, 0b01], []))
+    add(counted, ([0b01], [0]))
     totals = counted.totals()
     assert (totals["draft_tokens", ""], totals["accepted_tokens", ""]) == (6, 3)
     assert [totals["source_draft_tokens", source] for source in SOURCES] == [4, 3]
@@ -58,7 +58,7 @@ def test_each_reason_is_said_once_and_few_are(counted: EngineMetrics, caplog: py
 
 
 def test_a_line_says_what_happened(counted: EngineMetrics) -> None:
-    add(counted, ([0b01, 0b11], 2), ([0b10], 0))
+    add(counted, ([0b01, 0b11], [0, 1]), ([0b10], []))
     expected = "3 draft tokens, 2 accepted; by source: code.ds 2, prompt 1; "
     assert line(counted.totals(), 2) == expected + "2 sessions; 2.00 ms a step"
     counted.count_error("source", "late")
@@ -74,7 +74,7 @@ def test_lines_come_in_the_engines_rhythm_with_what_is_new(caplog: pytest.LogCap
     counted = EngineMetrics(SOURCES, LOG, 10.0, clock=lambda: now)
     for now in range(1, 51):
         if now in (5, 15, 16):
-            add(counted, ([1], 1))
+            add(counted, ([1], [0]))
         counted.publish(sessions=2)
     assert [record.getMessage()[:27] for record in caplog.records] == [
         "rest-store: 1 draft token, ",
@@ -97,7 +97,7 @@ def test_metrics_are_exported(registry: CollectorRegistry) -> None:
     for _ in range(2):
         counted = EngineMetrics(SOURCES, LOG, labels={"engine": "0"})
         for sessions in (1, 7):
-            add(counted, ([0b01, 0b11], 2), ([0b10], 0))
+            add(counted, ([0b01, 0b11], [0, 1]), ([0b10], []))
             counted.count_error("source", "late")
             counted.publish(sessions)
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from rest_store.engines.batch_drafter import BatchDrafter
+from rest_store.drafting.output_document import OutputDocument
+from rest_store.drafting.remembering import RememberCounts, remember
 from rest_store.engines.metrics import EngineMetrics
+from rest_store.engines.request import NewRequest, StepRequest, references_of
+from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.settings import EngineSettings
 from rest_store.engines.sources import EngineSources
 from rest_store.errors import (
@@ -24,8 +28,10 @@ from rest_store.errors import (
     TokenRangeError,
     WriterError,
 )
+from rest_store.live.live_datastore import LiveDatastore
 from tests.shared.clients import free_port
-from tests.shared.engine import Clock, Engine, Model, Request, cyclic, plain_output
+from tests.shared.engine import Clock, Model, Written, cyclic, plain_output, write
+from tests.shared.live import until
 from tests.shared.services import running
 from tests.shared.strategies import ONE_TO_NINE, Corpus, identity, write_datastore
 
@@ -128,49 +134,96 @@ def test_what_was_opened_is_closed_when_another_fails(tmp_path: Path) -> None:
     made.close()
 
 
-def drafted(made: EngineSources, model: Model = cyclic(VOCABULARY)) -> tuple[Engine, dict[str, float]]:  # noqa: B008
-    """Write with these sources; return the engine and what went wrong."""
+def drafted(made: EngineSources, model: Model = cyclic(VOCABULARY)) -> tuple[int, dict[str, float]]:  # noqa: B008
+    """Write with these sources; return how many draft tokens were accepted, and what went wrong."""
     metrics = EngineMetrics(made.labels, LOG)
-    batch = BatchDrafter(made, metrics, most=4, longest=200, vocabulary_size=VOCABULARY, clock=Clock())
-    engine = Engine(batch, model)
-    asked = [Request([number, number + 1], 40) for number in range(5, 45, 5)]
-    assert engine.run(*asked) == [plain_output(engine.model, request.prompt, 40) for request in asked]
-    batch.close()
-    return engine, {label: total for (name, label), total in metrics.totals().items() if name == "errors"}
+    drafter = RequestDrafter(made, metrics, vocabulary_size=VOCABULARY, clock=Clock())
+    requests = [Written(drafter, model, f"{number}", [number, number + 1]) for number in range(5, 45, 5)]
+    write(requests, 20)
+    drafter.close()
+    accepted = sum(request.accepted for request in requests)
+    return accepted, {label: total for (name, label), total in metrics.totals().items() if name == "errors"}
 
 
-def test_a_service_drafts(tmp_path: Path) -> None:
+@pytest.mark.parametrize("drafting", ["local", "remote"])
+def test_a_service_drafts(tmp_path: Path, drafting: str) -> None:
+    """Or a copy of its datastore, which is there while the service is not."""
+    settings = {"drafting": drafting, "cache": str(tmp_path / "cache"), "source_timeout": 60}
     with running(of_model(tmp_path / "ds")) as service:
-        engine, errors = drafted(opened(datastores=[service.target], source_timeout=60))
+        made = opened(datastores=[service.target], **settings)
+        assert made.labels[0] == service.target
+        assert len(made.stores) == (drafting == "local")
+        accepted, errors = drafted(made)
     assert errors == {}
-    assert engine.accepted > 0
+    assert accepted > 0
+    if drafting == "local":
+        assert drafted(opened(datastores=[service.target], **settings)) == (accepted, {})
 
 
-def test_rows_share_what_a_service_learns_of_the_model(tmp_path: Path) -> None:
-    text = np.array([1, 2], np.int32)
-    with running(datastore(tmp_path / "ds")) as service:
-        made = opened(datastores=[service.target], tokenizer=identity(VOCABULARY), source_timeout=60)
-        with made.session(text) as one, made.session(text) as other:
-            before = one.draft(8).scores
-            for _ in range(100):
-                one.accept([250, *text])  # never what the datastore says
-                one.draft(8)
-            after = other.draft(8).scores
-        made.close()
-    assert before is not None
-    assert after is not None
-    assert after.tolist() != before.tolist(), "a row that learns nothing by itself"
+@pytest.mark.parametrize("drafting", ["local", "remote"])
+def test_a_service_remembers_for_all_engines(tmp_path: Path, drafting: str) -> None:
+    text = np.array([1, 2, 3, 4, 5, 6, 7], np.int32)
+    LiveDatastore.open(tmp_path / "chat", tokenizer=identity(VOCABULARY)).close()
+    with running(options=["--live", str(tmp_path / "chat")]) as service:
+        shared: dict[str, Any] = {"drafting": drafting, "tokenizer": identity(VOCABULARY), "source_timeout": 60}
+        chat = f"{service.target}/chat"
+        one = opened(remember=chat, namespace="team", cache=str(tmp_path / "one"), **shared)
+        other = opened(remember=chat, namespace="team", cache=str(tmp_path / "other"), **shared)
+        another = opened(remember=chat, cache=str(tmp_path / "other"), **shared)
+        assert one.target is not None
+        remember(
+            one.target, [document for document in [OutputDocument.of([], text.tolist())] if document], RememberCounts()
+        )
+        one.close()
+
+        def first(made: EngineSources) -> list[int]:
+            with made.session(text[:3]) as session:
+                return session.draft(1).tokens.tolist()
+
+        until(lambda: first(other) == [4])
+        assert first(another) == []
+        other.close()
+        another.close()
 
 
 def test_a_service_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
     with running(datastore(tmp_path / "ds")) as service:
-        refused(TokenizerMismatchError, "301", datastores=[service.target], tokenizer=identity(301))
+        settings: dict[str, Any] = {"datastores": [service.target], "tokenizer": identity(301)}
+        refused(TokenizerMismatchError, "301", cache=str(tmp_path / "cache"), **settings)
+        refused(TokenizerMismatchError, "301", drafting="remote", **settings)
 
 
-def test_a_service_that_is_away_is_done_without(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_service_that_is_away_is_done_without(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     target = f"127.0.0.1:{free_port()}"
-    engine, errors = drafted(opened(datastores=[target]), lambda text: (text[-1] + 1) % 7)
+    accepted, errors = drafted(opened(datastores=[target], cache=str(tmp_path)), lambda text: (text[-1] + 1) % 7)
     assert f"{target}" in caplog.text
     assert "its drafts are left out until it answers" in caplog.text
     assert errors["source"] > 0
-    assert engine.accepted > 0, "the prompt is drafted from all the same"
+    assert accepted > 0, "the prompt is drafted from all the same"
+
+
+def test_references_are_texts_or_tokens() -> None:
+    tokenizer = SimpleNamespace(identity=identity(VOCABULARY), encode=lambda text, add_special_tokens: [7, len(text)])
+    made = opened(tokenizer=tokenizer)
+    given = references_of({"type": "content", "content": [{"type": "text", "text": "four"}, [1, 2]]})
+    assert [reference.tolist() for reference in made.encoded(given)] == [[7, 4], [1, 2]]
+    assert [references_of(given) for given in ("a", ["a", "b"], [1, 2], None, 3)] == [
+        ["a"],
+        ["a", "b"],
+        [[1, 2]],
+        [],
+        [],
+    ]
+    with made.session(np.array([5, 6], np.int32), made.encoded([[5, 6, 9, 8]])) as session:
+        assert session.draft(2, shape="chain").tokens.tolist() == [9, 8]
+    made.close()
+
+
+@pytest.mark.parametrize("references", [["a text"], [[1.5]], [[-1]], [None]])
+def test_malformed_references_are_left_out_and_counted(references: Any) -> None:
+    made = opened()
+    drafter = RequestDrafter(made, EngineMetrics(made.labels, LOG), vocabulary_size=VOCABULARY)
+    drafter.begin(NewRequest("a", [5, 6, 5, 6, 5], 5, references=references))
+    assert len(drafter.draft([StepRequest("a", np.empty(0, np.int32), 4)])[0]) > 0
+    assert drafter.metrics.totals()["errors", "references"] == 1
+    drafter.close()

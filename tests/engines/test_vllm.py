@@ -1,13 +1,13 @@
-"""What vLLM makes and calls, with modules in its place; `tests/engines/vllm/` has the real one."""
+"""The plug-in in vLLM's place: what it wraps, what it leaves alone, and texts that stay as they are."""
 
 from __future__ import annotations
 
+import functools
 import gc
-import logging
+import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,63 +15,34 @@ import pytest
 import torch
 from prometheus_client import REGISTRY
 
+import rest_store
+from rest_store.drafting.remembering import flush
 from rest_store.engines import metrics
-from rest_store.engines.vllm import Drafter
+from rest_store.engines.vllm import plugin
+from rest_store.engines.vllm.candidates import Candidates, CandidateTable
 from rest_store.errors import DatastoreNotFoundError, EngineSettingsError, TokenizerMismatchError
-from tests.shared.engine import Engine, Request, cyclic, plain_output
+from tests.shared.engine import VOCABULARY, Engine, Request, ScriptedHead, Vllm, cyclic, plain_output
+from tests.shared.members import scored
 from tests.shared.recycled import recycled_rows
 from tests.shared.strategies import ONE_TO_NINE, Corpus, identity, write_datastore
 
-VOCABULARY = 300
-
-
-class Vllm:
-    """The parts of vLLM that the drafter asks for.
-
-    Attributes:
-        rank: of this worker among those that share each layer.
-        tokenizer: the model's; None: it is run without one.
-        generation: what the model's generation_config.json holds.
-    """
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.rank = 0
-        self.tokenizer: object = identity(VOCABULARY)
-        self.generation: dict[str, Any] = {}
-        parts: dict[str, dict[str, Any]] = {
-            "vllm": {"envs": SimpleNamespace(VLLM_LOG_STATS_INTERVAL=10.0)},
-            "vllm.logger": {"init_logger": logging.getLogger},
-            "vllm.tokenizers": {"cached_tokenizer_from_config": lambda _: self.tokenizer},
-            "vllm.model_executor": {},
-            "vllm.model_executor.layers": {},
-            "vllm.model_executor.layers.logits_processor": {"LogitsProcessor": LogitsProcessor},
-            "vllm.distributed": {},
-            "vllm.distributed.parallel_state": {"get_tp_group": lambda: SimpleNamespace(rank_in_group=self.rank)},
-        }
-        for name, members in parts.items():
-            module = ModuleType(name)
-            vars(module).update(members)
-            patch.setitem(sys.modules, name, module)
-
-    def config(self, settings: object, **speculative: Any) -> Any:
-        model = SimpleNamespace(
-            get_vocab_size=lambda: 320,
-            max_model_len=200,
-            model="the-model",
-            served_model_name="served",
-            try_get_generation_config=lambda: self.generation,
-        )
-        return SimpleNamespace(
-            additional_config={"rest_store": settings},
-            model_config=model,
-            speculative_config=SimpleNamespace(num_speculative_tokens=4, **speculative),
-            parallel_config=SimpleNamespace(data_parallel_index=0),
-        )
+MODEL = cyclic(VOCABULARY)
 
 
 @pytest.fixture
-def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Vllm]:
-    yield Vllm(monkeypatch)
+def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Vllm]]:
+    """Puts vLLM's modules in place, as the plug-in finds them, and installs it."""
+
+    def started(head: Callable[[Any], Any] | None = None, installed: bool = True) -> Vllm:
+        vllm = Vllm(identity(VOCABULARY), head)
+        for name, module in vllm.modules.items():
+            monkeypatch.setitem(sys.modules, name, module)
+        if installed:
+            plugin.install()
+        return vllm
+
+    yield started
+    gc.collect()
     counters, sessions = metrics._metrics(("engine", "model_name"))
     for metric in (*counters.values(), sessions):
         REGISTRY.unregister(metric)
@@ -79,127 +50,281 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Vllm]:
 
 
 @pytest.fixture
+def vllm(start: Callable[..., Vllm]) -> Vllm:
+    return start()
+
+
+@pytest.fixture
 def place(tmp_path: Path) -> str:
-    texts = [[start, start + 1, *plain_output(cyclic(VOCABULARY), [start, start + 1], 60)] for start in range(100)]
+    """A datastore of what the model writes."""
+    texts = [[start, start + 1, *plain_output(MODEL, [start, start + 1], 60)] for start in range(0, 200, 10)]
     (tmp_path / "ds").mkdir()
     return str(write_datastore(tmp_path / "ds", Corpus(VOCABULARY, [texts])))
 
 
-class LogitsProcessor(torch.nn.Module):
-    """The module of vLLM's models that computes logits; this one gets them."""
-
-    def forward(self, logits: torch.Tensor) -> torch.Tensor:
-        return logits
-
-
-class TargetModel(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.logits_processor = LogitsProcessor()
+def totals(engine: Engine, name: str) -> dict[str, float]:
+    """Return a counter by label."""
+    counted = engine.ours.drafter.metrics.totals().items()
+    return {label: total for (counter, label), total in counted if counter == name and total}
 
 
-class Asked:
-    """Calls a drafter as vLLM 0.32 does, after the model computed logits."""
-
-    def __init__(self, drafter: Drafter, model: TargetModel | None = None) -> None:
-        self.drafter = drafter
-        self.model = TargetModel() if model is None else model
-
-    def propose(self, sampled: Any, lengths: Any, tokens: Any, computed: Any) -> list[list[int]]:
-        for rows in computed:
-            logits = torch.zeros(len(rows), 320)
-            logits.scatter_(1, torch.tensor(rows, dtype=torch.int64), torch.tensor([2.0, 1.0]).expand(len(rows), -1))
-            self.model.logits_processor(logits)
-        return self.drafter.propose(sampled, lengths, tokens, slot_mappings=None)
+def requests(seed: int, count: int = 8, most: int = 40) -> list[Request]:
+    chance = random.Random(seed)
+    return [Request([chance.randrange(290) for _ in range(chance.randrange(2, 30))], most) for _ in range(count)]
 
 
-def errors(drafter: Drafter) -> dict[str, float]:
-    assert drafter._batch is not None
-    totals = drafter._batch.metrics.totals()
-    return {label: total for (name, label), total in totals.items() if name == "errors"}
+def outputs_are_plain(engine: Engine, asked: list[Request], **options: Any) -> None:
+    outputs = engine.run(*asked, **options)
+    assert outputs == [plain_output(engine.model, request.prompt, request.most, 200) for request in asked]
 
 
-def test_it_is_made_loaded_and_asked(vllm: Vllm, place: str) -> None:
-    drafter = Drafter(vllm.config({"datastores": [place]}))
-    drafter.load_model(TargetModel())
-    engine = Engine(Asked(drafter), cyclic(VOCABULARY))
-    asked = [Request([number, number + 1], 40) for number in range(5, 45, 5)]
-    assert engine.run(*asked) == [plain_output(engine.model, request.prompt, 40) for request in asked]
-    assert engine.verified > 0
-    assert drafter._batch is not None
-    drafter._batch.tend()
-    assert REGISTRY.get_sample_value("rest_store_engine_steps_total", {"engine": "0", "model_name": "served"})
+@pytest.mark.parametrize("lag", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_the_model_writes_the_same_in_fewer_steps(vllm: Vllm, place: str, tmp_path: Path, lag: bool, seed: int) -> None:
+    """Of requests that are read in chunks, preempted, and end a step before that is known."""
+    chance, memory = random.Random(seed), str(tmp_path / "memory")
+    settings = {"datastores": [place], "remember": memory, "lag": lag}
+    engine = Engine(vllm, settings, MODEL, chunk=chance.choice([3, 7, 1000]), ahead=chance.random() < 0.5)
+    asked = requests(seed, 12)
+    asked[0].settings["all_stop_token_ids"] = {plain_output(MODEL, asked[0].prompt, 23)[-1]}
+    outputs = engine.run(*asked, seed=seed)
+    for request, output in zip(asked, outputs, strict=True):
+        expected = plain_output(MODEL, request.prompt, request.most)
+        assert output == expected[: len(output)]
+        assert len(output) == 40 or request is asked[0]
+    assert totals(engine, "errors") == {}
+    assert totals(engine, "accepted_tokens")[""] > 0.8 * engine.accepted
+    by_source = totals(engine, "source_accepted_tokens")
+    assert max(by_source, key=lambda source: by_source[source]).endswith("ds")
+    assert engine.ours.drafter.ids == [], "all have ended"
+    engine.ours.drafter.close()
+    with rest_store.LiveDatastore.open(memory, read_only=True) as live:
+        assert live.info().document_count == 12
+        for request in asked:
+            assert live.count([*request.prompt[-16:], *request.output]) > 0
+            assert len(request.prompt) <= 16 or live.count(request.prompt[-17:]) == 0
 
 
-def test_what_the_model_finds_likely_is_recycled(vllm: Vllm, place: str, tmp_path: Path) -> None:
-    model, file = TargetModel(), tmp_path / "logits"
-    drafter = Drafter(vllm.config({"datastores": [place], "logits": str(file)}))
-    drafter.load_model(model)
-    engine = Engine(Asked(drafter, model), cyclic(VOCABULARY), shows_logits=True)
-    asked = [Request([number, number + 1], 40) for number in range(5, 45, 5)]
-    assert engine.run(*asked) == [plain_output(engine.model, request.prompt, 40) for request in asked]
-    assert errors(drafter) == {}
-    del drafter, engine
+def test_a_lookup_ahead_loses_little(vllm: Vllm, place: str) -> None:
+    steps = []
+    for lag in (False, True):
+        engine = Engine(vllm, {"datastores": [place], "lag": lag}, MODEL)
+        outputs_are_plain(engine, requests(0))
+        steps.append(engine.steps)
+    assert steps[0] <= steps[1] < 1.5 * steps[0]
+
+
+def test_aborted_requests_leave_the_others_as_they_are(vllm: Vllm, place: str) -> None:
+    engine = Engine(vllm, {"datastores": [place], "lag": True}, MODEL)
+    asked = requests(3)
+    engine.waiting += asked
+    for _ in range(5):
+        engine.step()
+    aborted = engine.requests[1]
+    engine.abort(aborted)
+    engine.run()
+    for request in asked:
+        expected = plain_output(MODEL, request.prompt, request.most)
+        assert request.output == (expected[: len(request.output)] if request is aborted else expected)
+    assert totals(engine, "errors") == {}
+
+
+@pytest.mark.parametrize("lag", [False, True])
+@pytest.mark.parametrize("seed", range(3))
+def test_what_the_model_finds_likely_is_recycled(vllm: Vllm, place: str, tmp_path: Path, lag: bool, seed: int) -> None:
+    file = tmp_path / "logits"
+    settings = {"datastores": [place], "logits": str(file), "lag": lag}
+    engine = Engine(vllm, settings, MODEL, chunk=random.Random(seed).choice([3, 7, 1000]), shows_logits=True)
+    outputs_are_plain(engine, requests(seed, 12), seed=seed)
+    assert totals(engine, "errors") == {}
+    processor = engine.runner.model.logits_processor
+    del engine
     gc.collect()
-    rows = recycled_rows(file, identity(VOCABULARY))
-    assert len(rows) > 30
-    for context, likely in rows:
-        assert len(context) == 1 or likely[:2] == [cyclic(VOCABULARY)(context), cyclic(VOCABULARY)(context) + 1]
-    assert not model.logits_processor._forward_hooks, "a drafter that is gone listens no more"
+    rows = [row for row in recycled_rows(file, identity(VOCABULARY)) if len(row[0]) > 1]
+    assert len(rows) > 100
+    for context, likely in rows:  # the model looks at two tokens
+        assert likely[:2] == [MODEL(context), (MODEL(context) + 1) % VOCABULARY]
+    assert not processor._forward_hooks, "a drafter that is gone listens no more"
 
 
-def test_a_model_that_shows_no_logits_is_drafted_for(vllm: Vllm, place: str) -> None:
-    """One whose modules cannot be listed, and one without the module that computes logits."""
-    for model, expected in ((object(), {"logits": 1}), (torch.nn.Linear(1, 1), {})):
-        drafter = Drafter(vllm.config({"datastores": [place]}))
-        drafter.load_model(model)
-        engine = Engine(Asked(drafter), cyclic(VOCABULARY))
-        asked = [Request([number, number + 1], 40) for number in range(5, 45, 5)]
-        assert engine.run(*asked) == [plain_output(engine.model, request.prompt, 40) for request in asked]
-        assert errors(drafter) == expected
-        assert engine.verified > 0
+@pytest.mark.parametrize("lag", [False, True])
+def test_beside_a_head_each_row_verifies_what_promises_more(start: Callable[..., Vllm], place: str, lag: bool) -> None:
+    """Half of the texts are known. The oftener the head is right, the more it is left to verify."""
+
+    def model(text: list[int]) -> int:
+        return MODEL(text) if text[0] < 290 else hash(tuple(text[-3:])) % 290
+
+    def run(settings: object, head: Callable[[Any], Any] | None) -> Engine:
+        engine = Engine(start(head), settings, model)
+        asked = requests(0, 16)
+        for request in asked[::2]:
+            request.prompt[0] = 295
+        outputs_are_plain(engine, asked)
+        return engine
+
+    settings = {"datastores": [place], "lag": lag}
+    ours = run(settings, None).steps
+    for often, gain in ((0.1, 1.05), (0.6, 0.95), (0.98, 1.05)):
+        head = functools.partial(ScriptedHead, model, often, most=4)
+        beside = run(settings, head)
+        assert totals(beside, "errors") == {}
+        assert beside.steps <= gain * min(ours, run(None, head).steps)
+        assert 0 < totals(beside, "draft_tokens")[""] < beside.verified
 
 
-@pytest.mark.parametrize(
-    ("of_tokenizer", "of_model", "ends"), [(None, None, set()), (2, None, {2}), (2, [2, 7], {2, 7}), (None, 7, {7})]
-)
-def test_tokens_that_end_outputs_are_found(
-    vllm: Vllm, place: str, of_tokenizer: int | None, of_model: Any, ends: set[int]
-) -> None:
-    vllm.tokenizer = SimpleNamespace(identity=identity(VOCABULARY), eos_token_id=of_tokenizer)
-    vllm.generation = {"eos_token_id": of_model}
-    drafter = Drafter(vllm.config({"datastores": [place]}))
-    assert drafter._batch is not None
-    assert drafter._batch._rows._ends == ends
+def test_sampled_rows_keep_a_heads_drafts_that_are_judged_by_its_logits(start: Callable[..., Vllm], place: str) -> None:
+    def head(states: Any) -> ScriptedHead:
+        made = ScriptedHead(MODEL, 0.0, states, 4)
+        made.draft_logits = torch.zeros(1)
+        return made
+
+    engine = Engine(start(head), {"datastores": [place]}, MODEL)
+    sampled, greedy = requests(0)[:4], requests(1)[:4]
+    for request in sampled:
+        request.settings["temperature"] = 0.7
+    outputs_are_plain(engine, sampled)
+    assert engine.accepted == 0
+    outputs_are_plain(engine, greedy)
+    assert engine.accepted > 0
 
 
-def test_workers_that_are_not_asked_open_nothing(vllm: Vllm, tmp_path: Path) -> None:
+def test_all_workers_verify_what_one_of_them_drafts(vllm: Vllm, place: str, tmp_path: Path) -> None:
+    vllm.workers = 2
+    engine = Engine(vllm, {"datastores": [place]}, MODEL)
+    outputs_are_plain(engine, requests(0))
+    assert len(vllm.broadcast) == engine.steps
     vllm.rank = 1
-    drafter = Drafter(vllm.config({"datastores": [str(tmp_path / "absent")]}))
-    drafter.load_model(object())
-    assert drafter.propose([[1], []], np.array([3, 4]), np.zeros((2, 9), np.int32)) == [[], []]
-    assert drafter._batch is None
+    other = Engine(vllm, {"datastores": [str(tmp_path / "absent")]}, MODEL)
+    outputs_are_plain(other, requests(0))
+    assert other.ours is None
+    assert other.accepted == 0, "nobody sends it anything here"
 
 
-def test_settings_are_checked_when_it_is_made(vllm: Vllm, tmp_path: Path, place: str) -> None:
+def test_a_prediction_is_drafted_from(vllm: Vllm) -> None:
+    """As token ids; nothing else knows the text."""
+
+    def model(text: list[int]) -> int:
+        return hash(tuple(text[-3:])) % 290
+
+    steps = []
+    for predicted in (False, True):
+        engine = Engine(vllm, {}, model)
+        asked = requests(0)
+        for request in asked if predicted else ():
+            prediction = plain_output(model, request.prompt, 40)
+            request.settings["extra_args"] = {"prediction": prediction}
+        outputs_are_plain(engine, asked)
+        assert totals(engine, "errors") == {}
+        steps.append(engine.steps)
+    assert steps[1] < 0.5 * steps[0]
+
+
+def test_whatever_fails_leaves_the_native_drafts(vllm: Vllm, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = Engine(vllm, {"datastores": [place]}, MODEL)
+    engine.waiting += requests(0)
+    with monkeypatch.context() as patched:
+        patched.setattr(Candidates, "of", lambda *_: 1 / 0)
+        for _ in range(5):
+            engine.step()
+    assert totals(engine, "errors") == {"propose": 5}
+    outputs_are_plain(engine, [])
+    assert engine.accepted > 0
+
+
+def test_models_whose_logits_cannot_be_seen_are_drafted_for(vllm: Vllm, place: str) -> None:
+    for model, expected in ((object(), {"logits": 1}), (torch.nn.Linear(1, 1), {})):
+        engine = Engine(vllm, {"datastores": [place]}, MODEL)
+        engine.runner.model = model
+        outputs_are_plain(engine, requests(0))
+        assert totals(engine, "errors") == expected
+        assert engine.accepted > 0
+
+
+def test_without_settings_vllm_is_left_alone(vllm: Vllm) -> None:
+    runner = vllm.modules["vllm.v1.worker.gpu.model_runner"]
+    assert not hasattr(runner.init_speculator(vllm.config(None), torch.device("cpu"), None), "rest_store")
+    before = runner.init_speculator
+    plugin.install()
+    assert runner.init_speculator is before, "wrapped once"
+
+
+def test_settings_are_checked_at_the_start(vllm: Vllm, tmp_path: Path, place: str) -> None:
     with pytest.raises(EngineSettingsError, match=r"additional_config\.rest_store: a key is 'datastors'"):
-        Drafter(vllm.config({"datastors": [place]}))
-    with pytest.raises(EngineSettingsError, match="the object of settings is absent"):
-        Drafter(vllm.config(None))
-    with pytest.raises(EngineSettingsError, match="num_speculative_tokens_per_batch_size"):
-        Drafter(vllm.config({}, num_speculative_tokens_per_batch_size=[[1, 4, 2]]))
+        Engine(vllm, {"datastors": [place]}, MODEL)
+    with pytest.raises(EngineSettingsError, match="lag is 1, expected true or false"):
+        Engine(vllm, {"lag": 1}, MODEL)
     with pytest.raises(DatastoreNotFoundError):
-        Drafter(vllm.config({"datastores": [str(tmp_path / "absent")]}))
+        Engine(vllm, {"datastores": [str(tmp_path / "absent")]}, MODEL)
     (tmp_path / "other").mkdir()
     other = write_datastore(tmp_path / "other", Corpus(301, ONE_TO_NINE.shards))
     with pytest.raises(TokenizerMismatchError):
-        Drafter(vllm.config({"datastores": [str(other)]}))
+        Engine(vllm, {"datastores": [str(other)]}, MODEL)
+
+
+def _without_requests(vllm: Vllm) -> None:
+    del vllm.modules["vllm.v1.worker.gpu.model_runner"].GPUModelRunner.add_requests
+
+
+def _other_propose(vllm: Vllm) -> None:
+    class Other:
+        def propose(self, batch: Any, sampled: Any) -> None:
+            return None
+
+    vllm.head = lambda states: Other()
+
+
+@pytest.mark.parametrize("change", [_without_requests, _other_propose])
+def test_a_seam_that_has_changed_is_left_alone(
+    vllm: Vllm, place: str, caplog: pytest.LogCaptureFixture, change: Callable[[Vllm], None]
+) -> None:
+    change(vllm)
+    runner = vllm.modules["vllm.v1.worker.gpu.model_runner"]
+    speculator = runner.init_speculator(vllm.config({"datastores": [place]}), torch.device("cpu"), None)
+    assert not hasattr(speculator, "rest_store")
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith("rest-store: vLLM drafts alone: ")
+
+
+def test_a_vllm_without_the_seam_is_left_alone(start: Callable[..., Vllm], caplog: pytest.LogCaptureFixture) -> None:
+    vllm = start(installed=False)
+    package = vllm.modules["vllm.v1.worker.gpu.spec_decode"]
+    package.init_speculator = native = lambda config: None
+    plugin.install()
+    assert package.init_speculator is native
+    assert "rest-store: not in this vLLM: " in caplog.text
+    assert "takes config, expected vllm_config, device, req_states" in caplog.text
 
 
 def test_memory_can_be_written_by_the_next_engine_of_the_process(vllm: Vllm, tmp_path: Path) -> None:
     """An engine that is dropped closes what it has opened."""
-    settings = {"remember": str(tmp_path / "memory")}
     for _ in range(2):
-        drafter = Drafter(vllm.config(settings))
-        del drafter
+        engine = Engine(vllm, {"remember": str(tmp_path / "memory")}, MODEL)
+        outputs_are_plain(engine, requests(0))
+        flush(engine.ours.drafter._sources.target, None)
+        del engine
         gc.collect()
+
+
+def test_the_device_takes_what_the_text_has_taken() -> None:
+    """A tree of 7 -> (8 -> 9 -> 1 | 5 -> 6), of which the branch to 5 is the likelier."""
+    tree = scored([7, 8, 5, 9, 6, 1], [-1, 0, 0, 1, 2, 3], [0.9, 0.3, 0.5, 0.2, 0.4, 0.1])
+    lag, most = 3, 2
+    candidates = Candidates.of(tree, lag, most, lambda scores: scores[0] > 0.25)
+    texts = torch.zeros(2, 10, dtype=torch.int32)
+    for new, expected in (
+        ([7], [5, 6]),
+        ([7, 5], [6, 42]),  # the end of a path
+        ([7, 8], [9, 1]),
+        ([7, 5, 6], [42, 42]),
+        ([4], [42, 42]),
+        ([7, 8, 9], [1, 42]),
+    ):
+        texts[1, 4 : 4 + len(new)] = torch.tensor(new)
+        table = CandidateTable([candidates, None], [4, 0], lag, most, torch.device("cpu"))
+        otherwise = torch.full((2, 2), 42)
+        lengths = torch.tensor([0, 4 + len(new)])
+        drafts = table.take(texts, torch.tensor([1, 0]), lengths, otherwise).tolist()
+        assert drafts == [expected, [42, 42]]
+        chain = candidates.draft(np.array(new, np.int32), most)
+        assert chain.chain.tokens == [token for token in expected if token != 42]
+        assert chain.is_chosen == bool(chain.chain.tokens)

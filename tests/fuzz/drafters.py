@@ -101,28 +101,6 @@ class Faulty:
         return TokenTree([], [], [])
 
 
-class Session(Faulty):
-    """A draft session of one row."""
-
-    def draft(self, *, max_nodes: int, costs: Any) -> Any:
-        if self.fails("slow"):
-            time.sleep(0.01)
-        self.raise_at_times()
-        tree = nonsense(self.chance) if self.fails("nonsense") else self.tree(max_nodes)
-        self.mutate_at_times(costs)
-        return tree
-
-    def accept(self, tokens: list[int], top_k: Any = None, node_top_k: Any = None) -> None:
-        self.context += tokens
-        self.mutate_at_times(top_k, node_top_k)
-        if self.fails("mutates"):
-            tokens[:] = [7] * self.chance.randrange(9)
-        self.raise_at_times()
-
-    def close(self) -> None:
-        self.raise_at_times()
-
-
 class Source(Faulty):
     """A source that is its own member."""
 
@@ -203,19 +181,19 @@ def some_client(chance: random.Random, texts: Texts, services: Services) -> tupl
     target = services.target([[token for token in text if 0 <= token < VOCABULARY] or [1] for text in texts])
     options = {
         "send_text": chance.random() < 0.7,
-        "shared_calibration": chance.choice([None, "model"]),
         "timeout": chance.choice([0.005, PATIENCE]),
         "tokenizer": chance.choice([None, identity(VOCABULARY), identity(VOCABULARY), identity(12)]),
     }
     return f"service{options}", lambda: rest_store.DatastoreClient(target, **options)
 
 
-def some_sources(chance: random.Random, texts: Texts, directory: Path, services: Services) -> Drafter:
+def some_drafter(chance: random.Random, texts: Texts, directory: Path, services: Services) -> Drafter:
     makers: list[Callable[[], Any]] = []
     names: list[str] = []
     kinds = ["datastore", "lookup", "recycled", "own", "service"]
-    alone = ["service", *chance.sample(["lookup", "recycled"], chance.randrange(3))]  # its tree is the session's
-    for kind in alone if chance.random() < 0.3 else chance.choices(kinds, k=chance.randrange(6)):
+    only = chance.choice(["service", "own", "own"])  # its tree is the session's
+    alone = [only, *chance.sample(["lookup", "recycled"], chance.randrange(3))]
+    for kind in alone if chance.random() < 0.5 else chance.choices(kinds, k=chance.randrange(6)):
         if kind in ("lookup", "recycled") and kind in names:
             continue
         names.append(kind)
@@ -234,29 +212,3 @@ def some_sources(chance: random.Random, texts: Texts, directory: Path, services:
             names[-1] += str(sorted(faults))
             makers.append(lambda f=faults, s=seed: Source(texts, random.Random(s), f))
     return Drafter(f"{names}", lambda: [make() for make in makers])
-
-
-def some_sessions(chance: random.Random, texts: Texts) -> Drafter:
-    faults, seed = some_faults(chance), chance.randrange(2**32)
-
-    def make() -> Callable[[list[int]], Any]:
-        own = random.Random(seed)
-
-        def session(prompt: list[int]) -> Any:
-            if "raises" in faults and own.random() < 0.1:
-                raise fault(own)
-            made = Session(texts, own, faults)
-            made.context += prompt
-            if "mutates" in faults:
-                prompt[:] = [7]
-            return made
-
-        return session
-
-    return Drafter(f"sessions{sorted(faults)}", make)
-
-
-def some_drafter(chance: random.Random, texts: Texts, directory: Path, services: Services) -> Drafter:
-    if chance.random() < 0.5:
-        return some_sessions(chance, texts)
-    return some_sources(chance, texts, directory, services)

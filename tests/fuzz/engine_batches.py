@@ -1,33 +1,32 @@
-"""Batches of an engine: rows that are moved, preempted and aborted, with sessions and services that fail at random.
+"""Batches of an engine: requests that are preempted and aborted, with sessions that fail at random.
 
-What must hold: the text is that of the model alone, and the engine gets lists that it can verify.
+What must hold: the text is that of the model alone, and the engine gets draft tokens that it can verify.
 """
 
 from __future__ import annotations
 
+import gc
 import logging
 import random
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 from rest_store.drafting.session import DraftSession
-from rest_store.engines import batch_drafter
-from rest_store.engines.batch_drafter import BatchDrafter
-from rest_store.engines.metrics import EngineMetrics
-from rest_store.engines.settings import EngineSettings
-from rest_store.engines.sources import EngineSources
+from rest_store.engines import request_drafter
+from rest_store.engines.vllm import plugin
 from tests.fuzz import campaign
-from tests.shared.engine import Clock, Engine, Model, Request, plain_output
+from tests.shared.engine import VOCABULARY, Engine, Model, Request, Vllm, plain_output
 from tests.shared.strategies import Corpus, identity, write_datastore
 
-LOG = logging.getLogger("fuzz")
+LOG = logging.getLogger("vllm.rest_store")
 LOG.addHandler(logging.NullHandler())
 LOG.propagate = False
-VOCABULARY = 300
 
 
 def model_of(chance: random.Random) -> Model:
@@ -43,45 +42,46 @@ class Fuzzer(campaign.Fuzzer):
         model, longest, most = model_of(chance), chance.choice([60, 120, 400]), chance.randrange(1, 17)
         asked = [_request(chance, longest) for _ in range(chance.randrange(1, 20))]
         shutil.rmtree(self.directory / "memory", ignore_errors=True)
+        vllm = Vllm(identity(VOCABULARY))
         with ExitStack() as stack:
-            sources = self._sources(chance, model)
-            metrics = EngineMetrics(sources.labels, LOG)
-            batch = BatchDrafter(
-                sources, metrics, most=most, longest=longest, vocabulary_size=VOCABULARY, ends={1}, clock=Clock()
-            )
-            stack.callback(batch.close)
+            stack.enter_context(patch.dict(sys.modules, vllm.modules))
+            plugin.install()
             for where, name in ((DraftSession, "draft"), (DraftSession, "accept"), (DraftSession, "close")):
                 stack.enter_context(patch.object(where, name, _unsteady(getattr(where, name), chance, 0.02)))
             for name in ("draft_all", "accept_all"):
-                whole = getattr(batch_drafter, name)
-                stack.enter_context(patch.object(batch_drafter, name, _unsteady(whole, chance, 0.05)))
-            rows, chunk = chance.randrange(1, 9), chance.choice([5, 30, 1000])
-            shows_logits = chance.random() < 0.5
-            engine = Engine(batch, model, most=most, longest=longest, rows=rows, chunk=chunk, shows_logits=shows_logits)
-            self.case = (
-                f"{len(asked)} requests, {most} draft tokens, texts of {longest}, {rows} rows, chunks of {chunk}"
-            )
-            aborted = self._run(engine, asked, batch, chance)
+                whole = getattr(request_drafter, name)
+                stack.enter_context(patch.object(request_drafter, name, _unsteady(whole, chance, 0.05)))
+            settings = {
+                "datastores": [self._datastore(chance, model)],
+                "remember": str(self.directory / "memory"),
+                "lag": chance.random() < 0.5,
+            }
+            rows, chunk, ahead = chance.randrange(1, 9), chance.choice([5, 30, 1000]), chance.random() < 0.5
+            shapes: dict[str, Any] = {"most": most, "longest": longest, "rows": rows, "chunk": chunk, "ahead": ahead}
+            engine = Engine(vllm, settings, model, shows_logits=chance.random() < 0.5, **shapes)
+            self.case = f"{len(asked)} requests, {shapes}, {settings}"
+            aborted = self._run(engine, asked, chance)
             for request in asked:
                 expected = plain_output(model, request.prompt, request.most, longest)
                 if id(request) in aborted:
                     expected = expected[: len(request.output)]
                 assert request.output == expected
+            metrics = engine.ours.drafter.metrics
+            engine.ours.drafter.close()
             errors = [label for (name, label), total in metrics.totals().items() if name == "errors" and total]
-        return Counter({"accepted" if engine.accepted else "nothing accepted": 1, **dict.fromkeys(errors, 1)})
+            accepted = engine.accepted
+            del engine
+            gc.collect()
+        return Counter({"accepted" if accepted else "nothing accepted": 1, **dict.fromkeys(errors, 1)})
 
-    def _sources(self, chance: random.Random, model: Model) -> EngineSources:
-        place = self.directory / "ds"
+    def _datastore(self, chance: random.Random, model: Model) -> str:
+        place: Path = self.directory / "ds"
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
         texts = [plain_output(model, [chance.randrange(300)], 50) for _ in range(10)]
-        write_datastore(place, Corpus(VOCABULARY, [texts]))
-        settings = EngineSettings((str(place),), remember=str(self.directory / "memory"))
-        return EngineSources(
-            settings, identity(VOCABULARY), name="test", vocabulary_size=VOCABULARY, where="settings", log=LOG
-        )
+        return str(write_datastore(place, Corpus(VOCABULARY, [texts])))
 
-    def _run(self, engine: Engine, asked: list[Request], batch: BatchDrafter, chance: random.Random) -> set[int]:
+    def _run(self, engine: Engine, asked: list[Request], chance: random.Random) -> set[int]:
         """Run all requests to their ends; return which were aborted, by identity."""
         aborted: set[int] = set()
         waiting = list(asked)
@@ -89,15 +89,16 @@ class Fuzzer(campaign.Fuzzer):
             while waiting and (chance.random() < 0.3 or not engine.requests):
                 engine.waiting.append(waiting.pop())
             engine.step()
-            if engine.requests and chance.random() < 0.1:
-                row = chance.randrange(len(engine.requests))
+            going = [request for request in engine.requests if request.ends_in is None]
+            if going and chance.random() < 0.1:
+                request = chance.choice(going)
                 if chance.random() < 0.3:
-                    aborted.add(id(engine.requests[row]))
-                    engine.abort(row)
+                    aborted.add(id(request))
+                    engine.abort(request)
                 else:
-                    engine.preempt(row)
+                    engine.preempt(request)
             if chance.random() < 0.05:
-                batch.tend()
+                engine.ours.drafter.tend()
         return aborted
 
 

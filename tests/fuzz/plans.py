@@ -193,8 +193,8 @@ def some_way(chance: random.Random, plan: Plan) -> None:
     drafting["adaptive"] = chance.random() < 0.3
     if chance.random() < 0.6:
         drafting["max_nodes"] = chance.choice([0, 1, 3, 16, 64, 200])
-    if chance.random() < 0.5:
-        drafting["source_timeout"] = chance.choice([None, 0, 0.005, 20])
+    if plan.way == "generator":
+        plan.options.pop("return_dict_in_generate", None)  # it returns its own output
     if plan.way == "generator" and chance.random() < 0.3:
         tokenizer = text_tokenizer()
         tokens = [chance.randrange(30, VOCABULARY) for _ in range(chance.randrange(1, 5))]

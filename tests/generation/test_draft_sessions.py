@@ -1,4 +1,4 @@
-"""Sessions that fail, hang or return invalid trees never change a generation."""
+"""Sessions and sources that fail never change a generation; what is verified of a draft."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-import rest_store
 import rest_store.generation.generate as entry
 from rest_store.bench.baselines import tree_of
 from rest_store.datastore.tree import TokenTree
-from rest_store.errors import DrafterError, DraftingWarning
-from rest_store.generation.draft_sessions import DraftSessions
-from tests.shared.members import ScriptedSource
-from tests.shared.strategies import refused
-from tests.shared.tiny import Scripted, futures_of, prompts, right, tiny_model
+from rest_store.errors import DraftingWarning
+from rest_store.generation.draft_sessions import pruned
+from tests.shared.tiny import VOCABULARY, Drafted, Scripted, drafted, futures_of, prompts, right, tiny_model
 
 FIXED = {"max_new_tokens": 24, "do_sample": False}
 
@@ -40,7 +37,7 @@ class Faulty:
         self._do("draft")
         return tree_of([[7, 8, 9]])
 
-    def accept(self, tokens: Any, top_k: Any = None) -> None:
+    def accept(self, tokens: Any) -> None:
         self._do("accept")
 
     def close(self) -> None:
@@ -60,60 +57,46 @@ def warning_of(*fragments: str) -> Iterator[None]:
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize("after", [0, 4])
 @pytest.mark.parametrize("where", ["opening", "draft", "accept", "close"])
-def test_a_drafter_that_raises_changes_nothing(where: str, after: int, rows: int) -> None:
+def test_a_source_that_raises_changes_nothing(where: str, after: int, rows: int) -> None:
     model = tiny_model("llama")
     inputs = prompts(rows)
     plain = model.generate(**inputs, **FIXED)
-    what = "nothing was drafted" if where == "opening" or after == 0 else "went on without"
+    after = 0 if where in ("opening", "close") else after
+    what = "nothing was drafted" if after == 0 else "went on without"
     with warning_of(what, "ConnectionError: the service went away") if where != "close" else nullcontext():
         output = model.generate(
             **inputs,
             **FIXED,
             custom_generate=entry.generate,
-            drafter=lambda prompt: Faulty(prompt, where, 0 if where in ("opening", "close") else after),
+            drafter=[Drafted(lambda prompt: Faulty(prompt, where, after))],
             adaptive=False,
             return_dict_in_generate=True,
         )
     assert torch.equal(output.sequences, plain)
     counts = output.statistics.drafts
-    if where != "close":
+    if where == "accept":
         assert counts.failed == rows, "a session that has failed is not asked again"
         assert "ConnectionError: the service went away" in counts.errors[0]
+    elif where != "close":
+        assert counts.dropped == {("drafted", "error"): counts.asked - rows * after}
 
 
-def test_sources_that_fail_are_counted_and_change_nothing() -> None:
-    model = tiny_model("llama")
-    inputs = prompts(1)
+def test_tokens_that_the_model_does_not_have_are_not_verified() -> None:
+    model, inputs = tiny_model("llama"), prompts(1)
     plain = model.generate(**inputs, **FIXED)
-
-    with warning_of("nothing was drafted: scripted: ConnectionError: the service went away"):
-        output = model.generate(
-            **inputs,
-            **FIXED,
-            custom_generate=entry.generate,
-            drafter=[ScriptedSource(ConnectionError("the service went away"))],
-            adaptive=False,
-            return_dict_in_generate=True,
-        )
+    with warning_of("nothing was drafted: draft: ", "a token outside the model's 0..95"):
+        output = drafted(model, inputs, plain, lambda *_: tree_of([[5, VOCABULARY]]), **FIXED)
     assert torch.equal(output.sequences, plain)
-    assert output.statistics.drafts.dropped == {("scripted", "error"): output.statistics.drafts.asked}
+    assert output.statistics.drafts.failed == 1
 
 
-@pytest.mark.parametrize("session", [None, 3, rest_store.PromptLookup(), Scripted], ids=repr)
-def test_what_is_not_a_session_is_refused(session: Any) -> None:
-    closed = []
-
-    class Closing(Faulty):
-        def close(self) -> None:
-            closed.append(1)
-
-    returned = iter([Closing([1], ""), session])
-    refused(
-        DrafterError,
-        lambda: DraftSessions(lambda prompt: next(returned), [[1], [2]], 10),
-        "what the drafter returned is",
-    )
-    assert closed == [1]
+def test_a_draft_is_cut_to_the_depth_that_can_be_accepted() -> None:
+    tree = tree_of([[1, 2, 3], [1, 4], [5, 6, 7]])
+    assert pruned(tree, 5) is tree
+    assert pruned(tree, 2) == tree_of([[1, 2], [1, 4], [5, 6]])
+    assert len(pruned(tree, 0)) == len(pruned(tree, -1)) == 0
+    scored = pruned(TokenTree([1, 2, 3], [-1, 0, -1], [1] * 3, origins=[1, 2, 3], scores=[0.5, 0.25, 1.0]), 1)
+    assert (scored.origins.tolist(), scored.scores.tolist()) == ([1, 3], [0.5, 1.0])  # type: ignore[union-attr]
 
 
 def test_sessions_are_closed_in_order_when_a_generation_ends_or_fails() -> None:
@@ -130,7 +113,7 @@ def test_sessions_are_closed_in_order_when_a_generation_ends_or_fails() -> None:
         def close(self) -> None:
             closed.append(self.row)
 
-    model.generate(**inputs, **FIXED, custom_generate=entry.generate, drafter=Closing)
+    model.generate(**inputs, **FIXED, custom_generate=entry.generate, drafter=[Drafted(Closing)])
     assert closed == [0, 1, 2]
 
     def interrupted(ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
@@ -140,6 +123,10 @@ def test_sessions_are_closed_in_order_when_a_generation_ends_or_fails() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         model.generate(
-            **inputs, **FIXED, custom_generate=entry.generate, drafter=Closing, stopping_criteria=[interrupted]
+            **inputs,
+            **FIXED,
+            custom_generate=entry.generate,
+            drafter=[Drafted(Closing)],
+            stopping_criteria=[interrupted],
         )
     assert closed == [0, 1, 2] * 2

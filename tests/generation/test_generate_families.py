@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 import rest_store
 from rest_store.errors import CacheNotSupportedError, ModelNotSupportedError
 from tests.shared.families import family_model
-from tests.shared.tiny import SCRIPTS, Scripted, futures_of, prompts
+from tests.shared.tiny import SCRIPTS, Drafted, Scripted, futures_of, prompts
 
 FIXED = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": None}
 
@@ -45,7 +46,7 @@ def test_the_same_text_or_refused_by_name(family: str) -> None:
                     **inputs,
                     **FIXED,
                     custom_generate=rest_store.generate,
-                    drafter=lambda prompt, futures=futures, script=script: Scripted(prompt, futures, script),
+                    drafter=[Drafted(functools.partial(Scripted, futures=futures, script=script))],
                     adaptive=False,
                 )
             except (ModelNotSupportedError, CacheNotSupportedError):

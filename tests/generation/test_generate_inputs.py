@@ -13,7 +13,7 @@ from transformers import DynamicCache
 import rest_store
 from rest_store.bench.baselines import tree_of
 from rest_store.generation.generate import generate
-from tests.shared.tiny import SameTree, prompts, tiny_model
+from tests.shared.tiny import Drafted, SameTree, prompts, tiny_model
 
 NEW = 30
 FIXED = {"max_new_tokens": NEW, "do_sample": False}
@@ -49,7 +49,7 @@ class Along:
 def ways(texts: torch.Tensor) -> dict[str, Any]:
     return {
         "custom_generate": generate,
-        "drafter": lambda prompt: Along(texts, prompt),
+        "drafter": [Drafted(lambda prompt: Along(texts, prompt))],
         "adaptive": False,
         "return_dict_in_generate": True,
     }
@@ -117,7 +117,7 @@ def test_a_stream_that_is_left_leaves_the_callers_cache_with_what_it_wrote(archi
     ids = prompts(1)["input_ids"]
     plain = model.generate(ids, **FIXED)
     cache = DynamicCache(config=model.config)
-    pieces = rest_store.Generator(model, None, lambda prompt: Along(plain, prompt), adaptive=False).stream(
+    pieces = rest_store.Generator(model, None, [Drafted(lambda prompt: Along(plain, prompt))], adaptive=False).stream(
         ids, **FIXED, past_key_values=cache
     )
     written: list[int] = []
@@ -137,7 +137,7 @@ def test_keys_and_values_are_held_once() -> None:
     model = tiny_model("llama")
     plain = model.generate(**prompts(2), **FIXED)
     cache = DynamicCache(config=model.config)
-    generator = rest_store.Generator(model, None, lambda prompt: Along(plain, prompt))
+    generator = rest_store.Generator(model, None, [Drafted(lambda prompt: Along(plain, prompt))])
     held = [
         sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
         for _ in generator.stream(prompts(2), **FIXED, past_key_values=cache)
@@ -171,9 +171,7 @@ def test_a_long_cache_is_taken_over_with_one_copy_also_if_the_first_tree_is_wide
             max_new_tokens=8,
             do_sample=False,
             custom_generate=generate,
-            drafter=lambda prompt: SameTree(
-                [[token] for token in range(90)] + [[token, 3, 4, 5] for token in range(90)]
-            ),
+            drafter=[Drafted(lambda _: SameTree([[token, *more] for more in ([], [3, 4, 5]) for token in range(90)]))],
             max_nodes=400,
             adaptive=False,
         )

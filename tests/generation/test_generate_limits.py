@@ -9,7 +9,7 @@ import torch
 import transformers
 
 import rest_store
-from rest_store.generation.drafts import EMPTY
+from rest_store.generation.draft_sessions import EMPTY
 from tests.shared.tiny import VOCABULARY, bushy, drafted, prompts, right, tiny_model
 
 POSITIONS = 32

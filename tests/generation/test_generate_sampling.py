@@ -21,6 +21,7 @@ from transformers import (
 import rest_store.generation.generate as entry
 from tests.shared.tiny import (
     VOCABULARY,
+    Drafted,
     SameTree,
     Scripted,
     bushy,
@@ -75,7 +76,7 @@ def test_a_batch_draws_the_same_with_the_same_seed_whatever_is_drafted() -> None
         expected, after = write(seed, None)
         futures = futures_of(inputs, expected)
         for script in (right, wrong, bushy):
-            output = write(seed, lambda prompt, script=script: Scripted(prompt, futures, script))  # noqa: B023
+            output = write(seed, [Drafted(lambda prompt: Scripted(prompt, futures, script))])  # noqa: B023
             assert torch.equal(output[0], expected)
             assert torch.equal(output[1], after), "as many draws from torch's own generator"
     assert not torch.equal(expected, write(7, None)[0])
@@ -158,7 +159,7 @@ def test_the_distribution_is_the_models(name: str) -> None:
             do_sample=True,
             **options,
             custom_generate=entry.generate,
-            drafter=lambda _: SameTree(paths),
+            drafter=[Drafted(lambda _: SameTree(paths))],
             max_nodes=32,
             adaptive=False,
             return_dict_in_generate=True,

@@ -70,7 +70,6 @@ def drafted(model: Any, inputs: dict[str, torch.Tensor], source: Any, streamer: 
         custom_generate=rest_store.generate,
         drafter=source if isinstance(source, list) else [source],
         adaptive=False,
-        source_timeout=10.0,
         stream_to=streamer,
     )
 

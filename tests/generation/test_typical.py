@@ -25,7 +25,7 @@ from rest_store.generation import typical
 from rest_store.generation.rows import rows_of
 from rest_store.generation.typical import plausible, typical_path
 from tests.shared.strategies import refused
-from tests.shared.tiny import SameTree, prompts, tiny_model
+from tests.shared.tiny import Drafted, SameTree, prompts, tiny_model
 
 EVERYTHING = {"acceptance": "typical"}
 
@@ -101,7 +101,7 @@ def generate(model: Any, inputs: dict[str, torch.Tensor], *paths: Sequence[int],
         **inputs,
         **{"max_new_tokens": 12, "do_sample": True, "top_k": 0, **more},
         custom_generate=rest_store.generate,
-        drafter=lambda _: SameTree(paths),
+        drafter=[Drafted(lambda _: SameTree(paths))],
         adaptive=False,
         return_dict_in_generate=True,
     )

@@ -1,15 +1,23 @@
-"""An engine that calls a drafter as vLLM's model runner does, over a model that is a function."""
+"""vLLM's model runner V2 as far as a plug-in sees it, over a model that is a function; tests/engines/vllm has vLLM."""
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import numpy as np
+import torch
+
+from rest_store.engines.request import NewRequest, StepRequest
+from rest_store.engines.request_drafter import NO_TREE, RequestDrafter
 
 Model = Callable[[list[int]], int]  # the next token after a text
+VOCABULARY = 300
+LARGER = 320  # token ids of the model, as many models have more than their tokenizers
 
 
 class Clock:
@@ -23,22 +31,220 @@ class Clock:
         return self.now
 
 
-class Proposer(Protocol):
-    def propose(self, sampled: Any, lengths: Any, tokens: Any, computed: Any) -> list[list[int]]: ...
-
-
 def cyclic(vocabulary: int) -> Model:
     """A model that goes around in a circle, with a step that depends on the tokens before."""
     return lambda text: (text[-1] + 1 + (text[-2] if len(text) > 1 else 0) // 8) % vocabulary
+
+
+def plain_output(model: Model, prompt: list[int], most: int, longest: int = 200) -> list[int]:
+    """Return what a model writes without drafts."""
+    text = list(prompt)
+    while len(text) - len(prompt) < most and len(text) < longest:
+        text.append(model(text))
+    return text[len(prompt) :]
+
+
+class Written:
+    """A request whose steps verify all that was drafted."""
+
+    def __init__(self, drafter: RequestDrafter, model: Model, id: str, prompt: list[int], **begun: Any) -> None:
+        self.drafter, self.model, self.id, self.prompt, self.text = drafter, model, id, prompt, list(prompt)
+        self.accepted = 0
+        self.tree = NO_TREE
+        drafter.begin(NewRequest(id, prompt, len(prompt), **begun))
+
+    def step(self) -> StepRequest:
+        """Verify, and return what the next draft is asked with."""
+        path = self.tree.longest_path(plain_output(self.model, self.text, 20))
+        new = plain_output(self.model, self.text, len(path) + 1)
+        self.text += new
+        self.accepted += len(path)
+        return StepRequest(self.id, np.array(new, np.int32), 8)
+
+
+def write(requests: list[Written], steps: int, shape: str = "tree") -> None:
+    """Take steps with all of these requests."""
+    for _ in range(steps):
+        trees = requests[0].drafter.draft([request.step() for request in requests], shape)
+        for request, tree in zip(requests, trees, strict=True):
+            request.tree = tree
+
+
+class LogitsProcessor(torch.nn.Module):
+    """The module of vLLM's models that computes logits; this one gets them."""
+
+    def forward(self, logits: torch.Tensor) -> torch.Tensor:
+        return logits
+
+
+class TargetModel(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.logits_processor = LogitsProcessor()
+
+
+class ScriptedHead:
+    """The speculator of a trained head whose drafts agree with the model as often as it is told to.
+
+    Args:
+        model: what is imitated.
+        often: the chance that a token is right, given that those before it are.
+    """
+
+    supports_mm_inputs = False
+    draft_logits: Any = None
+
+    def __init__(self, model: Any, often: float, states: Any, most: int) -> None:
+        self.model, self.often, self.states, self.most = model, often, states, most
+        self._chance = random.Random(0)
+
+    def propose(
+        self, input_batch: Any, attn_metadata: Any, slot_mappings: Any, last_hidden_states: Any,
+        aux_hidden_states: Any, num_sampled: Any, num_rejected: Any, last_sampled: Any, next_prefill_tokens: Any,
+        temperature: Any, seeds: Any, dummy_run: bool = False, num_speculative_tokens: Any = None,
+    ) -> torch.Tensor:  # fmt: skip
+        drafts = torch.zeros(input_batch.num_reqs, self.most, dtype=torch.int64)
+        if not dummy_run:
+            for row, index in enumerate(input_batch.idx_mapping.tolist()):
+                text = self.states.all_token_ids.gpu[index, : self.states.total_len.gpu[index]].tolist()
+                drafts[row] = torch.tensor(self.draft(text))
+        return drafts
+
+    def draft(self, text: list[int]) -> list[int]:
+        written = list(text)
+        for _ in range(self.most):
+            right = self.model(written)
+            written.append(right if self._chance.random() < self.often else (right + 1) % VOCABULARY)
+        return written[len(text) :]
+
+
+class NoLookup(ScriptedHead):
+    """An n-gram lookup that finds nothing, and repeats the last token, as vLLM's does."""
+
+    def draft(self, text: list[int]) -> list[int]:
+        return [text[-1]] * self.most
+
+
+class Vllm:
+    """The modules of vLLM that the plug-in imports, new ones for each test, and a configuration.
+
+    Args:
+        head: makes the speculator of a head of the states of requests; None: the n-gram lookup is asked for.
+
+    Attributes:
+        modules: by name, for `sys.modules`.
+        rank: of this worker among `workers` that share each layer.
+        tokenizer: the model's; None: it is run without one.
+        broadcast: drafts that went to the other workers.
+    """
+
+    def __init__(self, tokenizer: object, head: Callable[[Any], Any] | None = None) -> None:
+        self.rank, self.workers = 0, 1
+        self.tokenizer = tokenizer
+        self.head = head
+        self.broadcast: list[torch.Tensor] = []
+
+        class GPUModelRunner:
+            def __init__(self, states: Any, speculator: Any) -> None:
+                self.req_states, self.speculator, self.model = states, speculator, TargetModel()
+
+            def add_requests(self, scheduler_output: Any) -> None:
+                for new in scheduler_output.scheduled_new_reqs:
+                    self.req_states.add(new.req_id, new.prefill_token_ids)
+
+            def finish_requests(self, scheduler_output: Any) -> None:
+                for id in scheduler_output.finished_req_ids | (scheduler_output.preempted_req_ids or set()):
+                    self.req_states.remove(id)
+
+        def init_speculator(vllm_config: Any, device: torch.device, req_states: Any) -> Any:
+            most = vllm_config.speculative_config.num_speculative_tokens
+            return NoLookup(None, 0.0, req_states, most) if self.head is None else self.head(req_states)
+
+        def sent(drafts: torch.Tensor, src: int) -> torch.Tensor:
+            self.broadcast.append(drafts)
+            return drafts
+
+        def group() -> Any:
+            return SimpleNamespace(rank_in_group=self.rank, world_size=self.workers, broadcast=sent)
+
+        parts: dict[str, dict[str, Any]] = {
+            "vllm": {"envs": SimpleNamespace(VLLM_LOG_STATS_INTERVAL=10.0)},
+            "vllm.logger": {"init_logger": logging.getLogger},
+            "vllm.tokenizers": {"cached_tokenizer_from_config": lambda _: self.tokenizer},
+            "vllm.model_executor": {},
+            "vllm.model_executor.layers": {},
+            "vllm.model_executor.layers.logits_processor": {"LogitsProcessor": LogitsProcessor},
+            "vllm.distributed": {},
+            "vllm.distributed.parallel_state": {"get_tp_group": group},
+            "vllm.v1": {},
+            "vllm.v1.worker": {},
+            "vllm.v1.worker.gpu": {},
+            "vllm.v1.worker.gpu.spec_decode": {"init_speculator": init_speculator},
+            "vllm.v1.worker.gpu.model_runner": {"GPUModelRunner": GPUModelRunner, "init_speculator": init_speculator},
+        }
+        self.modules: dict[str, Any] = {}
+        for name, members in parts.items():
+            self.modules[name] = ModuleType(name)
+            vars(self.modules[name]).update(members)
+        for name, module in self.modules.items():  # as imports of a package's modules do
+            package, _, last = name.rpartition(".")
+            if package:
+                setattr(self.modules[package], last, module)
+
+    def config(self, settings: object, most: int = 4, longest: int = 200) -> Any:
+        model = SimpleNamespace(
+            get_vocab_size=lambda: LARGER, max_model_len=longest, model="the-model", served_model_name="served"
+        )
+        return SimpleNamespace(
+            additional_config={} if settings is None else {"rest_store": settings},
+            model_config=model,
+            scheduler_config=SimpleNamespace(async_scheduling=False),
+            speculative_config=SimpleNamespace(
+                num_speculative_tokens=most,
+                use_ngram=lambda: self.head is None,
+                method="ngram_gpu" if self.head is None else "eagle3",
+            ),
+            parallel_config=SimpleNamespace(data_parallel_index=0),
+        )
+
+
+class States:
+    """vLLM's `RequestState`."""
+
+    def __init__(self, rows: int, longest: int, most: int) -> None:
+        self.all_token_ids = SimpleNamespace(gpu=torch.zeros(rows, longest + 2 * most + 2, dtype=torch.int32))
+        self.total_len = SimpleNamespace(gpu=torch.zeros(rows, dtype=torch.int32))
+        self.draft_tokens = torch.zeros(rows, most, dtype=torch.int64)
+        self.last_sampled = torch.zeros(rows, 1, dtype=torch.int64)
+        self.index: dict[str, int] = {}
+        self._free = list(range(rows))
+
+    def add(self, id: str, tokens: list[int]) -> None:
+        self.index[id] = index = self._free.pop()
+        self.all_token_ids.gpu[index, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+        self.total_len.gpu[index] = len(tokens)
+
+    def remove(self, id: str) -> None:
+        if id in self.index:
+            self._free.append(self.index.pop(id))
+
+    def extend(self, index: int, tokens: list[int]) -> None:
+        length = int(self.total_len.gpu[index])
+        self.all_token_ids.gpu[index, length : length + len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+        self.total_len.gpu[index] += len(tokens)
+        self.last_sampled[index] = tokens[-1]
 
 
 @dataclass
 class Request:
     prompt: list[int]
     most: int  # tokens to write
+    settings: dict[str, Any] = field(default_factory=dict)
+    id: str = ""
     output: list[int] = field(default_factory=list)
     read: int = 0  # tokens that the engine has computed
-    draft: list[int] = field(default_factory=list)
+    drafted: bool = False  # whether it has draft tokens to verify
+    ends_in: int | None = None  # steps until the engine says that it has ended
 
     @property
     def text(self) -> list[int]:
@@ -46,142 +252,169 @@ class Request:
 
 
 class Engine:
-    """A batch in rows, which are condensed when a request ends, as in vLLM 0.32.
+    """A batch of requests whose steps verify K draft tokens each, as in vLLM 0.32.
 
     Args:
-        drafter: what is asked for draft tokens.
+        vllm: its modules, in `sys.modules` with the plug-in installed.
+        settings: of rest-store.
         model: what writes.
-        most: draft tokens of a row.
-        longest: tokens of a text.
-        vocabulary: token ids of the model.
-        rows: at a time.
+        most: draft tokens of a row, K.
+        rows: requests at a time.
         chunk: tokens of a prompt that are read in a step.
-        shows_logits: whether the drafter is shown the most likely tokens.
+        ahead: whether a step begins before the outcome of the one before is known: a request that has ended takes part
+            in one more.
 
     Attributes:
-        requests: those in rows, in their order.
-        waiting: those without a row.
         verified: draft tokens of all steps; accepted: those that the model produced too.
-        skipped: steps in which the drafter was not asked, because a row was near the longest length.
-        computed: the most likely tokens of each step since the drafter was asked last.
     """
 
     def __init__(
         self,
-        drafter: Proposer,
+        vllm: Vllm,
+        settings: object,
         model: Model,
         *,
         most: int = 4,
         longest: int = 200,
-        vocabulary: int = 300,
         rows: int = 4,
         chunk: int = 1000,
+        ahead: bool = False,
         shows_logits: bool = False,
     ) -> None:
-        self.drafter, self.model, self.most, self.longest = drafter, model, most, longest
-        self.vocabulary, self.chunk, self.shows_logits = vocabulary, chunk, shows_logits
-        self.computed: list[Any] = []
+        self.model, self.most, self.longest, self.chunk, self.ahead = model, most, longest, chunk, ahead
+        self.rows, self.shows_logits = rows, shows_logits
+        self.states = States(rows, longest, most)
+        module = vllm.modules["vllm.v1.worker.gpu.model_runner"]
+        self.speculator = module.init_speculator(vllm.config(settings, most, longest), torch.device("cpu"), self.states)
+        self.runner = module.GPUModelRunner(self.states, self.speculator)
         self.requests: list[Request] = []
         self.waiting: list[Request] = []
-        self.tokens = np.zeros((rows, longest), np.int32)
-        self.lengths = np.zeros(rows, np.int32)
-        self.steps = self.verified = self.accepted = self.skipped = 0
+        self.steps = self.verified = self.accepted = 0
+        self._finished: set[str] = set()
+        self._put_off: set[str] = set()
+        self._count = 0
 
-    def admit(self) -> None:
-        while self.waiting and len(self.requests) < len(self.tokens):
-            self.requests.append(self.waiting.pop(0))
-            self._write(len(self.requests) - 1)
+    @property
+    def ours(self) -> Any:
+        """What drafts in this engine."""
+        return self.speculator.rest_store
 
-    def preempt(self, row: int) -> None:
-        """Take a request out of its row; it is read again from the start later."""
-        request = self.requests[row]
-        request.read, request.draft = 0, []
-        self._remove(row)
+    def preempt(self, request: Request) -> None:
+        """Take a request out of the batch; it is read again from the start later."""
+        self.requests.remove(request)
+        request.read, request.drafted = 0, False
+        self._put_off.add(request.id)
         self.waiting.append(request)
 
-    def abort(self, row: int) -> None:
-        self._remove(row)
-
-    def _remove(self, row: int) -> None:
-        """Move the last row into the place of this one."""
-        last = self.requests.pop()
-        if row < len(self.requests):
-            self.requests[row] = last
-            self._write(row)
-
-    def _write(self, row: int) -> None:
-        text = self.requests[row].text
-        self.tokens[row, : len(text)] = text
-        self.lengths[row] = len(text)
+    def abort(self, request: Request) -> None:
+        self.requests.remove(request)
+        self._finished.add(request.id)
 
     def step(self) -> None:
-        """Verify and sample, then ask the drafter."""
-        self.admit()
-        self.steps += 1
+        """Begin and end requests, verify, sample, and ask for the next drafts."""
+        room = self.rows - len(self.requests)
+        admitted, self.waiting = self.waiting[:room], self.waiting[room:]
+        for request in admitted:
+            self._count += 1
+            request.id = request.id or f"request-{self._count}"
+        self.requests += admitted
+        told = SimpleNamespace(
+            finished_req_ids=self._finished,
+            preempted_req_ids=self._put_off,
+            scheduled_new_reqs=[self._new(request) for request in admitted],
+            total_num_scheduled_tokens=len(self.requests),
+        )
+        self._finished, self._put_off = set(), set()
+        self.runner.finish_requests(told)
+        self.runner.add_requests(told)
+        if self.requests:
+            self.steps += 1
+            self._run()
+
+    def _new(self, request: Request) -> Any:
+        params = {"max_tokens": request.most, "temperature": 0.0, "all_stop_token_ids": set(), "extra_args": None}
+        return SimpleNamespace(
+            req_id=request.id,
+            prefill_token_ids=request.text,
+            prompt_len=len(request.prompt),
+            sampling_params=SimpleNamespace(**{**params, **request.settings}),
+        )
+
+    def _run(self) -> None:
         logits: list[list[int]] = []
-        sampled: list[list[int]] = []
-        widest = 0
-        for request in self.requests:
-            unread = len(request.text) - request.read
-            if unread > self.chunk:
-                request.read += self.chunk
-                widest = max(widest, request.read)
-                logits += self._likely(request.text[: request.read], [])
-                sampled.append([])
-                continue
-            logits += self._likely(request.text, request.draft)
-            widest = max(widest, len(request.text) + len(request.draft))
-            request.read = len(request.text)
-            sampled.append(self._verified(request))
-        for row, new in enumerate(sampled):
-            self.requests[row].output += new
-            self._write(row)
+        sampled, counts, before = [], [], [len(request.text) for request in self.requests]
+        computed = np.array([request.read for request in self.requests])
+        scheduled = np.zeros(len(self.requests), np.int64)
+        drafted = np.zeros(len(self.requests), np.int32)
+        for row, request in enumerate(self.requests):
+            index = self.states.index[request.id]
+            draft = self.states.draft_tokens[index].tolist() if request.drafted else []
+            scheduled[row] = min(self.chunk, len(request.text) - request.read)
+            request.read += int(scheduled[row])
+            drafted[row] = len(draft)
+            new: list[int] = []
+            logits += self._likely(request.text[: request.read], draft)
+            counts.append(len(draft) + 1)
+            if request.read == len(request.text):
+                new = self._verify(request.text, draft)
+                self.states.extend(index, new)
+                request.output += new
+            sampled.append(len(new))
+            request.drafted = bool(new)
         if self.shows_logits:
-            self.computed.append(np.array(logits, np.int32).reshape(len(logits), 2))
-        drafts: list[list[int]] = [[] for _ in sampled]
-        if widest + self.most <= self.longest:
-            drafts = self.drafter.propose([list(new) for new in sampled], self.lengths, self.tokens, self.computed)
-            self.computed = []
-            self._require_valid(drafts)
-        else:
-            self.skipped += 1
-        for request, new, draft in zip(self.requests, sampled, drafts, strict=True):
-            request.draft = draft if new else []
-        for row in reversed(range(len(self.requests))):
-            request = self.requests[row]
-            if len(request.output) >= request.most or len(request.text) >= self.longest - 1:
-                del request.output[request.most :], request.output[self.longest - 1 - len(request.prompt) :]
-                self._remove(row)
+            shown = torch.zeros(len(logits), LARGER)
+            shown.scatter_(1, torch.tensor(logits), torch.tensor([2.0, 1.0]).expand(len(logits), -1))
+            self.runner.model.logits_processor(shown)
+        batch = SimpleNamespace(
+            req_ids=[request.id for request in self.requests],
+            num_reqs=len(self.requests),
+            idx_mapping=torch.tensor([self.states.index[request.id] for request in self.requests]),
+            num_draft_tokens_per_req=drafted if drafted.any() else None,
+            cu_num_logits_np=np.cumsum([0, *counts]),
+            num_computed_prefill_tokens_np=np.minimum(computed, before),
+            num_scheduled_tokens=scheduled,
+            prefill_len_np=np.array(before),
+        )
+        nothing = (None,) * 4
+        rest = (None, self.states.last_sampled, None, None, None)
+        drafts = self.speculator.propose(
+            batch, *nothing, torch.tensor(sampled), *rest, num_speculative_tokens=self.most
+        )
+        assert drafts.shape == (len(self.requests), self.most)
+        assert drafts.dtype == torch.int64
+        assert 0 <= int(drafts.min()) <= int(drafts.max()) < VOCABULARY
+        self.states.draft_tokens[batch.idx_mapping] = drafts
+        for request in list(self.requests):
+            self._end(request)
+
+    def _end(self, request: Request) -> None:
+        ends = request.settings.get("all_stop_token_ids", set())
+        most = min(request.most, self.longest - len(request.prompt))
+        end = next((place + 1 for place, token in enumerate(request.output) if token in ends), most)
+        if len(request.output) >= min(end, most) and request.ends_in is None:
+            request.ends_in = int(self.ahead)
+        elif request.ends_in is not None:
+            request.ends_in -= 1
+        if request.ends_in == 0:
+            del request.output[min(end, most) :]
+            self.abort(request)
 
     def _likely(self, text: list[int], draft: list[int]) -> list[list[int]]:
         """Return the most likely tokens after a text and after each draft token: the right one, and another one."""
         right = [self.model(text + draft[:count]) for count in range(len(draft) + 1)]
-        return [[token, (token + 1) % self.vocabulary] for token in right]
+        return [[token, (token + 1) % VOCABULARY] for token in right]
 
-    def _verified(self, request: Request) -> list[int]:
+    def _verify(self, text: list[int], draft: list[int]) -> list[int]:
         new: list[int] = []
-        self.verified += len(request.draft)
-        for token in request.draft:
-            right = self.model(request.text + new)
+        self.verified += len(draft)
+        for token in draft:
+            right = self.model(text + new)
             new.append(right)
             if right != token:
                 return new
             self.accepted += 1
-        new.append(self.model(request.text + new))
+        new.append(self.model(text + new))
         return new
-
-    def _require_valid(self, drafts: Any) -> None:
-        """Refuse what would end vLLM's engine."""
-        assert type(drafts) is list
-        assert len(drafts) == len(self.requests)
-        assert len({id(draft) for draft in drafts}) == len(drafts)
-        for draft, request in zip(drafts, self.requests, strict=True):
-            assert type(draft) is list
-            assert len(draft) <= self.most
-            assert not draft or len(request.text) + len(draft) + 1 <= self.longest
-            for token in draft:
-                assert type(token) is int
-                assert 0 <= token < self.vocabulary
 
     def run(self, *requests: Request, seed: int | None = None) -> list[list[int]]:
         """Write all requests to their ends; with a seed, some are preempted at random. Returns the outputs."""
@@ -189,14 +422,8 @@ class Engine:
         chance = random.Random(seed)
         while self.waiting or self.requests:
             self.step()
-            if seed is not None and len(self.requests) > 1 and chance.random() < 0.1:
-                self.preempt(chance.randrange(len(self.requests)))
+            running = [request for request in self.requests if request.ends_in is None]
+            if seed is not None and len(running) > 1 and chance.random() < 0.1:
+                self.preempt(chance.choice(running))
+        self.step()  # tells of the last ends
         return [request.output for request in requests]
-
-
-def plain_output(model: Model, prompt: list[int], most: int, longest: int = 200) -> list[int]:
-    """Return what a model writes without drafts."""
-    text = list(prompt)
-    while len(text) - len(prompt) < most and len(text) < longest - 1:
-        text.append(model(text))
-    return text[len(prompt) :]

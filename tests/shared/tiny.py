@@ -14,7 +14,9 @@ from tokenizers import processors
 import rest_store
 from rest_store.bench.baselines import tree_of
 from rest_store.datastore.tree import TokenTree
-from rest_store.generation.drafts import EMPTY
+from rest_store.drafting.limits import DraftLimits
+from rest_store.drafting.members import MemberSettings
+from rest_store.generation.draft_sessions import EMPTY
 from tests.shared.models import CHATML, byte_level_bpe
 
 torch.set_num_threads(1)  # for models as small as these threads only wait for each other
@@ -111,6 +113,42 @@ def prompts(rows: int, length: int = 14, *, seed: int = 0, padded: bool = True) 
     return {"input_ids": ids, "attention_mask": mask}
 
 
+class Drafted:
+    """A source whose sessions `make` makes of the text so far: what they draft is verified as it is.
+
+    Args:
+        make: returns an object with `draft`, `accept` and `close`.
+    """
+
+    def __init__(self, make: Callable[[list[int]], Any]) -> None:
+        self.make = make
+
+    def __str__(self) -> str:
+        return "drafted"
+
+    def members(self, settings: MemberSettings, text: Callable[[], Any]) -> Sequence[Any]:
+        return [_Member(self.make(text().tolist()))]
+
+
+class _Member:
+    def __init__(self, session: Any) -> None:
+        self.session = session
+        self.close = session.close
+
+    def send(self, limits: DraftLimits) -> None:
+        self.limits = limits
+
+    def receive(self, timeout: float | None) -> TokenTree:
+        tree = self.session.draft(
+            max_nodes=self.limits.max_nodes, costs=self.limits.costs if len(self.limits.costs) else None
+        )
+        size = len(tree)
+        return TokenTree(tree.tokens, tree.parents, tree.counts, scores=[1.0] * size, origins=[1] * size)
+
+    def accept(self, tokens: Any, top_k: Any, node_top_k: Any) -> None:
+        self.session.accept(tokens.tolist())
+
+
 class Scripted:
     """A session that knows what will be written; `script` makes a tree of it, right or wrong.
 
@@ -129,7 +167,7 @@ class Scripted:
     def draft(self, *, max_nodes: int, costs: Any) -> Any:
         return self.script(self.future, self.random, max_nodes)
 
-    def accept(self, tokens: Sequence[int], top_k: Any = None) -> None:
+    def accept(self, tokens: Sequence[int]) -> None:
         assert list(tokens) == self.future[: len(tokens)], "accepted tokens that were not written"
         del self.future[: len(tokens)]
 
@@ -170,7 +208,7 @@ def drafted(model: Any, inputs: dict[str, torch.Tensor], expected: torch.Tensor,
         **inputs,
         **options,
         custom_generate=rest_store.generate,
-        drafter=lambda prompt: Scripted(prompt, futures, by_prompt[tuple(prompt)]),
+        drafter=[Drafted(lambda prompt: Scripted(prompt, futures, by_prompt[tuple(prompt)]))],
         adaptive=False,
         return_dict_in_generate=True,
     )

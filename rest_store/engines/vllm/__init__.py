@@ -1,5 +1,1 @@
-"""Drafts inside vLLM, as a proposer of its speculative decoding: `rest_store.engines.vllm.Drafter`."""
-
-from rest_store.engines.vllm.drafter import Drafter
-
-__all__ = ["Drafter"]
+"""Drafts inside vLLM's model runner V2: a plug-in of vLLM, `rest_store.engines.vllm.plugin.install`."""

@@ -114,6 +114,12 @@ class NativeSession {
   void limit_tokens(std::uint64_t vocabulary) { vocabulary_ = vocabulary; }
   void learn_online(bool on) { builder_.learn_online(on); }
 
+  // Before `prompt`: a text that the output will probably resemble.
+  void add_reference(const Array<std::int32_t>& tokens) {
+    const nb::gil_scoped_release release;
+    builder_.add_reference(tokens_of(tokens));
+  }
+
   // `top_k`: the most likely tokens after the last tokens of the text, here and in `accept`; -1 ends a row. ValueError:
   // it has more rows than there are tokens.
   void prompt(const Array<std::int32_t>& tokens, const std::optional<TopK::Values>& top_k) {

@@ -148,6 +148,7 @@ void bind_sessions(nb::module_& module) {
       .def("remove_store", &NativeSession::remove_store)
       .def("limit_tokens", &NativeSession::limit_tokens)
       .def("learn_online", &NativeSession::learn_online)
+      .def("add_reference", &NativeSession::add_reference)
       .def("prompt", &NativeSession::prompt, nb::arg("tokens"), nb::arg("top_k").none())
       .def("draft", &NativeSession::draft, nb::arg("max_nodes"), nb::arg("costs"), nb::arg("is_chain") = false,
            nb::arg("min_score") = 0.0F)

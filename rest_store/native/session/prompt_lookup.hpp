@@ -4,6 +4,9 @@
 // For each of a few lengths, a hash table holds where each n-gram of that length ended last, and each position links to
 // the occurrence before. Appending a token and reading a bounded number of recent occurrences take constant time,
 // whatever the length of the text.
+//
+// References, which the output will probably resemble, come before the prompt. After each of them is a separator, which
+// no match and no continuation crosses.
 #pragma once
 
 #include <bit>
@@ -20,7 +23,7 @@ struct LookupCandidate {
   Token token = 0;
   std::uint32_t length = 0;       // of the longest match that it follows, in tokens
   std::uint32_t age = 0;          // tokens since it last followed a match of the longest order that it follows
-  bool written = false;           // whether that was in the output, not the prompt
+  bool written = false;           // whether that was in the output or a reference, not in the prompt
   std::array<float, 3> shares{};  // of recent occurrences of the suffixes of 1, 2 and 4 tokens, recent ones weigh more
 };
 
@@ -32,6 +35,13 @@ struct PromptMatches {
 
 class PromptLookup {
  public:
+  // Before the prompt.
+  void add_reference(std::span<const Token> tokens) {
+    append(tokens);
+    append(std::span(&kNoToken, 1));
+    text_ = tokens_.size();
+  }
+
   // The tokens so far are the prompt; the output follows.
   void end_prompt() { prompt_ = tokens_.size(); }
 
@@ -47,7 +57,8 @@ class PromptLookup {
       occurrence_[i] = before_[i][0] == 0 ? 1 : occurrence_[before_[i][0] - 1] + 1;
   }
 
-  const std::vector<Token>& tokens() const { return tokens_; }
+  // Prompt and output.
+  std::span<const Token> text() const { return std::span(tokens_).subspan(text_); }
 
   static constexpr std::size_t kWalk = 24;  // occurrences seen of one suffix
   static constexpr std::size_t kMaxCandidates = kWalk * kOrders.size();
@@ -163,7 +174,7 @@ class PromptLookup {
     std::uint32_t seen = 0;
     for (std::uint32_t visited = 0; end != 0 && seen < kWalk && visited < kVisited;
          end = before_[end - 1][order], ++visited) {
-      if (end >= tokens_.size()) continue;  // nothing follows yet
+      if (end >= tokens_.size() || tokens_[end] == kNoToken) continue;  // nothing follows
       std::uint32_t length = 0;
       while (length < kCompared && length < end && length < tail.size() &&
              tokens_[end - 1 - length] == tail[tail.size() - 1 - length])
@@ -174,7 +185,8 @@ class PromptLookup {
       auto candidate = std::find_if(out.candidates.begin(), out.candidates.end(),
                                     [&](const LookupCandidate& other) { return other.token == token; });
       if (candidate == out.candidates.end()) {
-        out.candidates.push_back({token, length, static_cast<std::uint32_t>(tokens_.size()) - end, end >= prompt_, {}});
+        out.candidates.push_back(
+            {token, length, static_cast<std::uint32_t>(tokens_.size()) - end, end >= prompt_ || end < text_, {}});
         candidate = out.candidates.end() - 1;
       }
       candidate->length = std::max(candidate->length, length);
@@ -194,7 +206,7 @@ class PromptLookup {
   // For each position and order, the previous occurrence of the n-gram that ends there: its end position + 1 (0: none).
   std::vector<std::array<std::uint32_t, kOrders.size()>> before_;
   std::array<Table, kOrders.size()> tables_;
-  std::size_t prompt_ = 0;
+  std::size_t text_ = 0, prompt_ = 0;  // where the references and the prompt end
 };
 
 }  // namespace rest_store

@@ -49,6 +49,7 @@ class TreeBuilder {
   void use_lookup() { uses_lookup_ = true; }
   void use_recycled(RecycledLogits& recycled) { recycled_ = &recycled; }
   void learn_online(bool on) { learns_online_ = on; }
+  void add_reference(std::span<const Token> tokens) { lookup_.add_reference(tokens); }
   void begin_text(std::span<const Token> tokens) {
     lookup_.append(tokens);
     lookup_.end_prompt();
@@ -67,7 +68,7 @@ class TreeBuilder {
   }
   std::size_t store_count() const { return stores_.size(); }
 
-  std::span<const Token> text() const { return lookup_.tokens(); }
+  std::span<const Token> text() const { return lookup_.text(); }
 
   // What has been learnt online: used by the next build(), and changed by accept().
   const OnlineCalibration& online() const { return online_; }
@@ -316,7 +317,7 @@ class TreeBuilder {
   }
 
   const FittedTrees& trees_;
-  PromptLookup lookup_;  // holds the text, whether prompt lookup is a source or not
+  PromptLookup lookup_;  // holds references and text, whether prompt lookup is a source or not
   bool uses_lookup_ = false;
   RecycledLogits* recycled_ = nullptr;
   std::vector<EvidenceReader*> stores_;

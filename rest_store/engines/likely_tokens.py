@@ -1,0 +1,21 @@
+"""The model's most likely tokens, from its logits."""
+
+from __future__ import annotations
+
+import torch
+
+from rest_store.drafting.top_k import most_likely
+
+_COUNT = 8  # as many as are recycled
+
+
+def likely_tokens(logits: torch.Tensor) -> torch.Tensor:
+    """Return the tokens of the greatest logits, int32[n, 8], the greatest first; fewer if the vocabulary is smaller.
+
+    Args:
+        logits: [n, vocabulary].
+    """
+    count = min(_COUNT, logits.shape[1])
+    if logits.is_cpu:
+        return torch.from_numpy(most_likely(logits.float().numpy(), count))
+    return logits.topk(count).indices.to(torch.int32)

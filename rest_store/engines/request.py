@@ -1,0 +1,135 @@
+"""One request of a serving engine: its text, its session, and what the engine verifies for it."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence, Set
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from rest_store.datastore.tree import TokenTree
+from rest_store.datastore.validation import IntSequence
+from rest_store.drafting.output_document import PROMPT_TOKENS, OutputDocument
+from rest_store.drafting.session import DraftSession
+
+Tokens = npt.NDArray[np.int32]
+Rows = npt.NDArray[np.int32]  # the model's most likely tokens after each of some positions, [n, k]; -1 ends a row
+
+
+class NewRequest(NamedTuple):
+    """A request that begins, or comes back after the engine had dropped it.
+
+    Attributes:
+        id: the engine's name for it.
+        tokens: its text so far.
+        prompt: how many of these are prompt; the others are output.
+        most: the most tokens of output; None: unknown.
+        ends: tokens that end its output.
+        references: texts that the output will probably resemble, as token ids or as strings, the likeliest last.
+    """
+
+    id: str
+    tokens: IntSequence
+    prompt: int
+    most: int | None = None
+    ends: Set[int] = frozenset()
+    references: Sequence[IntSequence | str] = ()
+
+
+def references_of(prediction: object) -> list[IntSequence | str]:
+    """Return the references that the extra argument `prediction` of a request holds.
+
+    Args:
+        prediction: a text or token ids, or a list of these; an object like that of OpenAI's API, whose `content` is
+            such a thing; None: there are none.
+    """
+    content = prediction.get("content") if isinstance(prediction, Mapping) else prediction
+    if isinstance(content, str):
+        return [content]
+    if not isinstance(content, list | tuple):
+        return []
+    if all(isinstance(token, int) for token in content):
+        return [content]
+    return [part["text"] if isinstance(part, Mapping) else part for part in content]
+
+
+class Chain(NamedTuple):
+    """Draft tokens of one path, and the sources of each as a bitmask."""
+
+    tokens: list[int]
+    origins: list[int]
+
+
+class StepRequest(NamedTuple):
+    """A request that is to have a draft for its next step.
+
+    Attributes:
+        id: of the request.
+        tokens: int32[n], what the model has written since the last step, perhaps nothing.
+        max_nodes: most draft tokens.
+        verified: the chain that the engine verified in the step that wrote `tokens`; None: the draft of the last step.
+        top_k, node_top_k: what the model found likely, as `DraftSession.accept` takes it.
+    """
+
+    id: str
+    tokens: Tokens
+    max_nodes: int
+    verified: Chain | None = None
+    top_k: Rows | None = None
+    node_top_k: Rows | None = None
+
+
+class EngineRequest:
+    """A request that the engine works on.
+
+    Attributes:
+        new: how it began.
+        session: None until it is opened, and after an error.
+        drafted: the session's latest draft; None: there is none for the text as it is.
+    """
+
+    def __init__(self, new: NewRequest) -> None:
+        self.new = new._replace(tokens=())
+        self.session: DraftSession | None = None
+        self.drafted: TokenTree | None = None
+        self._text = array("i", np.asarray(new.tokens, np.int32).tobytes())
+        self._latest: list[int] = []  # tokens of the last two steps
+
+    def __len__(self) -> int:
+        """Return the number of tokens of the text."""
+        return len(self._text)
+
+    @property
+    def text(self) -> Tokens:
+        """The text, int32[n], a copy."""
+        return np.array(self._text, np.int32)
+
+    def verified(self, step: StepRequest) -> tuple[list[int], list[int]]:
+        """Return the sources of each draft token that was verified, and which of them the model also wrote."""
+        written = step.tokens.tolist()
+        if step.verified is None:
+            if self.drafted is None:
+                return [], []
+            return np.asarray(self.drafted.origins).tolist(), self.drafted.longest_path(written).tolist()
+        tokens = step.verified.tokens
+        wrong = (place for place, (token, right) in enumerate(zip(tokens, written, strict=False)) if token != right)
+        return step.verified.origins, list(range(next(wrong, min(len(tokens), len(written)))))
+
+    def extend(self, tokens: Tokens) -> None:
+        """Append what a step has written."""
+        self._text.frombytes(tokens.astype(np.int32).tobytes())
+        self._latest = [*self._latest[-1:], tokens.size]
+
+    def document(self) -> OutputDocument | None:
+        """Return what the model wrote; None if it is too short to be remembered.
+
+        Engines let steps run that began before a request's end was known. What these wrote is left out where the end
+        shows: at the most tokens of output, or at an end token.
+        """
+        prompt, most = self.new.prompt, self.new.most
+        output = self._text[prompt : None if most is None else prompt + most].tolist()
+        unsure = max(0, len(self._text) - prompt - sum(self._latest))  # from here on, an end token is the end
+        end = next((i for i in range(unsure, len(output)) if output[i] in self.new.ends), len(output) - 1)
+        return OutputDocument.of(self._text[max(0, prompt - PROMPT_TOKENS) : prompt].tolist(), output[: end + 1])

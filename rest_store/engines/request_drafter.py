@@ -1,0 +1,260 @@
+"""Drafts for the requests of a serving engine: whatever happens, the engine gets trees."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+
+from rest_store.datastore.tree import TokenTree
+from rest_store.datastore.validation import IntSequence
+from rest_store.drafting.batch import accept_all, draft_all
+from rest_store.drafting.costs import Pauses
+from rest_store.drafting.output_document import OutputDocument
+from rest_store.drafting.remembering import RememberCounts, remember
+from rest_store.engines.metrics import EngineMetrics
+from rest_store.engines.request import EngineRequest, NewRequest, StepRequest
+from rest_store.engines.sources import EngineSources
+from rest_store.errors import TokenRangeError, describe
+
+_TEND_SECONDS = 0.5
+NO_TREE = TokenTree([], [], [], scores=[], origins=[])
+
+
+class RequestDrafter:
+    """A session for each request of an engine, known by the engine's own id.
+
+    No method raises anything but interrupts: a fault costs drafts, and is counted.
+
+    Args:
+        sources: what sessions draft from; closed with this.
+        metrics: counts what is done.
+        vocabulary_size: token ids of the model.
+        clock: returns the time in seconds.
+
+    Thread-safe. A thread of its own calls `tend` until `close`.
+    """
+
+    def __init__(
+        self,
+        sources: EngineSources,
+        metrics: EngineMetrics,
+        *,
+        vocabulary_size: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.metrics = metrics
+        self._sources = sources
+        self._vocabulary_size = vocabulary_size
+        self._clock = clock
+        self._requests: dict[str, EngineRequest] = {}
+        self._services = Pauses()
+        self._returned = clock()  # when the latest draft was made
+        self._waited = 0.0  # seconds, for services in the latest step
+        self._lock = threading.RLock()
+        self._closed = threading.Event()
+        keeper = threading.Thread(target=_keep, args=(weakref.ref(self), self._closed), name="rest-store", daemon=True)
+        keeper.start()
+
+    def length(self, id: str) -> int:
+        """Return the tokens of a request's text, 0 if it is unknown."""
+        request = self._requests.get(id)
+        return 0 if request is None else len(request)
+
+    @property
+    def ids(self) -> list[str]:
+        """The requests that have begun and not ended."""
+        return list(self._requests)
+
+    def begin(self, request: NewRequest) -> None:
+        """Begin a request, or begin it anew with another text; its session is opened with its first draft."""
+        with self._lock:
+            try:
+                self._close_session(self._requests.pop(request.id, None))
+                self._requests[request.id] = EngineRequest(request._replace(references=self._references(request)))
+            except Exception as error:
+                self.metrics.count_error("begin", error)
+
+    def _references(self, request: NewRequest) -> Sequence[IntSequence]:
+        """Return the references of a request as token ids; none if they are malformed."""
+        try:
+            return self._sources.encoded(request.references)
+        except Exception as error:
+            self.metrics.count_error("references", error)
+            return ()
+
+    def draft(self, steps: Sequence[StepRequest], shape: str = "tree") -> list[TokenTree]:
+        """Return the draft of each request for its next step.
+
+        Args:
+            steps: different requests; those that are unknown get no draft.
+            shape: "tree" or "chain".
+
+        Returns:
+            A tree for each of `steps`, of at most `max_nodes` tokens of the vocabulary, with scores and origins.
+        """
+        began = self._clock()
+        with self._lock:
+            trees = [NO_TREE] * len(steps)
+            try:
+                self._draft(steps, shape, began, trees)
+            except Exception as error:
+                trees = [NO_TREE] * len(steps)
+                self._start_over(error)
+            self._returned = self._clock()
+            self.metrics.count("steps")
+            self.metrics.count("seconds", self._returned - began)
+        return trees
+
+    def _draft(self, steps: Sequence[StepRequest], shape: str, began: float, trees: list[TokenTree]) -> None:
+        known = [(place, step) for place, step in enumerate(steps) if step.id in self._requests]
+        requests = [self._requests[step.id] for _, step in known]
+        self._count_verified(requests, [step for _, step in known], began - self._returned)
+        open_before = [request.session is not None for request in requests]
+        for request, (_, step) in zip(requests, known, strict=True):
+            request.extend(step.tokens)
+            if request.session is None:
+                self._open(request)
+        self._accept(
+            [
+                (request, step)
+                for request, (_, step), was_open in zip(requests, known, open_before, strict=True)
+                if was_open and step.tokens.size
+            ]
+        )
+        asked = [
+            (request, request.session, place, step.max_nodes)
+            for request, (place, step) in zip(requests, known, strict=True)
+            if request.session is not None and step.max_nodes > 0
+        ]
+        if not asked:
+            return
+        drafted = draft_all(
+            [session for _, session, _, _ in asked],
+            [most for _, _, _, most in asked],
+            shape=shape,
+            services=self._services.ends(),
+        )
+        for (request, session, place, _), tree in zip(asked, drafted, strict=True):
+            if len(tree) and not 0 <= tree.tokens.min() <= tree.tokens.max() < self._vocabulary_size:
+                expected = f"0..{self._vocabulary_size - 1}"
+                raise TokenRangeError(describe("draft", "token id", int(tree.tokens.max()), expected))
+            request.drafted = trees[place] = tree
+            for absence in session.statistics.absent.values():
+                self.metrics.count_error("source", absence.reason)
+        self._waited = sum(session.statistics.waited for _, session, _, _ in asked)
+
+    def _open(self, request: EngineRequest) -> None:
+        try:
+            request.session = self._sources.session(request.text, request.new.references)
+        except Exception as error:
+            self.metrics.count_error("open", error)
+
+    def _accept(self, grown: Sequence[tuple[EngineRequest, StepRequest]]) -> None:
+        """Have sessions accept what their requests have written."""
+        sessions = [request.session for request, _ in grown if request.session is not None]
+        accept_all(
+            sessions,
+            [step.tokens for _, step in grown],
+            [step.top_k for _, step in grown],
+            node_top_k=[step.node_top_k for _, step in grown],
+        )
+        for request, _ in grown:
+            request.drafted = None
+
+    def _count_verified(self, requests: Sequence[EngineRequest], steps: Sequence[StepRequest], seconds: float) -> None:
+        """Count what became of the drafts that the engine verified in a step that took `seconds`."""
+        of_services = 0
+        for request, step in zip(requests, steps, strict=True):
+            if not step.tokens.size:
+                continue
+            origins, accepted = request.verified(step)
+            self.metrics.count_draft(origins, accepted)
+            # From the first node on that only services proposed, something else would have been drafted here.
+            here = (i for i, node in enumerate(accepted) if not origins[node] & self._sources.here)
+            of_services += len(accepted) - next(here, len(accepted))
+        if self._waited and steps:
+            self._services.settle(of_services / len(steps) - self._waited / max(seconds, 1e-6))
+            self._waited = 0.0
+
+    def finish(self, ids: Iterable[str]) -> None:
+        """End requests: what they wrote is remembered, and their sessions are closed. Unknown ids are skipped."""
+        with self._lock:
+            ended = [request for id in ids if (request := self._requests.pop(id, None)) is not None]
+            try:
+                documents = _distinct(ended)
+                if documents and self._sources.target is not None:
+                    counts = RememberCounts()
+                    self.metrics.documents.append(counts)
+                    remember(self._sources.target, documents, counts)
+            except Exception as error:
+                self.metrics.count_error("remember", error)
+            for request in ended:
+                self._close_session(request)
+
+    def drop(self, ids: Iterable[str]) -> None:
+        """Close the sessions of requests that the engine puts off, and forget them; they begin anew."""
+        with self._lock:
+            for id in ids:
+                self._close_session(self._requests.pop(id, None))
+
+    def _start_over(self, error: Exception) -> None:
+        """Close all sessions, whose state is unknown after an error."""
+        self.metrics.count_error("propose", error)
+        for request in self._requests.values():
+            self._close_session(request)
+
+    def _close_session(self, request: EngineRequest | None) -> None:
+        if request is None or request.session is None:
+            return
+        try:
+            request.session.close()
+        except Exception as error:
+            self.metrics.count_error("close", error)
+        request.session = request.drafted = None
+
+    def tend(self) -> None:
+        """Tell others what was done."""
+        with self._lock:
+            self.metrics.publish(len(self._requests))
+
+    def close(self) -> None:
+        """Remember all outputs, and close sessions and sources. May be called again."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        with self._lock:
+            documents = _distinct(self._requests.values())
+            for request in self._requests.values():
+                self._close_session(request)
+            self._requests.clear()
+            if documents and (target := self._sources.target) is not None:
+                try:  # at the end of a program, no thread of a queue starts any more
+                    target.add([document.tokens for document in documents], ids=[document.id for document in documents])
+                except Exception as error:
+                    self.metrics.count_error("remember", error)
+            try:
+                self._sources.save_logits()
+            except Exception as error:
+                self.metrics.count_error("logits", error)
+            self._sources.close()
+
+
+def _distinct(requests: Iterable[EngineRequest]) -> list[OutputDocument]:
+    """Return what requests wrote, the same text once."""
+    documents = [request.document() for request in requests]
+    return list({document.id: document for document in documents if document is not None}.values())
+
+
+def _keep(drafter: weakref.ref[RequestDrafter], closed: threading.Event) -> None:
+    """Tend a drafter until it is closed or gone."""
+    while not closed.wait(_TEND_SECONDS):
+        alive = drafter()
+        if alive is None:
+            return
+        try:
+            alive.tend()
+        except Exception as error:
+            alive.metrics.count_error("tend", error)
+        del alive

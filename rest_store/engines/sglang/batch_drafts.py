@@ -1,0 +1,145 @@
+"""Drafts for the batches of SGLang's scheduler: what its requests have written, and what the model found likely."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from rest_store.engines.likely_tokens import likely_tokens
+from rest_store.engines.request import NewRequest, Rows, StepRequest, Tokens, references_of
+from rest_store.engines.request_drafter import NO_TREE, RequestDrafter
+from rest_store.engines.sglang.verify_arrays import verify_arrays
+
+if TYPE_CHECKING:
+    from sglang.srt.managers.schedule_batch import Req, ScheduleBatch
+
+
+class BatchDrafts:
+    """A draft for each request of a batch, step by step. No fault of drafting is raised.
+
+    Where SGLang prepares a step while the one before still runs, the newest tokens may be missing in its requests; then
+    the batch has them. Whether they are missing, the length of the cache tells.
+
+    Args:
+        drafter: has a session for each request.
+        nodes: that are verified for each request, with its last token.
+        shape: "tree" or "chain".
+    """
+
+    def __init__(self, drafter: RequestDrafter, nodes: int, shape: str) -> None:
+        self._drafter = drafter
+        self._nodes = nodes
+        self._shape = shape
+        self._requests: dict[str, Req] = {}  # that have begun
+        self._sizes: dict[str, int] = {}  # of the drafts of the latest step
+        self._places: dict[str, int] = {}  # of requests in `_likely`
+        self._likely: torch.Tensor | Rows | None = None  # of the latest step, on the device until it is asked for
+
+    def arrays(self, batch: ScheduleBatch, *, is_ahead: bool) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """Return the tokens and the mask that a step verifies, as `verify_arrays`.
+
+        Args:
+            batch: of the step.
+            is_ahead: whether the latest step's tokens may be missing in the requests.
+        """
+        requests = list(batch.reqs)
+        newest = _newest(batch) if is_ahead else [[] for _ in requests]
+        last = [
+            int((tokens or request.output_ids or request.origin_input_ids_unpadded)[-1])
+            for request, tokens in zip(requests, newest, strict=True)
+        ]
+        trees = [NO_TREE] * len(requests)
+        try:
+            lengths = batch.seq_lens_cpu.tolist()  # without the last token
+            steps = [self._step(*one) for one in zip(requests, newest, lengths, strict=True)]
+            trees = self._drafter.draft(steps, self._shape)
+        except Exception as error:
+            self._drafter.metrics.count_error("batch", error)
+        self._sizes = {request.rid: len(tree) for request, tree in zip(requests, trees, strict=True)}
+        return verify_arrays(last, trees, self._nodes)
+
+    def _step(self, request: Req, newest: Sequence[int], cached: int) -> StepRequest:
+        """Return what a request asks for; it begins if it is not known yet, or its text is another than before.
+
+        Args:
+            request: SGLang's.
+            newest: what the latest step wrote for it, if that may be missing in the request.
+            cached: tokens of its text, without the last one.
+        """
+        prompt, output = request.origin_input_ids_unpadded, request.output_ids
+        missing = cached + 1 - len(request.origin_input_ids) - len(output)
+        if missing not in (0, len(newest)):
+            raise ValueError(f"a request lacks {missing} tokens of a step that wrote {len(newest)}")
+        known = self._drafter.length(request.rid) - len(prompt)  # tokens of output
+        if 0 <= known <= len(output):
+            new = _tokens(output[known:], newest[:missing])
+            return StepRequest(request.rid, new, self._nodes - 1, node_top_k=self._likely_rows(request.rid))
+        self._requests[request.rid] = request
+        sampling = request.sampling_params
+        ends = set() if sampling.ignore_eos else request.eos_token_ids or set()
+        self._drafter.begin(
+            NewRequest(
+                request.rid,
+                _tokens(prompt, output, newest[:missing]),
+                len(prompt),
+                most=sampling.max_new_tokens,
+                ends=frozenset(ends).union(sampling.stop_token_ids or ()),
+                references=references_of((sampling.custom_params or {}).get("prediction")),
+            )
+        )
+        return StepRequest(request.rid, _tokens(), self._nodes - 1)
+
+    def _likely_rows(self, rid: str) -> Rows | None:
+        """Return what the model found likely after the text and each node of the latest draft; None if unknown."""
+        if self._likely is None or rid not in self._places:
+            return None
+        if isinstance(self._likely, torch.Tensor):
+            self._likely = self._likely.cpu().numpy()
+        rows: Rows = self._likely.reshape(len(self._places), -1, self._likely.shape[1])[self._places[rid]]
+        return rows[: 1 + self._sizes.get(rid, 0)]
+
+    def take(self, batch: ScheduleBatch, logits: torch.Tensor) -> None:
+        """Keep the model's most likely tokens of a step without waiting for the device.
+
+        Args:
+            batch: of the step.
+            logits: [B * nodes, vocabulary].
+        """
+        try:
+            self._places = {request.rid: place for place, request in enumerate(batch.reqs)}
+            self._likely = likely_tokens(logits)
+        except Exception as error:
+            self._likely = None
+            self._drafter.metrics.count_error("logits", error)
+
+    def finish(self, rid: str) -> None:
+        """Accept the last step of a request, and remember its output."""
+        if (request := self._requests.pop(rid, None)) is None:
+            return
+        try:
+            known = self._drafter.length(rid) - len(request.origin_input_ids_unpadded)
+            new = _tokens(request.output_ids[known : request.finished_len])
+            if new.size:
+                self._drafter.draft([StepRequest(rid, new, 0, node_top_k=self._likely_rows(rid))])
+        except Exception as error:
+            self._drafter.metrics.count_error("finish", error)
+        self._drafter.finish([rid])
+
+    def drop(self, rids: Iterable[str]) -> None:
+        """Forget requests that have left the batch without an end; if they were put off, they begin anew."""
+        self._drafter.drop([rid for rid in list(rids) if self._requests.pop(rid, None) is not None])
+
+
+def _newest(batch: ScheduleBatch) -> list[list[int]]:
+    """Return what the latest step wrote for each request; waits for the device."""
+    accepted, counts = batch.spec_info.accept_tokens.tolist(), batch.spec_info.accept_lens.tolist()
+    width = len(accepted) // max(1, len(counts))
+    return [accepted[row * width : row * width + count] for row, count in enumerate(counts)]
+
+
+def _tokens(*parts: Sequence[int]) -> Tokens:
+    return np.concatenate([np.zeros(0, np.int32), *(np.asarray(part, np.int32) for part in parts)])

@@ -1,0 +1,28 @@
+"""The settings of drafts inside SGLang, which has no arguments for those of plug-ins."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from rest_store.engines.settings import EngineSettings
+from rest_store.errors import EngineSettingsError, describe
+
+VARIABLE = "REST_STORE_SGLANG"
+
+
+def read_settings() -> EngineSettings:
+    """Return the settings that the environment holds as JSON.
+
+    Raises:
+        EngineSettingsError: they are absent, or not as `EngineSettings` has them.
+    """
+    text = os.environ.get(VARIABLE)
+    try:
+        settings = EngineSettings.read(None if text is None else json.loads(text), VARIABLE)
+    except json.JSONDecodeError as error:
+        raise EngineSettingsError(describe(VARIABLE, "value", f"no JSON: {error}", "an object")) from None
+    if settings.logits is not None:
+        expected = "absent: SGLang kills its processes in the end, so nothing would be saved"
+        raise EngineSettingsError(describe(VARIABLE, "logits", repr(settings.logits), expected))
+    return settings

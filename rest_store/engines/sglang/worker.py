@@ -1,0 +1,117 @@
+"""The worker that runs the steps of SGLang's REST_STORE algorithm, one in each rank."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from sglang.srt.managers.schedule_batch import ScheduleBatch
+from sglang.srt.managers.tp_worker import TpModelWorker
+from sglang.srt.managers.utils import GenerationBatchResult
+from sglang.srt.runtime_context import get_device, get_parallel, get_schedule, get_serving, get_spec
+from sglang.srt.server_args import ServerArgs
+from sglang.srt.speculative.base_spec_worker import BaseSpecWorker
+from sglang.srt.speculative.ngram_worker import NGRAMWorker
+
+from rest_store.engines.metrics import EngineMetrics
+from rest_store.engines.request_drafter import RequestDrafter
+from rest_store.engines.sglang.batch_drafts import BatchDrafts
+from rest_store.engines.sglang.settings import VARIABLE, read_settings
+from rest_store.engines.sources import EngineSources
+
+_log = logging.getLogger(__name__)
+
+
+class RestStoreWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang need not be installed
+    """Drafts trees with the sessions of this project, and has `NGRAMWorker` verify them.
+
+    With tensor parallelism, the first rank has the datastores and sends its drafts to the others, since all ranks must
+    verify the same.
+
+    Args:
+        server_args, gpu_id, nccl_port, target_worker: as SGLang passes them to all workers.
+
+    Raises:
+        RestStoreError: the subclass that names what cannot be opened or has another tokenizer than the model.
+    """
+
+    def __init__(self, server_args: ServerArgs, gpu_id: int, nccl_port: int, target_worker: TpModelWorker) -> None:
+        # In place of NGRAMWorker's own, which compiles and fills a corpus: the same attributes.
+        BaseSpecWorker.__init__(self)
+        self.server_args = server_args
+        self.enable_overlap = not get_schedule().disable_overlap_schedule
+        self._target_worker = target_worker
+        self.model_runner = target_worker.model_runner
+        self.page_size = get_schedule().page_size
+        self.draft_token_num = self.speculative_num_draft_tokens = get_spec().speculative_num_draft_tokens
+        self.topk = get_spec().speculative_eagle_topk
+        self.speculative_num_steps = get_spec().speculative_num_steps
+        self.max_trie_depth = 0
+        self.device = get_device().device
+        self.adaptive_controller = None
+        self.grammar_tree_host: tuple[Any, ...] | None = None
+        self._prev_decode_rids: set[str] = set()
+        self._drafts: BatchDrafts | None = None
+        if get_parallel().tp_group.rank_in_group == 0:
+            self._drafts = _batch_drafts(target_worker, self.draft_token_num, "chain" if self.topk == 1 else "tree")
+        # All that NGRAMWorker still asks of it: to forget who left the batch, and everything when its cache is emptied.
+        self.ngram_corpus = SimpleNamespace(erase_match_state=self._drop, reset=lambda: None)
+
+    def note_request_finished(self, *, rid: str, natural_stop: bool) -> None:
+        """End a request; SGLang calls this when it has the last tokens."""
+        if self._drafts is not None:
+            self._drafts.finish(rid)
+
+    def forward_batch_generation(
+        self,
+        batch: ScheduleBatch,
+        on_publish: Callable[[torch.Tensor], None] | None = None,
+        pp_proxy_tensors: Any = None,
+    ) -> GenerationBatchResult:
+        """Run a step, and keep what the model found likely after each node."""
+        is_step = batch.forward_mode.is_decode()  # verifying changes it
+        result = super().forward_batch_generation(batch, on_publish, pp_proxy_tensors)
+        if is_step and self._drafts is not None and not batch.has_grammar:  # a grammar masks logits in place
+            self._drafts.take(batch, result.logits_output.next_token_logits)
+        return result
+
+    def _prepare_draft_tokens(self, batch: ScheduleBatch) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """Return what the step verifies, as `verify_arrays`; in all ranks that of the first."""
+        group, nodes = get_parallel().tp_group, self.draft_token_num
+        if self._drafts is not None:
+            is_ahead = self.enable_overlap and not batch.grammar_needs_sync()
+            tokens, mask = self._drafts.arrays(batch, is_ahead=is_ahead)
+        else:
+            tokens = np.empty(len(batch.reqs) * nodes, np.int64)
+            mask = np.empty(tokens.size * nodes, np.bool_)
+        if group.world_size > 1:
+            for array in (tokens, mask):  # written where it is received
+                torch.distributed.broadcast(torch.from_numpy(array), src=group.ranks[0], group=group.cpu_group)
+        return tokens, mask
+
+    def _update_ngram_corpus(self, batch: ScheduleBatch) -> None:
+        """Do nothing: sessions learn what was accepted when they are asked again."""
+
+    def _drop(self, rids: Iterable[str]) -> None:
+        """Forget requests that have left the batch."""
+        if self._drafts is not None:
+            self._drafts.drop(rids)
+
+
+def _batch_drafts(target: TpModelWorker, nodes: int, shape: str) -> BatchDrafts:
+    """Return drafts from the datastores that the settings name."""
+    model, size = target.model_config, int(target.model_config.vocab_size)
+    sources = EngineSources(
+        read_settings(), target.tokenizer, name=str(model.model_path), vocabulary_size=size, where=VARIABLE, log=_log
+    )
+    labels = {"engine": str(get_parallel().dp_rank or 0), "model_name": str(get_serving().served_model_name)}
+    metrics = EngineMetrics(sources.labels, _log, labels=labels)
+    drafter = RequestDrafter(sources, metrics, vocabulary_size=size)
+    atexit.register(drafter.close)
+    return BatchDrafts(drafter, nodes, shape)

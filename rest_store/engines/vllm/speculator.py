@@ -1,0 +1,188 @@
+"""Draft tokens for vLLM's model runner V2, beside those of its own speculator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rest_store.drafting.arbitration import Head
+from rest_store.engines.request import Chain, NewRequest, StepRequest
+from rest_store.engines.request_drafter import RequestDrafter
+from rest_store.engines.vllm.candidates import Candidates, CandidateTable, Draft
+from rest_store.engines.vllm.steps import Step, Written
+from rest_store.engines.vllm.target_logits import TargetLogits
+
+_NODES = 4  # of a lookup ahead, for each token that it must reach
+
+
+@dataclass
+class _Request:
+    """What this knows of a request.
+
+    Attributes:
+        head: what the trained head is worth for it; None: there is none.
+        offered: what may follow the step under way.
+        draft: what the step under way verifies.
+    """
+
+    head: Head | None
+    offered: Candidates | None = None
+    draft: Draft = Draft()  # noqa: RUF009  a named tuple is immutable
+
+    def is_worth(self, scores: Sequence[float]) -> bool:
+        """Return whether draft tokens with these scores are to be verified, and not those of the head."""
+        return bool(scores) and (self.head is None or self.head.prefers_session(scores))
+
+    def learn(self, written: Written) -> None:
+        """Learn what became of what was verified."""
+        if self.head is not None and written.verified and written.tokens.size:
+            accepted = min(written.tokens.size - 1, written.verified)
+            self.head.learn_chain(self.draft.scores, accepted, is_of_head=not self.draft.is_chosen)
+
+
+class Speculator:
+    """Chooses the draft tokens of each step of vLLM. One thread at a time.
+
+    With `lag`, a step's drafts are looked up in the text as it was before that step, while the device works on it; the
+    device takes those that fit what it has written by then (`CandidateTable`). Otherwise the text is waited for.
+
+    Args:
+        drafter: has the sessions.
+        states: vLLM's `RequestState`.
+        most: the most draft tokens of a row, K.
+        longest: the most tokens of a text.
+        lag: whether drafts are looked up a step ahead.
+        head: what vLLM's own speculator is worth, if that is a trained head; None: drafts from here are always better.
+        device: that of the engine.
+    """
+
+    def __init__(
+        self,
+        drafter: RequestDrafter,
+        states: Any,
+        *,
+        most: int,
+        longest: int,
+        lag: bool,
+        head: Head | None,
+        device: torch.device,
+    ) -> None:
+        self.drafter = drafter
+        self._states = states
+        self._most, self._longest = most, longest
+        self._lag = most + 1 if lag else 0
+        self._head = head
+        self._device = device
+        self._logits: TargetLogits | None = None
+        self._requests: dict[str, _Request] = {}  # those that may have drafts
+        self._step: Step | None = None  # under way
+        self._ended: list[str] = []  # requests that end once the step under way was read
+
+    def listen(self, model: Any) -> None:
+        """Recycle the logits of a model from now on."""
+        if self._logits is not None:
+            return
+        modules: Iterable[torch.nn.Module] = ()
+        try:
+            from vllm.model_executor.layers.logits_processor import LogitsProcessor
+
+            modules = [module for module in model.modules() if isinstance(module, LogitsProcessor)]
+        except Exception as error:
+            self.drafter.metrics.count_error("logits", error)
+        self._logits = TargetLogits(modules, self.drafter.metrics.count_error)
+
+    def begin(self, request: NewRequest) -> None:
+        """Begin a request, or begin it again after it was put off."""
+        self._requests[request.id] = _Request(None if self._head is None else self._head.for_text())
+        self.drafter.begin(request)
+
+    def finish(self, finished: Iterable[str], put_off: Iterable[str], *, is_idle: bool) -> None:
+        """End requests.
+
+        Args:
+            finished: their outputs are complete.
+            put_off: they begin again later.
+            is_idle: whether no step follows for now.
+        """
+        self._ended += finished
+        for id in put_off:
+            self._requests.pop(id, None)
+            self.drafter.drop([id])
+        if is_idle:
+            self._draft([], self._read())
+
+    def propose(self, batch: Any, num_sampled: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
+        """Return the draft tokens of each row for the next step, int64[R, K].
+
+        Args:
+            batch: vLLM's `InputBatch`.
+            num_sampled: int[R], tokens that each row has just written; 0 while its prompt is read.
+            otherwise: int64[R, K], what rows without drafts from here verify.
+        """
+        try:
+            likely = None if self._logits is None else self._logits.take()
+            step = Step(batch, self._states, num_sampled, self._most + 1, likely)
+            written = self._read() if self._lag else {}
+            self._step = step
+            written = written if self._lag else self._read()
+            return self._drafts(batch, written, otherwise)
+        except Exception as error:
+            self.drafter.metrics.count_error("propose", error)
+            return otherwise
+
+    def skip(self) -> None:
+        """Leave out what a run without requests has shown."""
+        if self._logits is not None:
+            self._logits.take()
+
+    def _read(self) -> dict[str, StepRequest]:
+        """Return what each request has written in the step under way, once that is done."""
+        step, self._step = self._step, None
+        requests: dict[str, StepRequest] = {}
+        for written in () if step is None else step.read():
+            request = self._requests.get(written.id)
+            if request is None or self.drafter.length(written.id) + written.tokens.size != written.length:
+                continue
+            request.learn(written)
+            chain = request.draft.chain if request.draft.is_chosen else Chain([], [])
+            verified = Chain(chain.tokens[: written.verified], chain.origins[: written.verified])
+            requests[written.id] = StepRequest(written.id, written.tokens, 0, verified, written.top_k)
+            request.draft = Draft()
+            if request.offered is not None and written.tokens.size:
+                request.draft = request.offered.draft(written.tokens, self._most)
+            request.offered = None
+        return requests
+
+    def _draft(self, asked: Sequence[str], written: dict[str, StepRequest]) -> None:
+        """Take in what was written, look up what may follow for the requests of `asked`, and end those that end."""
+        nothing = torch.empty(0, dtype=torch.int32).numpy()
+        steps = {id: StepRequest(id, nothing, 0, Chain([], [])) for id in asked if id in self._requests} | written
+        for id in asked:
+            if id in steps:
+                left = self._longest - 1 - self.drafter.length(id) - steps[id].tokens.size
+                reach = _NODES * (self._lag + self._most) if self._lag else self._most
+                steps[id] = steps[id]._replace(max_nodes=max(0, min(reach, left)))
+        trees = self.drafter.draft(list(steps.values()), shape="tree" if self._lag else "chain")
+        for id, tree in zip(steps, trees, strict=True):
+            request = self._requests[id]
+            if len(tree):
+                request.offered = Candidates.of(tree, self._lag, self._most, request.is_worth)
+                if not self._lag:
+                    request.draft = request.offered.draft(nothing, self._most)
+        self.drafter.finish(self._ended)
+        for id in self._ended:
+            self._requests.pop(id, None)
+        self._ended = []
+
+    def _drafts(self, batch: Any, written: dict[str, StepRequest], otherwise: torch.Tensor) -> torch.Tensor:
+        ids, rows = batch.req_ids[: batch.num_reqs], batch.idx_mapping[: batch.num_reqs]
+        # Rows that are in the middle of their prompts write nothing.
+        read = batch.num_computed_prefill_tokens_np + batch.num_scheduled_tokens >= batch.prefill_len_np
+        self._draft([id for id, writes in zip(ids, read[: batch.num_reqs].tolist(), strict=True) if writes], written)
+        offered = [request.offered if (request := self._requests.get(id)) else None for id in ids]
+        lengths = [self.drafter.length(id) for id in ids]
+        table = CandidateTable(offered, lengths, self._lag, self._most, self._device)
+        return table.take(self._states.all_token_ids.gpu, rows, self._states.total_len.gpu, otherwise)

@@ -1,0 +1,177 @@
+"""Drafts for SGLang's batches, without SGLang: the same text as without drafts, and arrays that say what trees say."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rest_store.datastore.tree import TokenTree
+from rest_store.drafting.remembering import flush
+from rest_store.engines.metrics import EngineMetrics
+from rest_store.engines.request_drafter import RequestDrafter
+from rest_store.engines.settings import EngineSettings
+from rest_store.engines.sglang.batch_drafts import BatchDrafts
+from rest_store.engines.sglang.verify_arrays import verify_arrays
+from rest_store.engines.sources import EngineSources
+from rest_store.live.live_datastore import LiveDatastore
+from tests.engines.sglang.scheduler import NODES, Scheduler, request
+from tests.shared.engine import VOCABULARY, cyclic, plain_output
+from tests.shared.strategies import Corpus, identity, write_datastore
+
+MODEL = cyclic(VOCABULARY)
+PROMPTS = [[20 * start + 3, 20 * start + 4] for start in range(4)]
+
+
+@pytest.fixture
+def datastore(tmp_path: Path) -> str:
+    """A datastore of what the model writes, in which wrong continuations are more frequent than right ones."""
+    texts = []
+    for prompt in PROMPTS:
+        right = [*prompt, *plain_output(MODEL, prompt, 60)]
+        texts.append(right)
+        for place in range(5, 60, 6):
+            wrong = [*right[:place], (right[place] + 7) % VOCABULARY, *right[place + 1 : place + 4]]
+            texts += [[9, 9, *wrong], [11, 11, *wrong]]
+    (tmp_path / "ds").mkdir()
+    return str(write_datastore(tmp_path / "ds", Corpus(VOCABULARY, [texts])))
+
+
+@pytest.fixture
+def drafter(datastore: str, tmp_path: Path) -> Iterator[RequestDrafter]:
+    settings = EngineSettings.read({"datastores": [datastore], "remember": str(tmp_path / "live")}, "settings")
+    log, tokenizer = logging.getLogger("test"), identity(VOCABULARY)
+    sources = EngineSources(settings, tokenizer, name="m", vocabulary_size=VOCABULARY, where="settings", log=log)
+    drafter = RequestDrafter(sources, EngineMetrics(sources.labels, log), vocabulary_size=VOCABULARY)
+    yield drafter
+    drafter.close()
+
+
+def scheduler(drafter: RequestDrafter, shape: str = "tree", *, is_ahead: bool = False) -> Scheduler:
+    return Scheduler(BatchDrafts(drafter, NODES, shape), MODEL, VOCABULARY, is_ahead=is_ahead)
+
+
+def counted(drafter: RequestDrafter, name: str, label: str = "") -> float:
+    return drafter.metrics.totals()[name, label]
+
+
+def errors(drafter: RequestDrafter) -> dict[str, float]:
+    return {label: total for (name, label), total in drafter.metrics.totals().items() if name == "errors" and total}
+
+
+def written(one: Any) -> list[int]:
+    return list(one.output_ids[: one.finished_len])
+
+
+def expected(one: Any) -> list[int]:
+    """What the model writes, up to its end token."""
+    output = plain_output(MODEL, list(one.origin_input_ids), one.sampling_params.max_new_tokens)
+    return output[: output.index(2) + 1] if 2 in output else output
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+@pytest.mark.parametrize("shape", ["tree", "chain"])
+def test_texts_are_those_without_drafts(drafter: RequestDrafter, shape: str, is_ahead: bool) -> None:
+    engine = scheduler(drafter, shape, is_ahead=is_ahead)
+    first, second, third, fourth = (request(f"r{row}", prompt, 30 + 7 * row) for row, prompt in enumerate(PROMPTS))
+    engine.prefill(first, second)
+    # The third is read while the others' latest tokens are processed; the second is put off and read again, whole.
+    engine.run(
+        lambda: engine.prefill(third),
+        lambda: engine.retract(second),
+        lambda: engine.prefill(second, fourth),
+    )
+    for one in (first, second, third, fourth):
+        assert written(one) == expected(one)
+    tokens = sum(len(one.output_ids) for one in (first, second, third, fourth))
+    assert engine.steps < tokens / 4 / 1.5  # four at a time, of which many tokens at once
+    assert errors(drafter) == {}
+    assert drafter.ids == []
+
+
+def test_each_output_is_remembered_as_it_was_given_out(drafter: RequestDrafter, tmp_path: Path) -> None:
+    engine = scheduler(drafter, is_ahead=True)
+    requests = [request(f"r{row}", prompt, 25) for row, prompt in enumerate(PROMPTS)]
+    put_off = request("put off", [150, 151], 25)
+    engine.prefill(*requests, put_off)
+    engine.run(lambda: engine.retract(put_off))
+    flush(drafter._sources.target)
+    with LiveDatastore.open(tmp_path / "live", read_only=True, tokenizer=identity(VOCABULARY)) as live:
+        for one in requests:
+            text = [*one.origin_input_ids, *written(one)]
+            assert live.longest_suffix_match(text, max_suffix=64).length == len(text)
+        assert live.longest_suffix_match([150, 151]).length < 2
+
+
+def test_the_last_step_is_accepted(drafter: RequestDrafter) -> None:
+    engine = scheduler(drafter)
+    one = request("one", PROMPTS[0], 30)
+    engine.prefill(one)
+    engine.run()
+    assert counted(drafter, "accepted_tokens") + engine.steps + 1 == len(one.output_ids)
+
+
+def test_what_the_model_found_likely_is_drafted_again(drafter: RequestDrafter) -> None:
+    engine = scheduler(drafter)
+    unknown = [request(rid, [190, 191], 40) for rid in ("first", "second")]
+    for one in unknown:
+        engine.prefill(one)
+        engine.run()
+    drafted, accepted = (counted(drafter, f"source_{kind}_tokens", "logits") for kind in ("draft", "accepted"))
+    assert 20 < 0.7 * drafted < accepted
+
+
+def test_a_predicted_output_is_drafted_from(drafter: RequestDrafter) -> None:
+    engine = scheduler(drafter)
+    prediction = plain_output(MODEL, [200, 201], 40)
+    one = request("one", [200, 201], 40, custom_params={"prediction": prediction})
+    engine.prefill(one)
+    engine.run()
+    assert written(one) == expected(one)
+    assert engine.steps < 12
+    assert counted(drafter, "source_accepted_tokens", "prompt") > 25
+
+
+def test_faults_cost_drafts_and_no_tokens(drafter: RequestDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = scheduler(drafter, is_ahead=True)
+    requests = [request(f"r{row}", prompt, 30, custom_params={"prediction": 7}) for row, prompt in enumerate(PROMPTS)]
+    engine.prefill(*requests)
+
+    def broken(*_: object) -> None:
+        raise OSError("no tree today")
+
+    monkeypatch.setattr(engine.drafts, "_step", broken)
+    engine.run(monkeypatch.undo)
+    assert [written(one) for one in requests] == [expected(one) for one in requests]
+    assert errors(drafter) == {"batch": 1}
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> TokenTree:
+    """Trees of less than `NODES` nodes, whose siblings differ."""
+    size = draw(st.integers(0, NODES - 1))
+    parents = [draw(st.integers(-1, node - 1)) for node in range(size)]
+    return TokenTree(range(10, 10 + size), parents, [1] * size)
+
+
+@given(st.lists(trees(), max_size=4))
+def test_arrays_hold_the_trees(drafts: list[TokenTree]) -> None:
+    tokens, mask = verify_arrays(list(range(len(drafts))), drafts, NODES)
+    assert tokens.dtype == np.int64
+    assert mask.dtype == np.bool_
+    for row, tree in enumerate(drafts):
+        of_row = mask.reshape(-1, NODES, NODES)[row]
+        parents = [max(np.flatnonzero(of_row[node][:node]), default=-1) for node in range(NODES)]
+        size = len(tree)
+        assert parents == [-1, *(parent + 1 for parent in tree.parents), *range(size, NODES - 1)]
+        assert all(of_row[node, node] and not of_row[node, node + 1 :].any() for node in range(NODES))
+        for node in range(1, NODES):
+            assert (of_row[node, :node] == of_row[parents[node], :node]).all()
+        expected = [row, *tree.tokens, *[0] * (NODES - 1 - size)]
+        assert tokens.reshape(-1, NODES)[row].tolist() == expected

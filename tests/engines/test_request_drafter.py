@@ -1,0 +1,238 @@
+"""Drafts by request id: valid trees whatever happens, the same text as without, and outputs that are remembered."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rest_store
+from rest_store.datastore.tree import TokenTree
+from rest_store.drafting.remembering import flush
+from rest_store.drafting.session import DraftSession
+from rest_store.engines import request_drafter
+from rest_store.engines.metrics import EngineMetrics
+from rest_store.engines.request import Chain, EngineRequest, NewRequest, StepRequest
+from rest_store.engines.request_drafter import RequestDrafter
+from rest_store.engines.settings import EngineSettings
+from rest_store.engines.sources import EngineSources
+from tests.shared.engine import VOCABULARY, Clock, Written, cyclic, plain_output, write
+from tests.shared.members import ScriptedSource, scored
+from tests.shared.strategies import Corpus, identity, write_datastore
+
+LOG = logging.getLogger("test")
+MODEL = cyclic(VOCABULARY)
+NOTHING = np.empty(0, np.int32)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A datastore of what the model writes."""
+    texts = [[start, start + 1, *plain_output(MODEL, [start, start + 1], 60)] for start in range(0, 200, 10)]
+    (tmp_path / "ds").mkdir()
+    return write_datastore(tmp_path / "ds", Corpus(VOCABULARY, [texts]))
+
+
+def made(clock: Clock | None = None, **settings: Any) -> RequestDrafter:
+    read = EngineSettings.read(settings, "settings")
+    tokenizer = identity(VOCABULARY)
+    sources = EngineSources(read, tokenizer, name="test", vocabulary_size=VOCABULARY, where="settings", log=LOG)
+    return RequestDrafter(
+        sources, EngineMetrics(sources.labels, LOG), vocabulary_size=VOCABULARY, clock=clock or Clock()
+    )
+
+
+def totals(drafter: RequestDrafter, name: str) -> dict[str, float]:
+    """Return a counter by label."""
+    return {label: total for (counter, label), total in drafter.metrics.totals().items() if counter == name and total}
+
+
+@pytest.fixture
+def drafter(place: Path) -> Iterator[RequestDrafter]:
+    drafter = made(datastores=[str(place)])
+    yield drafter
+    drafter.close()
+
+
+@pytest.mark.parametrize("shape", ["tree", "chain"])
+def test_requests_are_drafted_for_by_their_ids(drafter: RequestDrafter, shape: str) -> None:
+    requests = [Written(drafter, MODEL, f"{start}", [start, start + 1]) for start in range(0, 100, 10)]
+    write(requests[::2], 5, shape)
+    write(requests[::-1], 5, shape)
+    assert all(len(request.text) == drafter.length(request.id) for request in requests)
+    accepted, drafted = (sum(totals(drafter, name).values()) for name in ("accepted_tokens", "draft_tokens"))
+    assert 0 < accepted <= drafted
+    assert accepted == sum(len(request.text) - 2 for request in requests) - 75
+    assert totals(drafter, "errors") == {}
+    drafter.drop(["0", "unknown"])
+    drafter.finish(["10", "unknown"])
+    assert sorted(drafter.ids) == sorted(str(start) for start in range(20, 100, 10))
+    assert drafter.draft([StepRequest("0", NOTHING, 8)]) == [scored([], [], [])]
+
+
+def test_a_request_begins_again(drafter: RequestDrafter) -> None:
+    request = Written(drafter, MODEL, "a", [5, 6])
+    write([request], 5)
+    text = request.text
+    write([again := Written(drafter, MODEL, "a", text[:4])], 1)
+    assert drafter.length("a") == len(again.text)
+    assert again.text == text[: len(again.text)]
+
+
+def test_what_was_verified_counts_and_not_what_was_drafted(drafter: RequestDrafter) -> None:
+    text = [20, 21]
+    drafter.begin(NewRequest("a", text, 2))
+    (tree,) = drafter.draft([StepRequest("a", NOTHING, 8)], "chain")
+    assert len(tree) > 3
+    right = plain_output(MODEL, text, 3)
+    drafter.draft([StepRequest("a", np.array(right, np.int32), 8, Chain(right[:2], [1, 1]))])
+    drafter.draft([StepRequest("a", np.array(plain_output(MODEL, text + right, 1), np.int32), 8, Chain([], []))])
+    assert totals(drafter, "draft_tokens") == totals(drafter, "accepted_tokens") == {"": 2}
+
+
+def test_finished_requests_are_remembered_once(tmp_path: Path) -> None:
+    memory = str(tmp_path / "memory")
+    drafter = made(remember=memory)
+    prompt = list(range(30))
+    requests = [Written(drafter, MODEL, name, prompt) for name in ("a", "same", "dropped", "open")]
+    requests[2].text[-1:] = [7]
+    write(requests, 12)
+    drafter.finish(["a", "same"])
+    drafter.drop(["dropped"])
+    assert flush(drafter._sources.target, None)
+    assert totals(drafter, "remembered_documents") == {"": 1}
+    drafter.close()
+    with rest_store.LiveDatastore.open(memory, read_only=True) as live:
+        assert live.info().document_count == 1, "the one that was open wrote the same"
+        assert live.count([*prompt[-16:], *requests[0].text[30:]]) == 1
+        assert live.count(prompt[-17:]) == 0
+
+
+@pytest.mark.parametrize(
+    ("begun", "expected"),
+    [
+        ({}, [1, 2, 3, 9, 4, 5, 6, 9, 8]),
+        ({"most": 5}, [1, 2, 3, 9, 4]),
+        ({"ends": {9}}, [1, 2, 3, 9, 4, 5, 6, 9]),
+        ({"ends": {9}, "most": 4}, [1, 2, 3, 9]),
+    ],
+)
+def test_what_is_written_beyond_an_end_is_not_remembered(begun: dict[str, Any], expected: list[int]) -> None:
+    """The engine says that a request has ended after one more step; end tokens before that are part of its text."""
+    request = EngineRequest(NewRequest("a", [7, 7, 1], 2, **begun))
+    for step in ([2, 3, 9], [4, 5], [6, 9], [8]):
+        request.extend(np.array(step, np.int32))
+    document = request.document()
+    assert document is not None
+    assert document.tokens.tolist() == [7, 7, *expected]
+
+
+def failing(*_: Any, **__: Any) -> Any:
+    raise MemoryError("no more\nmemory")
+
+
+@pytest.mark.parametrize("name", ["draft_all", "accept_all"])
+def test_whatever_fails_is_answered_with_no_drafts_and_said_once(
+    drafter: RequestDrafter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    requests = [Written(drafter, MODEL, f"{start}", [start, start + 1]) for start in (10, 20)]
+    write(requests, 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(request_drafter, name, failing)
+        write(requests, 4)
+        assert name == "accept_all" or all(not len(request.tree) for request in requests)
+    count = totals(drafter, "errors")["propose"]
+    before = totals(drafter, "accepted_tokens")
+    write(requests, 6)
+    assert totals(drafter, "errors") == {"propose": count}
+    assert totals(drafter, "accepted_tokens") != before
+    said = [record.getMessage() for record in caplog.records if "no drafts" in record.getMessage()]
+    assert said == ["rest-store: no drafts (propose): MemoryError: no more memory; said once"]
+
+
+def test_sessions_that_cannot_be_closed_are_said(drafter: RequestDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
+    write([Written(drafter, MODEL, "a", [5, 6])], 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(DraftSession, "close", failing)
+        drafter.finish(["a"])
+    assert totals(drafter, "errors") == {"close": 1}
+
+
+def test_tokens_that_no_vocabulary_has_are_done_without(drafter: RequestDrafter) -> None:
+    """As embedded prompts have them."""
+    drafter.begin(NewRequest("a", [-1, -1], 2))
+    write([Written(drafter, MODEL, "b", [5, 6])], 1)
+    assert [len(tree) for tree in drafter.draft([StepRequest("a", NOTHING, 8)])] == [0]
+    assert totals(drafter, "errors") == {"open": 1}
+
+
+def test_a_datastore_that_is_closed_is_done_without(drafter: RequestDrafter) -> None:
+    requests = [Written(drafter, MODEL, "a", [5, 6])]
+    write(requests, 2)
+    drafter._sources.stores[0].close()  # type: ignore[attr-defined]
+    write(requests, 2)
+    assert totals(drafter, "errors")["source"] > 0
+
+
+def test_interrupts_pass(drafter: RequestDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: Any, **__: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(request_drafter, "draft_all", interrupt)
+    drafter.begin(NewRequest("a", [5, 6], 2))
+    with pytest.raises(KeyboardInterrupt):
+        drafter.draft([StepRequest("a", NOTHING, 8)])
+    assert drafter._lock.acquire(blocking=False)
+    drafter._lock.release()
+
+
+def test_logits_that_cannot_be_saved_are_said(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    drafter = made(logits=str(tmp_path / "folder" / "logits"))
+    drafter.begin(NewRequest("a", [5, 6], 2))
+    drafter.draft([StepRequest("a", NOTHING, 8)])
+    drafter.draft([StepRequest("a", np.array([7], np.int32), 8, top_k=np.array([[7, 8], [-1, -1]], np.int32))])
+    (tmp_path / "folder").rmdir()
+    drafter.close()
+    assert totals(drafter, "errors") == {"logits": 1}
+
+
+def test_its_thread_ends_with_it(place: Path) -> None:
+    others = threading.enumerate()  # those of earlier tests may be about to end
+    drafter = made(datastores=[str(place)])
+    (thread,) = [running for running in threading.enumerate() if running.name == "rest-store" and running not in others]
+    drafter.close()
+    drafter.close()
+    thread.join()
+
+
+class SlowService(ScriptedSource):
+    """A service that takes two steps of the engine, and proposes nothing that the model writes."""
+
+    def receive(self, timeout: float | None) -> TokenTree:
+        time.sleep(0.02)
+        return super().receive(timeout)
+
+
+def test_a_service_that_brings_nothing_is_hardly_asked_and_the_rest_drafts_on(place: Path) -> None:
+    lengths = []
+    for service in (None, SlowService(scored([299], [-1], [0.5]))):
+        clock = Clock()
+        drafter = made(clock, datastores=[str(place)])
+        if service is not None:
+            drafter._sources._sources.append(service)
+            drafter._sources.here = 0b1101
+        request = Written(drafter, MODEL, "a", [5, 6])
+        write([request], 100)
+        lengths.append(len(request.text))
+        assert totals(drafter, "errors") == {}
+        drafter.close()
+    assert service is not None
+    assert 0 < len(service.calls("receive")) < 20
+    assert lengths[1] > 0.9 * lengths[0]
