@@ -14,9 +14,7 @@ from typing import Any
 import pytest
 
 IN_SGLANG = [
-    pytest.mark.skipif(
-        importlib.util.find_spec("sglang") is None, reason="no SGLang: `make test-sglang`"
-    ),
+    pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="no SGLang: `make test-sglang`"),
     pytest.mark.filterwarnings("default"),
 ]
 ON_CPU = Path(__file__).with_name("on_cpu")  # what SGLang takes there: kernels in torch, and attention over trees
