@@ -6,6 +6,8 @@
   documents. For comparison, a frozen datastore of the documents that it had at the beginning is queried, alone before
   and in turns meanwhile.
 - open: as a process left it that was killed, in a process of its own.
+- fleet: a service of it and replicas: until a document added at one is drafted from at another, until a new replica is
+  complete, and documents a second through the service with 8 replicas in processes of their own.
 
 Documents are pieces of those of --datastore.
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import gc
 import json
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -21,6 +24,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -51,7 +55,21 @@ with LiveDatastore.open(sys.argv[1]) as live:
     seconds, info = time.perf_counter() - began, live.info()
 print(json.dumps({"seconds": round(seconds, 3), "tokens": info.token_count, "segments": info.shard_count}))
 """
+FOLLOWERS, DOCUMENTS, AT_ONCE = 8, 10_000, 50  # replicas, what is added beside them, and in one request
+FOLLOW = """
+import sys
+from rest_store.live.live_datastore import LiveDatastore
+location, cache, documents = sys.argv[1:]
+with LiveDatastore.open(location, cache=cache) as replica:
+    print("open", flush=True)
+    while replica.info().document_count < int(documents):
+        replica.wait_for_change(replica.newest_change, 1.0)
+    print("complete", flush=True)
+"""
 Asking = Callable[[Store, list[list[int]]], list[float]]  # queries a store after contexts: the microseconds of each
+
+
+PARTS = ("add", "bulk", "queries", "open", "fleet")
 
 
 class Source:
@@ -82,6 +100,9 @@ class Source:
 @click.option("--datastore", metavar="DIR", type=PATH, required=True, help="Source of the tokens.")
 @click.option("--tokens", metavar="N", default=4_000_000, help="Tokens of the datastores that are queried and opened.")
 @click.option("--rounds", metavar="N", type=click.IntRange(1), default=10, help="Turns of 200 additions and queries.")
+@click.option(
+    "--part", "parts", multiple=True, type=click.Choice(PARTS), default=PARTS, help="What is measured; repeatable."
+)
 @click.option("--work", metavar="DIR", type=PATH, show_default="a temporary one", help="Folder for what is written.")
 @seed_option
 @result_options
@@ -89,6 +110,7 @@ def main(
     datastore: Path,
     tokens: int,
     rounds: int,
+    parts: tuple[str, ...],
     work: Path | None,
     seed: int,
     out: Destination,
@@ -98,10 +120,14 @@ def main(
     gc.disable()
     with tempfile.TemporaryDirectory(dir=work) as folder:
         place = Path(folder)
-        results["add"] = show("add", measure_adding(source, place, 200 * rounds))
-        results["bulk"] = show("bulk", measure_bulk(source, place, tokens))
-        results["queries"] = measure_queries(source, place, tokens, rounds)
-        results["open"] = show("open", measure_opening(source, place, tokens))
+        measures: dict[str, Callable[[], dict[str, Any]]] = {
+            "add": lambda: show("add", measure_adding(source, place, 200 * rounds)),
+            "bulk": lambda: show("bulk", measure_bulk(source, place, tokens)),
+            "queries": lambda: measure_queries(source, place, tokens, rounds),
+            "open": lambda: show("open", measure_opening(source, place, tokens)),
+            "fleet": lambda: show("fleet", measure_fleet(source, place, tokens, 20 * rounds)),
+        }
+        results |= {part: measures[part]() for part in parts}
     parameters = {**click.get_current_context().params, "work": None}
     write_result(out, "live_datastore", parameters, ("numpy", "pydivsufsort"), results)
 
@@ -241,6 +267,70 @@ def measure_opening(source: Source, place: Path, tokens: int) -> dict[str, float
     run = subprocess.run([sys.executable, "-c", OPEN, str(directory)], check=True, stdout=subprocess.PIPE, text=True)
     figures: dict[str, float] = json.loads(run.stdout)
     return figures
+
+
+def measure_fleet(source: Source, place: Path, tokens: int, additions: int) -> dict[str, float]:
+    """Follow a service that has `tokens` tokens: documents one by one, all of them, and many at full speed."""
+    directory = place / "served"
+    with LiveDatastore.open(directory, tokenizer=source.tokenizer) as live:
+        live.add(source.documents(tokens // SIZE))
+        live.compact()
+    command = [sys.executable, "-m", "rest_store", "serve", "--live", f"chat={directory}", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
+        assert service.stdout is not None
+        location = service.stdout.readline().split()[-1] + "/chat"
+        try:
+            began = time.perf_counter()
+            with LiveDatastore.open(location, cache=place / "one") as one:
+                while one.info().token_count < tokens // SIZE * SIZE:
+                    one.wait_for_change(one.newest_change, 1.0)
+                complete = time.perf_counter() - began
+                with LiveDatastore.open(location, cache=place / "two") as two:
+                    while two.newest_change < one.newest_change:
+                        two.wait_for_change(two.newest_change, 1.0)
+                    seen = time_each(lambda document: add_and_wait(one, two, document), source.documents(additions))
+            seconds = measure_following(source, place, location, tokens // SIZE + additions)
+        finally:
+            service.terminate()
+    figures = percentiles([microseconds / 1e3 for microseconds in seen])
+    return {
+        "complete_s": round(complete, 2),
+        "seen_median_ms": figures["median"],
+        "seen_p99_ms": figures["p99"],
+        "documents_per_s": round(DOCUMENTS / seconds),
+    }
+
+
+def add_and_wait(one: LiveDatastore, two: LiveDatastore, document: npt.NDArray[np.int32]) -> None:
+    """Add a document at a replica, and wait until another one has it."""
+    before = two.newest_change
+    one.add([document])
+    while two.newest_change < one.newest_change:
+        two.wait_for_change(before, 1.0)
+
+
+def measure_following(source: Source, place: Path, location: str, stored: int) -> float:
+    """Return the seconds until all replicas have what a client adds; they are complete before."""
+    from rest_store.service.client.client import DatastoreClient
+
+    followers = []
+    for number in range(FOLLOWERS):
+        shutil.copytree(place / "one", place / f"follower {number}")
+        arguments = [location, str(place / f"follower {number}"), str(stored + DOCUMENTS)]
+        command = [sys.executable, "-c", FOLLOW, *arguments]
+        followers.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+    for follower in followers:
+        assert follower.stdout is not None
+        follower.stdout.readline()
+    some = source.documents(DOCUMENTS)
+    target, _, name = location.partition("/")
+    began = time.perf_counter()
+    with DatastoreClient(target, datastore=name) as client, ThreadPoolExecutor(4) as threads:
+        for _ in threads.map(lambda start: client.add(some[start : start + AT_ONCE]), range(0, DOCUMENTS, AT_ONCE)):
+            pass
+    for follower in followers:
+        follower.communicate()
+    return time.perf_counter() - began
 
 
 if __name__ == "__main__":

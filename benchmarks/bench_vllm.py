@@ -49,7 +49,7 @@ NGRAM_TOKENS = {1: 8, 4: 4, 8: 3, 16: 2}  # by the greatest number of rows
 SUFFIX = {"method": "suffix", "num_speculative_tokens": 8}
 SUFFIX_ALONE = {"max_spec_factor": 2.0, "min_token_prob": 0.2}  # with one row
 SUFFIX_IN_BATCHES = {"max_spec_factor": 1.0, "min_token_prob": 0.5}
-OURS = {"method": "custom_class", "model": "rest_store.engines.vllm.Drafter", "num_speculative_tokens": 8}
+OURS = {"method": "ngram_gpu", "num_speculative_tokens": 8}  # whose place the plug-in takes
 SUMMED = ("seconds", "tokens", "steps", "row steps", "propose seconds", "drafted")
 
 Answers = dict[str, Any]  # what `peer_vllm.py` returns

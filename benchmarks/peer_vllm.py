@@ -7,7 +7,6 @@ each row got, and a clock around the drafter's `propose` how long it took.
 from __future__ import annotations
 
 import contextlib
-import gc
 import shutil
 import time
 from multiprocessing.connection import Connection
@@ -106,9 +105,8 @@ class Engine:
         }
 
     def _propose_seconds(self) -> float:
-        """Return the seconds that drafting took so far; with ours, also those of its hook on the model."""
-        (drafter,) = self._llm.collective_rpc(lambda worker: getattr(worker.model_runner, "drafter", None))
-        return drafter.figures().seconds if hasattr(drafter, "figures") else self._seconds
+        """Return the seconds that drafting took so far."""
+        return self._seconds
 
     def begin(self, known: list[Text], logits: str | None, settings: dict[str, Any]) -> None:
         """Put a new drafter in place of the one that is there.
@@ -122,18 +120,27 @@ class Engine:
 
     def _replace(self, worker: Any, known: list[Text], logits: str | None, settings: dict[str, Any]) -> None:
         runner = worker.model_runner
-        if not hasattr(runner, "drafter"):
+        where = "drafter" if hasattr(runner, "drafter") else "speculator"  # of the first model runner, and of V2
+        drafter = getattr(runner, where, None)
+        if drafter is None:
             return
-        make, runner.drafter = type(runner.drafter), None
-        gc.collect()  # ours lets go of the live datastore, and saves its logits
+        make = type(drafter)
+        if is_ours := hasattr(drafter, "rest_store"):
+            drafter.rest_store.drafter.close()  # lets go of the live datastore, and saves its logits
         if self._remember is not None:
             remember(Path(self._remember), known, self._llm.get_tokenizer())
         if self._logits is not None:
             Path(self._logits).unlink(missing_ok=True)
             if logits is not None:
                 shutil.copyfile(logits, self._logits)
-        drafter = runner.drafter = make(runner.vllm_config)
-        drafter.load_model(runner.get_model())
+        if is_ours:
+            from vllm.v1.worker.gpu.spec_decode import init_speculator
+
+            drafter = init_speculator(runner.vllm_config, runner.device, runner.req_states)
+        elif where == "drafter":
+            drafter = make(runner.vllm_config)
+            drafter.load_model(runner.get_model())
+        setattr(runner, where, drafter)
         for name, value in settings.items():
             assert hasattr(drafter, name), f"vLLM's {make.__name__} has no {name}"
             setattr(drafter, name, value)
@@ -148,7 +155,7 @@ class Engine:
             began = time.perf_counter()
             drafts = propose(*arguments, **named)
             self._seconds += time.perf_counter() - began
-            self._drafted += sum(map(len, drafts))
+            self._drafted += sum(map(len, drafts))  # rows of lists, or of a tensor
             return drafts
 
         drafter.propose = timed

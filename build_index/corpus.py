@@ -24,7 +24,6 @@ from typing import Any, BinaryIO
 
 from build_index.corpus_spec import CorpusSpec
 from build_index.documents import CorpusCounts, CorpusFile, Document, well_formed
-from build_index.path import scheme_of
 from build_index.readers.detection import NoDocumentsError, reader_of
 from build_index.readers.files import content_of, open_file, read_errors
 from build_index.readers.json_records import read_json
@@ -34,6 +33,7 @@ from build_index.readers.remote_corpus import RemoteCorpus
 from build_index.readers.source_tree import Globs, LocalCorpus
 from build_index.readers.text import read_text
 from rest_store.errors import CorpusFormatError, CorpusNotFoundError, EmptyCorpusError, describe
+from rest_store.loading.remote_files import scheme_of
 
 
 def open_corpus(spec: CorpusSpec) -> Corpus:

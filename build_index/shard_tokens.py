@@ -7,8 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from build_index.errors import output_errors
-from build_index.staging import part_of, put, shard_name
+from build_index.staging import part_of, shard_name
 from build_index.target_tokenizer import Tokens
+from rest_store.datastore.durable import put
 from rest_store.datastore.shard import TokensFile, TokensWriter
 from rest_store.errors import ResumeError, describe
 

@@ -30,6 +30,7 @@ from typing import Any
 
 from build_index.errors import output_errors
 from build_index.path import local_path
+from rest_store.datastore.durable import put, sync
 from rest_store.datastore.file_lock import take_lock
 from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME, TOKENIZER_FILE_NAME, Manifest
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
@@ -131,7 +132,7 @@ class Staging:
             done = self.path / "done.json"
             if self._plan.exists():
                 self._plan.rename(done)  # the old datastore, which comes here, cannot be resumed
-                _sync(self.path)
+                sync(self.path)
             try:
                 if not (self.out / MANIFEST_NAME).exists():
                     self.datastore.rename(self.out)  # over an empty directory, if there is one
@@ -141,7 +142,7 @@ class Staging:
                 if done.exists():
                     done.rename(self._plan)
                 raise
-            _sync(self.out.parent)
+            sync(self.out.parent)
 
     def _replace_files(self) -> None:
         """Turn the old datastore into the new one: its manifest, which names the shards, is replaced by one rename.
@@ -160,9 +161,9 @@ class Staging:
                 kept.add(f"{after.name}.{kind}")
         if (self.datastore / TOKENIZER_FILE_NAME).exists():
             (self.datastore / TOKENIZER_FILE_NAME).rename(self.out / TOKENIZER_FILE_NAME)
-        _sync(self.out)
+        sync(self.out)
         (self.datastore / MANIFEST_NAME).rename(self.out / MANIFEST_NAME)
-        _sync(self.out)
+        sync(self.out)
         for entry in self.out.iterdir():
             if entry.name not in kept:
                 with suppress(OSError):  # the next build removes it
@@ -203,13 +204,6 @@ def whole_file(path: Path) -> Iterator[Path]:
 def part_of(path: Path) -> Path:
     """Return where to write a file of the staging directory until it is complete."""
     return path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
-
-
-def put(part: Path, path: Path) -> None:
-    """Sync a complete file to disk, and rename it."""
-    _sync(part)
-    part.rename(path)
-    _sync(path.parent)
 
 
 def kept_shards(out: Path) -> int:
@@ -306,11 +300,3 @@ def _exchanged(first: Path, second: Path) -> bool:
     if number in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
         return False
     raise OSError(number, os.strerror(number), str(second))
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

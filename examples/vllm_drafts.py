@@ -33,11 +33,7 @@ def main(
         dtype="float32",
         max_model_len=max_model_len,
         disable_log_stats=False,
-        speculative_config={
-            "method": "custom_class",
-            "model": "rest_store.engines.vllm.Drafter",
-            "num_speculative_tokens": 8,
-        },
+        speculative_config={"method": "ngram_gpu", "num_speculative_tokens": 8},
         additional_config={"rest_store": settings},
     )
     sampling = SamplingParams(temperature=0, max_tokens=max_new_tokens)

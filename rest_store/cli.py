@@ -22,11 +22,11 @@ else:
 
 import rest_store
 from rest_store.datastore.kernel import MAX_DEPTH, MAX_SUFFIX
+from rest_store.datastore.locations import is_location
 from rest_store.datastore.render import counted, one_line, table
 from rest_store.errors import RestStoreError
 from rest_store.extras import missing_extra
 from rest_store.options import FILE, PATH, PLACE, SETTINGS, Group, json_option, max_nodes_option
-from rest_store.service.address import is_service
 from rest_store.service.options import Access, access_options, timeout_option
 from rest_store.terminal import draft_as_json, draw_draft, loading
 
@@ -146,7 +146,7 @@ def info(place: str, access: Access, timeout: float, as_json: bool) -> None:
     from rest_store.datastore.datastore import Datastore
     from rest_store.live.directory import is_live
 
-    if is_service(place):
+    if is_location(place):
         from rest_store.service.client.command import show_service
 
         show_service(place, timeout=timeout, as_json=as_json, **access.arguments())
@@ -292,7 +292,7 @@ def query(
     """
     if (text is None) == (tokens is None):
         raise click.UsageError("pass the context as either --text or --tokens")
-    if is_service(datastore):
+    if is_location(datastore):
         from rest_store.service.client.client import DatastoreClient
 
         if tokenizer is None and text is not None:

@@ -14,6 +14,7 @@
     |   |-- PartError                   no such part, or parts that are not one datastore (ValueError)
     |   |-- ChecksumError               content differs from its checksum        (ValueError)
     |   |-- SuffixOrderError            suffix array unsorted or not one entry per token (ValueError)
+    |   |-- FetchError                  one that lies elsewhere cannot be copied         (OSError)
     |   |-- DatastoreClosedError        the datastore is closed                          (ValueError)
     |   `-- LiveDatastoreError          a live datastore cannot do this
     |       |-- LiveFormatError         the directory holds something else               (ValueError)
@@ -140,6 +141,10 @@ class ChecksumError(DatastoreError, ValueError):
 
 class SuffixOrderError(DatastoreError, ValueError):
     """A suffix array is not sorted, or does not hold the position of every token exactly once."""
+
+
+class FetchError(DatastoreError, OSError):
+    """A datastore that lies elsewhere cannot be copied: unreachable, not what its manifest says, or no space here."""
 
 
 class DatastoreClosedError(DatastoreError, ValueError):

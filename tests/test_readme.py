@@ -179,7 +179,7 @@ def test_the_reference_has_every_metric(tmp_path: Path) -> None:
     options = Options([("a", write_datastore(tmp_path, Corpus(300, [[[1, 2]]])))], metrics=Address.parse("127.0.0.1:0"))
     served = asyncio.run(metrics_of_a_server(options))
     engines = {f"rest_store_engine_{name}_total" for name in COUNTERS} | {"rest_store_engine_sessions"}
-    assert min(len(served), len(engines)) > 10
+    assert min(len(served), len(engines)) >= 10
     page = PAGES["docs/reference/metrics.md"]
     assert sorted(re.findall(r"`(rest_store_\w+)`", page)) == sorted(served | engines)
     others = "".join(text for name, text in PAGES.items() if name.startswith("docs/"))

@@ -14,37 +14,21 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
 from build_index.errors import build_packages, first_line
-from build_index.path import scheme_of
 from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError, RestStoreError, describe
+from rest_store.loading.remote_files import file_system, scheme_of
 
 GZIP_MAGIC = b"\x1f\x8b"
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
-SCHEMES = {"s3": "s3fs", "gs": "gcsfs", "hf": "huggingface_hub"}
-"""Of addresses, and the packages that read them."""
 BUFFER_BYTES = 1 << 18
 _BLOCK_BYTES = 4 << 20  # of one request
 _BLOCKS = 4  # kept of a remote file: pyarrow reads up to three columns in turns
-
-
-def file_system(address: str) -> Any:
-    """Return the `fsspec.AbstractFileSystem` of an address.
-
-    Raises:
-        CorpusError: a package of the extra `remote` is not installed.
-    """
-    scheme = scheme_of(address) or ""
-    with build_packages(address, CorpusError, "remote"):
-        import fsspec
-
-        __import__(SCHEMES[scheme])
-        return fsspec.filesystem(scheme, use_listings_cache=False)
 
 
 def open_file(path: str) -> BinaryIO:
     """Open a file as it is, by its path or address; raises what `read_errors` turns into errors of ours."""
     if scheme_of(path) is None:
         return open(path, "rb", buffering=0)  # noqa: PTH123 - many small files
-    file = file_system(path).open(
+    file = file_system(path, CorpusError).open(
         path, "rb", block_size=_BLOCK_BYTES, cache_type="blockcache", cache_options={"maxblocks": _BLOCKS}
     )
     return cast(BinaryIO, file)

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from build_index.documents import CorpusCounts, CorpusFile
-from build_index.path import scheme_of
-from build_index.readers.files import SCHEMES, file_system, read_errors
+from build_index.readers.files import read_errors
 from build_index.readers.source_tree import Globs
 from rest_store.errors import CorpusError, describe
-from rest_store.loading.hub import hub_failure
+from rest_store.loading.remote_files import file_system, require_hub, scheme_of
+
+_SCHEMES = ("s3", "gs", "hf")  # files of web servers have no listing
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,8 @@ class RemoteCorpus:
         """
         _require_valid(address)
         top = address.rstrip("/")
-        system = file_system(address)
+        system = file_system(address, CorpusError)
+        require_hub(address, CorpusError)
         with read_errors(address):
             info = system.info(top)
         if info["type"] == "directory":
@@ -61,7 +63,7 @@ class RemoteCorpus:
         if not self.is_directory:
             yield CorpusFile(self.top, self.top.rpartition("/")[2], self.size, self.etag)
             return
-        system = file_system(self.top)
+        system = file_system(self.top, CorpusError)
         with read_errors(self.top):
             found = system.find(self.top, detail=True)
         files = {system.unstrip_protocol(name).removeprefix(f"{self.top}/"): info for name, info in found.items()}
@@ -72,16 +74,14 @@ class RemoteCorpus:
 
 
 def _require_valid(address: str) -> None:
-    """Raise CorpusError for an address that names nothing which can be read, or a hub that cannot be reached."""
+    """Raise CorpusError for an address that names nothing which can be read."""
     scheme, (place, *names) = scheme_of(address), address.split("/")[2:]
-    if scheme not in SCHEMES:
+    if scheme not in _SCHEMES:
         raise CorpusError(describe(address, "scheme", f"'{scheme}'", "s3, gs, hf, or a path: download it first"))
     is_whole = place == "datasets" and len(names) >= 2 and all(names[:2]) if scheme == "hf" else bool(place)
     if not is_whole:
         expected = "hf://datasets/OWNER/NAME/..." if scheme == "hf" else f"{scheme}://NAME/..."
         raise CorpusError(describe(address, "address", "malformed", expected))
-    if scheme == "hf" and (failure := hub_failure("/".join(names[:2]).partition("@")[0], kind="dataset")):
-        raise CorpusError(f"{address}: the Hugging Face hub cannot be reached ({failure})")
 
 
 def _etag(info: dict[str, object]) -> str:

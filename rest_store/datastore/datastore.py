@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from rest_store.datastore import locations
 from rest_store.datastore.manifest import FILE_NAME, Manifest, ShardRecord
 from rest_store.datastore.mapped_file import MappedFile
 from rest_store.datastore.memory import available_bytes
@@ -77,27 +78,47 @@ class Datastore(Store):
         self._built = datetime.fromtimestamp((path / FILE_NAME).stat().st_mtime, timezone.utc)
 
     @classmethod
-    def open(cls, path: str | Path, *, tokenizer: object = None, part: Part | str | None = None) -> Datastore:
-        """Open the datastore in directory `path`.
+    def open(
+        cls,
+        path: str | Path,
+        *,
+        tokenizer: object = None,
+        part: Part | str | None = None,
+        cache: str | Path | None = None,
+        token: str | None = None,
+        tls: object = None,
+    ) -> Datastore:
+        """Open the datastore in directory `path`, or a copy of one that lies elsewhere.
 
         Maps its files and validates their structure in time and memory that do not depend on their size. If the
         datastore is larger than the available memory, only the pages that queries touch are read.
 
         Args:
-            path: a directory that `rest-build` wrote.
+            path: a directory that `rest-build` wrote; or where one lies: `HOST:PORT/NAME` or `unix:/path#NAME` in a
+                service, or an address with `s3://`, `gs://`, `hf://` or `https://`. Of those, a copy is opened, which
+                is made once for each build.
             tokenizer: if given, the tokenizer in use: a tokenizer of `transformers` or `tokenizers`, a
                 `tokenizer.json`, a `.gguf` file, a directory, a name on the Hugging Face hub, or a
                 `TokenizerIdentity`. The datastore must have been built with the same.
             part: such as "2/4", for the second quarter of its shards alone: only their files need to be there.
+            cache: directory of copies; None: `rest-store` in `$XDG_CACHE_HOME` or `~/.cache`.
+            token: for a service that asks for one.
+            tls: for a service, as in `DatastoreClient`.
 
         Raises:
+            FetchError: it lies elsewhere, and no copy can be made.
+            ServiceError: the subclass that says why a service gives none.
             DatastoreError: the subclass that names what is wrong with the files (FORMAT.md, section 6).
             PartError: there is no such part, or there are more parts than shards.
             TokenizerLoadError: there is no such `tokenizer`.
             TokenizerMismatchError: `tokenizer` differs from the datastore's.
             NativeKernelError: the kernel was not compiled.
         """
-        directory = Path(path)
+        if locations.is_location(path):
+            directory = Path(locations.default_cache() if cache is None else cache)
+            directory = locations.reach().fetched(str(path), directory, token=token, tls=tls)
+        else:
+            directory = Path(path)
         if isinstance(part, str):
             part = Part.parse(part)
         manifest = Manifest.read(directory)

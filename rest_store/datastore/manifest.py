@@ -135,8 +135,17 @@ class Manifest:
             ManifestError: it is not JSON, or a field is absent or of the wrong type.
             ChecksumError: it was changed since it was written.
         """
-        where = directory / FILE_NAME
-        content = _content(directory)
+        return cls.parse(_content(directory), directory / FILE_NAME)
+
+    @classmethod
+    def parse(cls, content: bytes, where: object) -> Manifest:
+        """Read a manifest from the content of its file; `where` names it in messages.
+
+        Raises:
+            FormatVersionError, ManifestError, ChecksumError: as `read`.
+        """
+        if len(content) > MAX_SIZE:
+            raise ManifestError(describe(where, "size", f"more than {MAX_SIZE} bytes", f"at most {MAX_SIZE}"))
         try:
             fields = json.loads(content)
         except (ValueError, RecursionError) as error:
@@ -154,7 +163,7 @@ class Manifest:
         return cls._from_fields(fields, where)
 
     @classmethod
-    def _from_fields(cls, fields: dict[str, Any], where: Path) -> Manifest:
+    def _from_fields(cls, fields: dict[str, Any], where: object) -> Manifest:
         has_tokenizer = "tokenizer_sha256" in fields
         manifest = cls(
             created_by=_field(fields, "created_by", str, where),
@@ -174,10 +183,7 @@ def _content(directory: Path) -> bytes:
     where = directory / FILE_NAME
     try:
         with open_regular(where) as file:
-            content = file.read(MAX_SIZE + 1)
-        if len(content) > MAX_SIZE:
-            raise ManifestError(describe(where, "size", f"more than {MAX_SIZE} bytes", f"at most {MAX_SIZE}"))
-        return content
+            return file.read(MAX_SIZE + 1)
     except (FileNotFoundError, NotADirectoryError):
         if (directory / DOCUMENTS_FILE_NAME).is_file():
             expected = "a frozen one; open it with LiveDatastore, or freeze it with rest-store live export"
@@ -191,7 +197,7 @@ def _content(directory: Path) -> bytes:
         raise ManifestError(describe(where, "file", f"unreadable ({error.strerror})", "a readable file")) from None
 
 
-def _shard(fields: object, where: Path) -> ShardRecord:
+def _shard(fields: object, where: object) -> ShardRecord:
     if not isinstance(fields, dict):
         raise ManifestError(describe(where, "shard", type(fields).__name__, "an object"))
     kinds = {"name": str, "tokens_sha256": str, "suffixes_sha256": str}
@@ -204,7 +210,7 @@ def _shard(fields: object, where: Path) -> ShardRecord:
     return record
 
 
-def _field(fields: dict[str, Any], name: str, kind: type, where: Path) -> Any:
+def _field(fields: dict[str, Any], name: str, kind: type, where: object) -> Any:
     value = fields.get(name)
     if not isinstance(value, kind):
         found = "absent" if name not in fields else type(value).__name__

@@ -19,6 +19,7 @@ from rest_store.engines.sources import EngineSources
 from rest_store.errors import TokenRangeError, describe
 
 _TEND_SECONDS = 0.5
+_IDLE_SECONDS = 3.0  # without a step, after which outputs count as complete: some engines then tell of no end
 NO_TREE = TokenTree([], [], [], scores=[], origins=[])
 
 
@@ -51,6 +52,7 @@ class RequestDrafter:
         self._requests: dict[str, EngineRequest] = {}
         self._services = Pauses()
         self._returned = clock()  # when the latest draft was made
+        self._is_idle = True  # for long, and what was written is remembered
         self._waited = 0.0  # seconds, for services in the latest step
         self._lock = threading.RLock()
         self._closed = threading.Event()
@@ -102,7 +104,7 @@ class RequestDrafter:
             except Exception as error:
                 trees = [NO_TREE] * len(steps)
                 self._start_over(error)
-            self._returned = self._clock()
+            self._returned, self._is_idle = self._clock(), False
             self.metrics.count("steps")
             self.metrics.count("seconds", self._returned - began)
         return trees
@@ -182,16 +184,20 @@ class RequestDrafter:
         """End requests: what they wrote is remembered, and their sessions are closed. Unknown ids are skipped."""
         with self._lock:
             ended = [request for id in ids if (request := self._requests.pop(id, None)) is not None]
-            try:
-                documents = _distinct(ended)
-                if documents and self._sources.target is not None:
-                    counts = RememberCounts()
-                    self.metrics.documents.append(counts)
-                    remember(self._sources.target, documents, counts)
-            except Exception as error:
-                self.metrics.count_error("remember", error)
+            self._remember(ended)
             for request in ended:
                 self._close_session(request)
+
+    def _remember(self, requests: Iterable[EngineRequest]) -> None:
+        """Queue what requests wrote to be remembered; what was remembered before is not added again."""
+        try:
+            documents = _distinct(requests)
+            if documents and self._sources.target is not None:
+                counts = RememberCounts()
+                self.metrics.documents.append(counts)
+                remember(self._sources.target, documents, counts)
+        except Exception as error:
+            self.metrics.count_error("remember", error)
 
     def drop(self, ids: Iterable[str]) -> None:
         """Close the sessions of requests that the engine puts off, and forget them; they begin anew."""
@@ -215,8 +221,11 @@ class RequestDrafter:
         request.session = request.drafted = None
 
     def tend(self) -> None:
-        """Tell others what was done."""
+        """Remember what was written when the engine rests, and tell others what was done."""
         with self._lock:
+            if not self._is_idle and self._clock() - self._returned >= _IDLE_SECONDS:
+                self._is_idle = True
+                self._remember(self._requests.values())
             self.metrics.publish(len(self._requests))
 
     def close(self) -> None:

@@ -20,9 +20,14 @@ class EngineSettings:
     """The settings of a drafter inside a serving engine.
 
     Attributes:
-        datastores: what to draft from: directories, frozen or live, and `HOST:PORT` or `unix:/path` of services.
+        datastores: what to draft from: directories, frozen or live, and locations of datastores elsewhere, such as
+            `host:50051/code` or `s3://bucket/code`.
         remember: a live datastore that finished requests are added to, and that is drafted from too: a directory, new
-            or as it is, or the address of a service that has one; None: nothing is remembered.
+            or as it is, or the location of one that a service has; None: nothing is remembered.
+        namespace: of `remember`, whose documents alone are drafted from, and which outputs are added to.
+        drafting: "local": datastores from elsewhere are copied, and the copies of live ones kept up to date; "remote":
+            each step asks their services for drafts.
+        cache: directory for the copies; None: `~/.cache/rest-store`.
         logits: a file for what the model found likely: loaded when the engine starts, if it exists, and saved when the
             engine ends; None: each engine begins anew.
         source_timeout: seconds that a step waits for services, for the whole batch together.
@@ -36,6 +41,9 @@ class EngineSettings:
 
     datastores: Sequence[str] = ()
     remember: str | None = None
+    namespace: str = ""
+    drafting: str = "local"
+    cache: str | None = None
     logits: str | None = None
     source_timeout: float = _SOURCE_TIMEOUT
     token_file: str | None = None
@@ -91,8 +99,10 @@ def _is_timeout(value: object) -> bool:
     return value is not None
 
 
+_DRAFTING = ("local", "remote")
 _KINDS: dict[str, tuple[Callable[[object], bool], str]] = {  # of settings that are not texts
     "datastores": (_are_texts, "a list of strings"),
+    "drafting": (lambda value: value in _DRAFTING, f"one of {', '.join(_DRAFTING)}"),
     "source_timeout": (_is_timeout, "seconds from 0 on"),
     "lag": (lambda value: isinstance(value, bool), "true or false"),
     "tls": (lambda value: isinstance(value, bool), "true or false"),

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from rest_store.datastore.locations import is_location
 from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import identity_of
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.limits import references_of
-from rest_store.drafting.remembering import RememberTarget
+from rest_store.drafting.remembering import RememberTarget, flush
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
 from rest_store.engines.settings import EngineSettings
@@ -31,13 +32,11 @@ from rest_store.errors import (
     describe,
 )
 from rest_store.live.opening import open_store
-from rest_store.service.address import is_service
 
 if TYPE_CHECKING:
     from rest_store.service.client.client import DatastoreClient
 
 _CONNECT_SECONDS = 2.0
-_LONGEST_NAME = 200  # characters, of what services take as a name
 
 
 class EngineSources:
@@ -75,33 +74,42 @@ class EngineSources:
         self._identity = None if tokenizer is None else identity_of(tokenizer, name)
         self._timeout = settings.source_timeout
         self._calibration = Calibration.default()
-        paths = dict.fromkeys(map(_normal, settings.datastores))
+        places = dict.fromkeys(map(_normal, settings.datastores))
         remember = None if settings.remember is None else _normal(settings.remember)
         if remember is not None:
-            paths[remember] = None
+            places[remember] = None
         sources: dict[str, Any] = {}
-        shared = {"tokenizer": self._identity, "shared_calibration": name[-_LONGEST_NAME:]}
         with ExitStack() as stack:
-            for path in paths:
-                if is_service(path):
-                    sources[path] = _client(path, settings.access() | shared, log)
-                elif path == remember:
-                    from rest_store.live.live_datastore import LiveDatastore  # loads what sorts
-
-                    sources[path] = LiveDatastore.open(path, tokenizer=tokenizer)
-                else:
-                    sources[path] = open_store(path, tokenizer=self._identity)
-                stack.callback(sources[path].close)
+            for place in places:
+                sources[place] = self._open(place, settings, place == remember, log)
+                stack.callback(sources[place].close)
+            if remember is not None and settings.namespace and isinstance(sources[remember], Store):
+                sources[remember] = sources[remember].namespace(settings.namespace)
             self._sources = list(sources.values())
             require_sources(where, [*self._sources, PromptLookup()])
             self._require_same_tokenizers(vocabulary_size)
             self._logits_file = None if settings.logits is None else Path(settings.logits)
             self._logits = self._recycled_logits(where)
             self._stack = stack.pop_all()
-        self.labels = [*("memory" if path == remember else path for path in paths), "prompt", "logits"]
-        elsewhere = [place for place, path in enumerate(paths) if is_service(path)]
-        self.here = sum(1 << place for place in range(len(self.labels)) if place not in elsewhere)
+        self.labels = [*("memory" if place == remember else place for place in places), "prompt", "logits"]
+        elsewhere = [bit for bit, source in enumerate(self._sources) if not isinstance(source, Store)]
+        self.here = sum(1 << bit for bit in range(len(self.labels)) if bit not in elsewhere)
         self.target: RememberTarget | None = None if remember is None else sources[remember]
+
+    def _open(self, place: str, settings: EngineSettings, is_remembered: bool, log: logging.Logger) -> Any:
+        """Open what is at `place`; as a client of its service, if that is wanted or there is no copy yet."""
+        access = settings.access() if is_location(place) else {}
+        client = access | {"tokenizer": self._identity, "namespace": settings.namespace if is_remembered else ""}
+        if settings.drafting == "remote" and is_location(place):
+            return _client(place, client, log)
+        try:
+            if not is_remembered:
+                return open_store(place, tokenizer=self._identity, cache=settings.cache, **access)
+            from rest_store.live.live_datastore import LiveDatastore  # loads what sorts
+
+            return LiveDatastore.open(place, tokenizer=self._tokenizer, cache=settings.cache, **access)
+        except (ServiceUnavailableError, DeadlineError):
+            return _client(place, client, log)
 
     def _require_same_tokenizers(self, vocabulary_size: int) -> None:
         """Refuse datastores of different tokenizers, and tokens that the model does not have."""
@@ -179,12 +187,14 @@ class EngineSources:
 
     def close(self) -> None:
         """Close all sources; what is queued to be remembered is written first, for two seconds at most."""
+        if self.target is not None:
+            flush(self.target)
         self._stack.close()
 
 
 def _normal(path: str) -> str:
     """Return the same text for paths that are spelled differently; an address as it is."""
-    return path if is_service(path) else str(Path(path))
+    return path if is_location(path) else str(Path(path))
 
 
 def _client(address: str, options: dict[str, Any], log: logging.Logger) -> DatastoreClient:

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
+from rest_store.datastore.tree import TokenTree
 from rest_store.errors import ModeNotSupportedError, describe
-from rest_store.generation.drafts import Draft
+from rest_store.generation.drafts import origins_of
 from rest_store.generation.output import Piece
 from rest_store.generation.rows import Row
 from rest_store.generation.top_k import TopTokens
@@ -87,31 +88,30 @@ class Acceptance:
         self._rows, self._stops, self._typical = rows, stops, typical
         self._keeps_logits, self._keeps_scores = keeps_logits, keeps_scores
 
-    def accept(self, logits: torch.Tensor, top_tokens: TopTokens, drafts: Sequence[Draft]) -> Piece:
+    def accept(self, logits: torch.Tensor, top_tokens: TopTokens, trees: Sequence[TokenTree]) -> Piece:
         """Write what one forward pass brought, and return it.
 
         Args:
             logits: [rows, width, vocabulary], of each row's last token and its tree.
             top_tokens: the most likely tokens of these logits.
-            drafts: of each row.
+            trees: the draft tree of each row.
         """
-        best: list[list[int] | None] = [None] * len(drafts) if top_tokens.best is None else top_tokens.best.tolist()
-        piece = Piece([], [], drafts, [])
-        for number, (row, draft) in enumerate(zip(self._rows, drafts, strict=True)):
-            tokens, nodes = ([], []) if row.ended else self._walk(row, draft, logits[number], best[number])
-            origins = [draft.origins[node] for node in nodes]
-            origins += [0] * (len(tokens) - len(origins))
+        best: list[list[int] | None] = [None] * len(trees) if top_tokens.best is None else top_tokens.best.tolist()
+        piece = Piece([], [], trees, [])
+        for number, (row, tree) in enumerate(zip(self._rows, trees, strict=True)):
+            tokens, nodes = ([], []) if row.ended else self._walk(row, tree, logits[number], best[number])
+            origins = origins_of(tree)
             piece.tokens.append(tokens)
-            piece.origins.append(origins)
+            piece.origins.append([origins[node] for node in nodes] + [0] * (len(tokens) - len(nodes)))
             piece.accepted.append(nodes)
         return piece
 
     def _walk(
-        self, row: Row, draft: Draft, logits: torch.Tensor, best: list[int] | None
+        self, row: Row, tree: TokenTree, logits: torch.Tensor, best: list[int] | None
     ) -> tuple[list[int], list[int]]:
         """Write to one row; return its new tokens, and the nodes of the tree that were accepted."""
         children: dict[tuple[int, int], int] = {}  # by parent (-1: the context) and token; of equal siblings the first
-        for node, edge in enumerate(zip(draft.tree.parents.tolist(), draft.tree.tokens.tolist(), strict=True)):
+        for node, edge in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
             children.setdefault(edge, node)
         ahead: list[int] = []
         if self._typical and children:

@@ -178,7 +178,6 @@ class TreeKVCache(Cache):
             self.groups.append(slots)
             for place, number in enumerate(numbers):
                 layers[number] = TreeLayer(slots, place)
-        self._left = cache.layers[held[-1]].keys  # what stands for keys in the last layer that was emptied
         super().__init__(layers=layers)
 
     @property
@@ -216,12 +215,8 @@ class TreeKVCache(Cache):
     def give_back(self, cache: Cache) -> None:
         """Fill the cache that was taken over as if the tokens held here had been decoded one by one.
 
-        Rows that are shorter than the longest get zeros behind their last token. A cache that is in use again stays as
-        it is.
+        Rows that are shorter than the longest get zeros behind their last token.
         """
-        keys = cache.layers[_held(cache)[-1]].keys
-        if keys is not None and keys is not self._left:  # None: it was reset
-            return
         for number in _held(cache):
             slots, layer = self.layers[number].slots, cache.layers[number]
             first = 0

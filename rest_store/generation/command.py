@@ -11,7 +11,8 @@ from typing import Any
 import click
 
 import rest_store
-from rest_store.datastore.tokenizer import identity_of
+from rest_store.datastore.locations import is_location
+from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.errors import DeadlineError, ServiceUnavailableError
 from rest_store.live.opening import open_store
 from rest_store.options import (
@@ -27,7 +28,6 @@ from rest_store.options import (
     model_option,
     to_be_written,
 )
-from rest_store.service.address import is_service
 from rest_store.service.options import Access, access_options
 from rest_store.terminal import loading
 
@@ -45,14 +45,20 @@ Examples:
     metavar="PLACE",
     type=PLACE,
     multiple=True,
-    help="Directory, frozen or live, or HOST:PORT of a service. Repeatable.",
+    help="Directory, frozen or live, or HOST:PORT/NAME of one in a service. Repeatable.",
+)
+@click.option(
+    "--drafting",
+    type=click.Choice(["local", "remote"]),
+    default="local",
+    help="Datastores of services: copy them here and keep the copies up to date, or ask for each draft.",
 )
 @access_options
 @click.option(
     "--remember",
     metavar="PLACE",
     type=PLACE,
-    help="Add each output to this live datastore, a new or existing directory or HOST:PORT, and draft from it.",
+    help="Add each output to this live datastore, a new or existing directory or HOST:PORT/NAME; draft from it, too.",
 )
 @click.option(
     "--prompt",
@@ -105,6 +111,7 @@ Examples:
 def generate(
     model: str,
     datastores: tuple[str, ...],
+    drafting: str,
     access: Access,
     remember: str | None,
     prompts: tuple[str, ...],
@@ -121,7 +128,7 @@ def generate(
     page_path: Path | None,
     as_json: bool,
 ) -> None:
-    """Generate text with a model and drafts from datastores; colours show where each token came from.
+    """Generate text with a model and drafts from datastores.
 
     Drafts are trees of tokens, which the model verifies in one forward pass. M is the mean number of tokens that a pass
     writes; without drafts it is 1.
@@ -135,9 +142,9 @@ def generate(
 
     if page_path is not None and len(prompts) != 1:
         raise click.UsageError("--html takes one --prompt")
-    places = [place if is_service(place) else str(Path(place)) for place in datastores]
-    target = remember if remember is None or is_service(remember) else str(Path(remember))
-    client_options = access.arguments()
+    places = [place if is_location(place) else str(Path(place)) for place in datastores]
+    target = remember if remember is None or is_location(remember) else str(Path(remember))
+    credentials = access.arguments()
     own_calibration = None if calibration is None else rest_store.Calibration.load(calibration)
     network, tokenizer = load_model(model, dtype=dtype, device=device, announce=loading)
     if chat and not tokenizer.chat_template:
@@ -148,12 +155,13 @@ def generate(
     identity = identity_of(tokenizer, model)
     stores: dict[str, Any] = {}
     for place in dict.fromkeys([*places, *([] if target is None else [target])]):
-        if is_service(place):
-            stores[place] = _client(place, {**client_options, "tokenizer": identity})
+        if drafting == "remote" and is_location(place):
+            stores[place] = _client(place, identity, credentials)
         elif place == target:
-            stores[place] = context.with_resource(rest_store.LiveDatastore.open(place, tokenizer=tokenizer))
+            live = rest_store.LiveDatastore.open(place, tokenizer=tokenizer, **credentials)
+            stores[place] = context.with_resource(live)
         else:
-            stores[place] = context.with_resource(open_store(place, tokenizer=identity))
+            stores[place] = context.with_resource(open_store(place, tokenizer=identity, **credentials))
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": temperature is not None}
     if temperature is not None:
         options["temperature"] = temperature
@@ -165,6 +173,7 @@ def generate(
         remember=None if target is None else stores[target],
         calibration=own_calibration,
     )
+    generator.source_names[: len(stores)] = stores  # copies and replicas by their location
     writer = Writer(generator, options, seed=seed, compare=compare, as_json=as_json)
     if prompts:
         for prompt in prompts:
@@ -174,13 +183,14 @@ def generate(
         writer.write_lines(chat=bool(tokenizer.chat_template) if chat is None else chat)
 
 
-def _client(place: str, options: dict[str, Any]) -> rest_store.DatastoreClient:
+def _client(place: str, tokenizer: TokenizerIdentity, credentials: dict[str, Any]) -> rest_store.DatastoreClient:
     """Return a client of a service, closed when the command ends; warn if the service does not answer.
 
     Raises:
         TokenizerMismatchError: its datastores were built with another tokenizer.
     """
-    client = click.get_current_context().with_resource(rest_store.DatastoreClient(place, **options))
+    client = rest_store.DatastoreClient(place, tokenizer=tokenizer, **credentials)
+    click.get_current_context().with_resource(client)
     try:
         client.connect(timeout=2.0)
     except (ServiceUnavailableError, DeadlineError) as error:

@@ -1,8 +1,7 @@
 """The draft sessions of a generation, whose failures never fail or change it.
 
-A session may be anybody's code. What it raises is caught, its trees are checked before they are verified, and a session
-that fails is closed; one warning says so. Slow sources are bounded inside the session
-(`DraftSession(source_timeout=...)`).
+A session may be anybody's code. What it raises is caught, and a session that fails is closed; one warning says so. Slow
+sources are bounded inside the session (`DraftSession(source_timeout=...)`).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +26,7 @@ from rest_store.errors import (
     describe,
     error_text,
 )
-from rest_store.generation.drafts import EMPTY, Draft, tree_fault
+from rest_store.generation.drafts import EMPTY, pruned, tree_fault
 
 if TYPE_CHECKING:  # torch is not needed here
     from rest_store.generation.output import Piece
@@ -38,6 +37,7 @@ _LONG_ABSENCE = 3  # steps after which a source that is still absent at the end 
 _MAX_REASONS, _MAX_REASON_LENGTH = 4, 200
 
 
+@runtime_checkable
 class Session(Protocol):
     """The drafting side of one sequence, for example a `DraftSession`."""
 
@@ -57,9 +57,6 @@ class Session(Protocol):
 
     def close(self) -> None:
         """Release all resources; the session is not used afterwards."""
-
-
-SessionFactory = Callable[[list[int]], Session]
 
 
 @dataclass
@@ -105,11 +102,15 @@ class DraftSessions:
     """
 
     def __init__(
-        self, session_factory: SessionFactory | None, prompts: Sequence[list[int]], vocabulary_size: int
+        self,
+        session_factory: Callable[[list[int]], Session] | None,
+        prompts: Sequence[list[int]],
+        vocabulary_size: int,
     ) -> None:
         self.counts = DraftCounts()
         self._vocabulary_size = vocabulary_size
         self._sessions: list[Session | None] = [None] * len(prompts)
+        self._drafted = [0] * len(prompts)  # nodes of the latest tree of each session, as it made it
         self._stopped: dict[str, None] = {}  # why sessions and sources stopped, each reason once
         if session_factory is None:
             return
@@ -120,7 +121,7 @@ class DraftSessions:
             self._close_all()
             raise
 
-    def _open(self, row: int, session_factory: SessionFactory, prompt: list[int]) -> None:
+    def _open(self, row: int, session_factory: Callable[[list[int]], Session], prompt: list[int]) -> None:
         try:
             session = session_factory(prompt)
         except (SessionError, LimitError, DatastoreClosedError):
@@ -128,8 +129,7 @@ class DraftSessions:
         except Exception as error:
             self._fail(row, f"opening: {error_text(error)}")
             return
-        methods = [getattr(session, name, None) for name in ("draft", "accept", "close")]
-        if isinstance(session, type) or not all(map(callable, methods)):
+        if not isinstance(session, Session):
             kind, expected = f"a {type(session).__name__}", "a session with draft, accept and close"
             raise DrafterError(describe("generate", "what the drafter returned", kind, expected))
         self._sessions[row] = session
@@ -144,8 +144,13 @@ class DraftSessions:
         """Whether a session takes the model's most likely tokens."""
         return any(isinstance(session, DraftSession) for session in self._sessions)
 
-    def draft(self, row: int, max_nodes: int, costs: npt.NDArray[np.float64] | None, *, services: bool) -> TokenTree:
-        """Return a valid tree for `row`, empty if its session fails; arguments as in `DraftSession.draft`."""
+    def draft(
+        self, row: int, max_nodes: int, max_depth: int, costs: npt.NDArray[np.float64] | None, *, services: bool
+    ) -> TokenTree:
+        """Return a tree for `row` that can be verified, empty if its session fails.
+
+        Arguments as in `DraftSession.draft`, but for `max_depth`: more tokens cannot be accepted.
+        """
         session = self._sessions[row]
         if session is None:
             return EMPTY
@@ -160,7 +165,8 @@ class DraftSessions:
             self._fail(row, f"draft: {fault}")
             return EMPTY
         self.counts.empty += not len(tree)
-        return tree
+        self._drafted[row] = len(tree)
+        return pruned(tree, max_depth)
 
     @property
     def waited(self) -> float:
@@ -184,8 +190,7 @@ class DraftSessions:
                 continue
             try:
                 if isinstance(session, DraftSession):
-                    likely, of_nodes = _top_k(top_tokens, row, tokens, piece.paths[row], piece.drafts[row])
-                    session.accept(tokens, likely, node_top_k=of_nodes)
+                    session.accept(tokens, **self._top_k(top_tokens, row, piece))
                 else:
                     session.accept(list(tokens))  # a copy: the caller of the generation reads `tokens`
             except Exception as error:  # it no longer knows the context
@@ -225,18 +230,12 @@ class DraftSessions:
         with suppress(Exception):
             session.close()
 
-
-def _top_k(
-    top_tokens: TopTokens, row: int, tokens: Sequence[int], path: Sequence[int], draft: Draft
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
-    """Return the model's most likely tokens after each new token of `row`, and after the context and each node.
-
-    The former is int64[n, TOP_K], -1 where it is unknown, as after the last token. The latter is None if the draft was
-    not verified as a whole.
-    """
-    likely = np.full((len(tokens), TOP_K), -1, dtype=np.int64)
-    if top_tokens.indices is None:
-        return likely, None
-    top = top_tokens.indices[row]
-    likely[: len(path) - 1, : top.shape[1]] = top[list(path[1:])]
-    return likely, top[: 1 + len(draft.tree)] if draft.whole and len(draft.tree) else None
+    def _top_k(self, top_tokens: TopTokens, row: int, piece: Piece) -> dict[str, npt.NDArray[np.int64] | None]:
+        """Return the arguments `top_k` and `node_top_k` of `DraftSession.accept`."""
+        likely = np.full((len(piece.tokens[row]), TOP_K), -1, dtype=np.int64)
+        if top_tokens.indices is None:
+            return {"top_k": likely}
+        top, path, nodes = top_tokens.indices[row], piece.paths[row], len(piece.trees[row])
+        likely[: len(path) - 1, : top.shape[1]] = top[list(path[1:])]
+        is_whole = 0 < nodes == self._drafted[row]
+        return {"top_k": likely, "node_top_k": top[: 1 + nodes] if is_whole else None}

@@ -8,17 +8,15 @@ forwards the arguments of this signature that it does not take itself. It takes 
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.session import DraftSession
-from rest_store.drafting.sources import require_sources
-from rest_store.errors import CalibrationError, DrafterError, describe
-from rest_store.generation.draft_sessions import SessionFactory
+from rest_store.drafting.remembering import RememberTarget
+from rest_store.generation.draft_sessions import Session
 from rest_store.generation.loop import Generation
 from rest_store.generation.options import Options
 from rest_store.generation.typical import ACCEPTANCES
@@ -31,11 +29,12 @@ def generate(
     stopping_criteria: Any,
     generation_config: Any,
     *,
-    drafter: Any = None,
+    drafter: Sequence[object] | Callable[[list[int]], Session] | None = None,
+    references: Sequence[IntSequence] = (),
     max_nodes: int | None = None,
     source_timeout: float | None = 0.5,
     adaptive: bool = True,
-    remember: Any = None,
+    remember: RememberTarget | None = None,
     calibration: Calibration | None = None,
     acceptance: str = ACCEPTANCES[0],
     stream_to: Any = None,
@@ -52,18 +51,18 @@ def generate(
             ones are copied for each row of a batch, with all that they hold.
         stopping_criteria: prepared by `model.generate`. Each call of one judges a single row.
         generation_config: prepared by `model.generate`.
-        drafter: sources for a `DraftSession` of each row (a list), or a callable that makes the session of a prompt
+        drafter: sources for a `DraftSession` of each row (a list), or a function that makes the session of a prompt
             (a list of token ids); None: plain decoding.
+        references: token ids of texts that the output of each row will probably resemble, the likeliest last: an
+            edited file, earlier answers to the same prompt. `PromptLookup`, which must be in `drafter`, searches them.
         max_nodes: most draft tokens of a step, 0..1024; None: 16, on an accelerator 64.
-        source_timeout: seconds that a step waits for external sources; None: as long as they take. Sessions that a
-            callable `drafter` makes set their own.
+        source_timeout: seconds that a step waits for services; None: as long as they take.
         adaptive: measure what steps cost, and draft only while that pays.
         remember: what each output is added to beside generation: a `LiveDatastore` opened for writing, a
             `DatastoreClient` of one, or another object with `add(documents, ids=None)`. To draft from it as well, name
             it in `drafter` too. None: nothing.
         calibration: of the sessions, such as `Calibration.load` of what `rest-store calibrate` wrote; None: the
-            package's. What it learns, it keeps for later generations. Sessions that a callable `drafter` makes bring
-            their own.
+            package's. What it learns, it keeps for later generations.
         acceptance: "exact", or "typical" when sampling: draft tokens that the model finds plausible are kept without a
             draw (Medusa, arXiv 2401.10774, section 2.3.1). **Lossy**: fewer forward passes, but the text is no longer a
             sample of the model's distribution; it is more predictable, and leans towards what was drafted.
@@ -80,13 +79,14 @@ def generate(
             does not judge rows one by one, or a streamer for several rows; typical acceptance in greedy search or with
             a SynthID watermark.
         CacheNotSupportedError: a quantized, offloaded or recurrent cache, or a static one of yours.
-        DrafterError: `drafter` is neither a list of sources nor a callable that takes a prompt and returns a session.
-        SourceError: one of `drafter` is not a source, is given twice, or there are too many.
+        DrafterError: `drafter` is neither a list of sources nor a function that takes a prompt and returns a session.
+        SourceError: one of `drafter` is not a source, is given twice, or there are too many; or there are references,
+            but no prompt lookup.
+        ContextTypeError, TokenRangeError: a reference is not 1-D token ids.
         LimitError: `max_nodes`, `source_timeout` or `acceptance` is out of range.
         NativeKernelError: the kernel was not compiled, and `drafter` is a list of sources.
-        SessionError: a `DraftSession` that `drafter` makes refuses its sources.
         RememberError: nothing can be added to `remember`.
-        CalibrationError: `calibration` is none, or is there beside a callable `drafter`.
+        CalibrationError: `calibration` is none, or is there beside a function as `drafter`, whose sessions have theirs.
         DatastoreClosedError: one of the sources is closed.
 
     A session or source that fails later changes nothing but speed. It is counted in `statistics.drafts`; one
@@ -94,62 +94,13 @@ def generate(
     What cannot be remembered in time is counted in `statistics.remembered`, and a warning says why.
     One generation at a time for each model.
     """
-    options = Options(
-        max_nodes=max_nodes,
-        source_timeout=source_timeout,
-        adaptive=adaptive,
-        remember=remember,
-        calibration=calibration,
-        acceptance=acceptance,
-    )
     generation = Generation(
         model,
         input_ids,
         logits_processor,
         stopping_criteria,
         generation_config,
-        session_factory=session_factory_of(drafter, options),
-        options=options,
+        options=Options(drafter, references, max_nodes, source_timeout, adaptive, remember, calibration, acceptance),
         **model_kwargs,
     )
-    if stream_to is not None:
-        generation.stream_to(stream_to)
-    return generation.result()
-
-
-def session_factory_of(
-    drafter: Any, options: Options, calibration: Callable[[], Calibration] | None = None
-) -> SessionFactory | None:
-    """Return the factory of the draft sessions of a generation; None for plain decoding.
-
-    Args:
-        drafter: the argument of `generate`.
-        options: the sessions take their `source_timeout` and `calibration` from it.
-        calibration: returns the calibration that sessions share if `options` has none, once the first one is made;
-            None: a copy of the package's.
-
-    Raises:
-        DrafterError: `drafter` is neither None, a callable that takes a prompt, nor a list or tuple of sources.
-        CalibrationError: `options` has a calibration, and `drafter` is a callable.
-        SourceError, NativeKernelError: as in `require_sources`.
-    """
-    if drafter is None:
-        return None
-    if isinstance(drafter, list | tuple):
-        sources = list(drafter)  # of the caller, who may change it
-        require_sources("generate", sources)
-        own, timeout = options.calibration, options.source_timeout
-        shared = (calibration or functools.cache(Calibration.default)) if own is None else lambda: own
-
-        def make(prompt: list[int]) -> DraftSession:
-            return DraftSession(sources, prompt, calibration=shared(), source_timeout=timeout)
-
-        return make if sources else None
-    if not callable(drafter) or (isinstance(drafter, type) and not hasattr(drafter, "accept")):  # no class of sessions
-        kind = f"the class {drafter.__name__}" if isinstance(drafter, type) else f"a {type(drafter).__name__}"
-        expected = "a list of sources, or a callable that makes the session of a prompt"
-        raise DrafterError(describe("generate", "drafter", kind, expected))
-    if options.calibration is not None:
-        expected = "none: the sessions that the drafter makes bring their own"
-        raise CalibrationError(describe("generate", "calibration", "passed with a callable drafter", expected))
-    return drafter  # type: ignore[no-any-return]
+    return generation.result(stream_to)

@@ -4,28 +4,32 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
 
+from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.costs import DraftPolicy
 from rest_store.drafting.output_document import PROMPT_TOKENS, OutputDocument
 from rest_store.drafting.remembering import RememberTarget, remember
 from rest_store.errors import ModeNotSupportedError, describe
 from rest_store.generation.acceptance import Acceptance, Stops
 from rest_store.generation.detokenizer import Detokenizer
-from rest_store.generation.draft_sessions import TOP_K, DraftSessions, SessionFactory
-from rest_store.generation.drafts import NO_DRAFT, Draft
+from rest_store.generation.draft_sessions import TOP_K, DraftSessions
+from rest_store.generation.drafts import EMPTY, promised
 from rest_store.generation.options import Options
 from rest_store.generation.output import Piece, Statistics, output_of
-from rest_store.generation.policies import policy_of
-from rest_store.generation.prefill import prefill, prompt_length, require_prompt, unpadded
+from rest_store.generation.prefill import Prompt, prefill, prompt_length, require_prompt, unpadded
 from rest_store.generation.rows import rows_of
 from rest_store.generation.support import position_count, require_mode, require_model, vocabulary_size
 from rest_store.generation.top_k import TopTokens, read_top_tokens
 from rest_store.generation.typical import ACCEPTANCES, require_typical
 from rest_store.generation.verify import Verifier
+
+# Of each target model, what its generations have learned of the time of steps, by their conditions.
+_policies: weakref.WeakKeyDictionary[Any, dict[Hashable, DraftPolicy]] = weakref.WeakKeyDictionary()
 
 
 class Generation:
@@ -38,7 +42,6 @@ class Generation:
     cache stays empty: by the time Python notices, it may be in use again.
 
     Args:
-        session_factory: makes the draft session of a prompt; None: plain decoding.
         options: how to draft, and where to remember.
         text_tokenizer: turns tokens into the text of pieces; None: they have none.
 
@@ -64,7 +67,6 @@ class Generation:
         stopping_criteria: Any,
         generation_config: Any,
         *,
-        session_factory: SessionFactory | None,
         options: Options,
         text_tokenizer: Any = None,
         **model_kwargs: Any,
@@ -82,7 +84,7 @@ class Generation:
         self._longest = min(most, position_count(model) + 1 - held)  # the last token needs no position
         require_prompt(model, generation_config, model_kwargs)
         self._model, self._config, self._model_kwargs = model, generation_config, model_kwargs
-        self._input_ids, self._session_factory, self._options = input_ids, session_factory, options
+        self._input_ids, self._options = input_ids, options
         # Several threads spin while they wait for one that other processes delay, so their time is no better.
         self._by_processor = model.device.type == "cpu" and torch.get_num_threads() == 1
         self._takes_best = not sample and len(logits_processor) == 0  # of the raw logits, so of all nodes at once
@@ -142,15 +144,17 @@ class Generation:
         """Open the sessions and run the prompt."""
         prompts = unpadded(self._input_ids, self._model_kwargs)
         self._prompt_ends = [prompt[-PROMPT_TOKENS:] for prompt in prompts]
-        sessions = self._sessions = DraftSessions(self._session_factory, prompts, vocabulary_size(self._model))
+        sessions = self._sessions = DraftSessions(
+            self._options.session_factory(), prompts, vocabulary_size(self._model)
+        )
         self.statistics.drafts = sessions.counts
         began = time.perf_counter()
         prompt = prefill(self._model, self._input_ids, self._model_kwargs)
         top_tokens = self._read(prompt.logits, sessions)
         seconds = time.perf_counter() - began
         if self._options.adaptive:
-            self._policy = policy_of(self._model, prompt)
-        piece = self._acceptance.accept(prompt.logits, top_tokens, [NO_DRAFT] * len(self._rows))
+            self._policy = _policy_of(self._model, prompt)
+        piece = self._acceptance.accept(prompt.logits, top_tokens, [EMPTY] * len(self._rows))
         piece.forward_seconds = seconds
         self._cache = prompt.cache
         self._verifier = Verifier(self._model, prompt, 1 + self._max_nodes)
@@ -160,14 +164,14 @@ class Generation:
     def _step(self, sessions: DraftSessions, verifier: Verifier) -> Piece:
         """Draft, verify, accept."""
         began = self._times()
-        asked, drafts = self._draft(sessions)
+        asked, trees = self._draft(sessions)
         drafted = self._times()
-        nodes = max(len(draft.tree) for draft in drafts)
+        nodes = max(map(len, trees))
         last = [None if row.ended else row.tokens[-1] for row in self._rows]
-        logits = verifier.run(last, [draft.tree for draft in drafts], 1 + nodes)
+        logits = verifier.run(last, trees, 1 + nodes)
         top_tokens = self._read(logits, sessions)
         verified = self._times()
-        piece = self._acceptance.accept(logits, top_tokens, drafts)
+        piece = self._acceptance.accept(logits, top_tokens, trees)
         piece.drafting_seconds, piece.forward_seconds = drafted[0] - began[0], verified[0] - drafted[0]
         verifier.cache.keep(piece.paths)
         sessions.accept(piece, top_tokens)
@@ -179,21 +183,21 @@ class Generation:
 
     # --- one step ----------------------------------------------------------------------------------------------------
 
-    def _draft(self, sessions: DraftSessions) -> tuple[bool, list[Draft]]:
+    def _draft(self, sessions: DraftSessions) -> tuple[bool, list[TokenTree]]:
         """Return whether sessions were asked, and the tree of each row, empty where there is none."""
-        drafts = [NO_DRAFT] * len(self._rows)
+        trees = [EMPTY] * len(self._rows)
         rooms = [0 if row.ended else int(min(self._longest, 2**31)) - len(row.tokens) for row in self._rows]
         if not sessions.active or self._max_nodes == 0 or max(rooms) <= 1:
-            return False, drafts
+            return False, trees
         if self._policy is not None and not self._policy.wants_drafts():
             sessions.counts.paused += 1
-            return False, drafts
+            return False, trees
         costs = None if self._policy is None else self._policy.costs(1, self._max_nodes)
         services = self._policy is None or self._policy.wants_services()
         for row, room in enumerate(rooms):
             if room > 1:
-                drafts[row] = Draft(sessions.draft(row, self._max_nodes, costs, services=services), room - 1)
-        return True, drafts
+                trees[row] = sessions.draft(row, self._max_nodes, room - 1, costs, services=services)
+        return True, trees
 
     def _read(self, logits: torch.Tensor, sessions: DraftSessions) -> TopTokens:
         """Wait for the logits of a forward pass; return what is needed of them on the host."""
@@ -205,9 +209,9 @@ class Generation:
     def _learn(self, policy: DraftPolicy, sessions: DraftSessions, nodes: int, piece: Piece, seconds: float) -> None:
         """Learn what drafts took and brought. The rows of a batch are padded to one width: all count as one."""
         waited, lengths = sessions.waited, [len(tokens) for tokens in piece.tokens if tokens]
-        promised = sum(draft.promised for draft in piece.drafts) / len(lengths)
-        policy.settle(1, nodes, promised, seconds + (waited if self._by_processor else 0.0), waited)
-        policy.judge(1, promised, sum(lengths) / len(lengths) - 1, sessions.of_services(piece) / len(lengths))
+        expected = sum(map(promised, piece.trees)) / len(lengths)
+        policy.settle(1, nodes, expected, seconds + (waited if self._by_processor else 0.0), waited)
+        policy.judge(1, expected, sum(lengths) / len(lengths) - 1, sessions.of_services(piece) / len(lengths))
 
     def _times(self) -> tuple[float, float]:
         """Return the present time, and that which steps are judged by, both in seconds.
@@ -255,27 +259,38 @@ class Generation:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def stream_to(self, streamer: Any) -> None:
-        """Run to the end and give a streamer of transformers the prompt and each token.
+    def result(self, streamer: Any = None) -> Any:
+        """Run to the end; return what `generate` returns. After `close` or an error that is what was written before.
+
+        Args:
+            streamer: of transformers, given the prompt and each token.
 
         Raises:
-            ModeNotSupportedError: there are several rows; they do not all get a token in the same step.
+            ModeNotSupportedError: a streamer for several rows, which do not all get a token in the same step.
         """
-        if len(self._rows) != 1:
-            raise ModeNotSupportedError(
-                describe("generate", "a streamer", f"given for {len(self._rows)} rows", "one row")
-            )
+        if streamer is not None and len(self._rows) != 1:
+            found = f"given for {len(self._rows)} rows"
+            raise ModeNotSupportedError(describe("generate", "a streamer", found, "one row"))
         with self:
-            streamer.put(self._input_ids.cpu())
+            if streamer is not None:
+                streamer.put(self._input_ids.cpu())
             for piece in iter(self._next_piece, None):
-                for token in piece.tokens[0]:
+                for token in piece.tokens[0] if streamer is not None else []:
                     streamer.put(torch.tensor([token]))
-            streamer.end()
-
-    def result(self) -> Any:
-        """Run to the end; return what `generate` returns. After `close` or an error that is what was written before."""
-        with self:
-            for _ in iter(self._next_piece, None):
-                pass
+            if streamer is not None:
+                streamer.end()
         cache = self._cache if self._config.use_cache is not False else None
         return output_of(self._rows, self._config, self._input_ids, cache, self.statistics)
+
+
+def _policy_of(model: Any, prompt: Prompt) -> DraftPolicy:
+    """Return the policy of another generation of `model` behind `prompt`, which knows steps of the same conditions."""
+    context = max(prompt.length, 256).bit_length()  # steps take longer with the context
+    is_prepacked = any("forward" in vars(module) for module in model.modules())
+    conditions = (prompt.logits.shape[0], context, prompt.logits.device, prompt.logits.dtype, is_prepacked)
+    policies = _policies.setdefault(model, {})
+    policy = policies.get(conditions)
+    if policy is None:
+        policy = policies[conditions] = DraftPolicy(0.04 if prompt.logits.device.type == "cpu" else 0.005)
+    policy.begin()
+    return policy

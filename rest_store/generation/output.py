@@ -10,11 +10,11 @@ import torch
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from rest_store.datastore.render import counted
+from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.remembering import RememberCounts
 from rest_store.errors import DrafterError, ModeNotSupportedError, describe
 from rest_store.generation.comparison import Comparison
 from rest_store.generation.draft_sessions import DraftCounts
-from rest_store.generation.drafts import Draft
 from rest_store.generation.rows import Row
 
 MODEL = "model"  # what stands for tokens that no source drafted
@@ -27,8 +27,8 @@ class Piece:
     Attributes:
         tokens: for each row the tokens written, possibly none: those of the accepted path, then the bonus token.
         origins: for each token a bitmask of the sources that drafted it; 0: the model alone.
-        drafts: for each row what was verified; empty where nothing was.
-        accepted: for each row the nodes of its draft tree that were accepted, from the context on.
+        trees: for each row the draft tree that was verified, empty where nothing was.
+        accepted: for each row the nodes of that tree that were accepted, from the context on.
         words: for each row the text that each token adds, "" while a character is incomplete; None without a tokenizer.
         seconds: of the whole step.
         drafting_seconds: of that, in `draft` of sessions.
@@ -37,7 +37,7 @@ class Piece:
 
     tokens: list[list[int]]
     origins: list[list[int]]
-    drafts: Sequence[Draft]
+    trees: Sequence[TokenTree]
     accepted: list[list[int]]
     words: list[list[str]] | None = None
     seconds: float = 0.0
@@ -46,12 +46,7 @@ class Piece:
 
     @property
     def text(self) -> str:
-        """The text that was added to the only row.
-
-        Raises:
-            DrafterError: the generator has no tokenizer.
-            ModeNotSupportedError: there are several rows: `words` has the text of each.
-        """
+        """The text that was added to the only row; errors as in `GeneratorOutput.text`."""
         return only_text("Piece", None if self.words is None else ["".join(words) for words in self.words])
 
     @property
@@ -93,7 +88,7 @@ class Statistics:
         self.forward_passes += 1
         for origins, added in zip(self.origins, piece.origins, strict=True):
             origins += added
-        self.drafts.nodes += sum(len(draft.tree) for draft in piece.drafts)
+        self.drafts.nodes += sum(map(len, piece.trees))
         self.drafts.accepted += sum(map(len, piece.accepted))
         self.seconds += piece.seconds
         self.drafting_seconds += piece.drafting_seconds
@@ -112,10 +107,8 @@ class Statistics:
     def __str__(self) -> str:
         """Tokens, forward passes, M and speed in words."""
         passes = counted(self.forward_passes, "forward pass", "forward passes")
-        pace = (
-            f"M {self.mean_tokens:.2f} tokens a pass (1 without drafts), {self.tokens_per_second:.1f} tokens a second"
-        )
-        return f"{counted(self.tokens, 'token')} in {passes}, {pace}"
+        pace = f"M {self.mean_tokens:.2f} tokens a pass (1 without drafts)"
+        return f"{counted(self.tokens, 'token')} in {passes}, {pace}, {self.tokens_per_second:.1f} tokens a second"
 
     @property
     def no_gain(self) -> str:
@@ -148,8 +141,7 @@ class GeneratorOutput:
     """What a `Generator` wrote, and what it took.
 
     Attributes:
-        result: what `rest_store.generate` returns: int64[rows, length], or with `return_dict_in_generate=True` a
-            `GenerateOutput` with the fields of transformers.
+        sequences: prompts and output, int64[rows, length], as `model.generate` returns them.
         tokens: for each row the generated token ids, without prompt and padding.
         texts: for each row the generated text, without special tokens; None without a tokenizer.
         statistics: forward passes, times, what the sessions did, where each token came from.
@@ -158,17 +150,12 @@ class GeneratorOutput:
         comparison: with plain generation, if it was asked for.
     """
 
-    result: torch.Tensor | GenerateOutput
+    sequences: torch.Tensor
     tokens: list[list[int]]
     texts: list[str] | None
     statistics: Statistics
     sources: dict[str, int]
     comparison: Comparison | None = None
-
-    @property
-    def sequences(self) -> torch.Tensor:
-        """Prompts and output, int64[rows, length], as `model.generate` returns them."""
-        return self.result if isinstance(self.result, torch.Tensor) else self.result.sequences
 
     @property
     def text(self) -> str:
@@ -185,11 +172,14 @@ class GeneratorOutput:
         """M: generated tokens for each forward pass (REST, section 4.1), of all rows together."""
         return self.statistics.mean_tokens
 
+    @property
+    def by_source(self) -> str:
+        """What each source gave, in words."""
+        return ", ".join(f"{number} from {name}" for name, number in self.sources.items())
+
     def __str__(self) -> str:
         """All this in a line, and the comparison in another."""
-        sources = ", ".join(f"{number} from {name}" for name, number in self.sources.items())
-        parts = [f"{self.statistics}; of these {sources}", self.statistics.no_gain]
-        line = "; ".join(filter(None, parts))
+        line = "; ".join(filter(None, [str(self.statistics), self.by_source, self.statistics.no_gain]))
         return line if self.comparison is None else f"{line}\n{self.comparison}"
 
 

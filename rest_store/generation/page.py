@@ -11,6 +11,7 @@ from typing import Any
 
 from rest_store.datastore.render import counted
 from rest_store.generation.comparison import Comparison
+from rest_store.generation.drafts import origins_of
 from rest_store.generation.output import Piece, Statistics
 from rest_store.pages.document import document, packaged
 
@@ -172,9 +173,9 @@ def _data(passes: Sequence[Piece], tokenizer: Any) -> list[dict[str, Any]]:
     data = []
     before: int | None = None  # the last token written
     for piece in passes:
-        draft, written, accepted = piece.drafts[0], piece.tokens[0], piece.accepted[0]
-        tokens, parents = draft.tree.tokens.tolist(), draft.tree.parents.tolist()
-        scores = [-1.0] * len(tokens) if draft.tree.scores is None else draft.tree.scores.tolist()
+        tree, written, accepted = piece.trees[0], piece.tokens[0], piece.accepted[0]
+        tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+        scores = [-1.0] * len(tokens) if tree.scores is None else tree.scores.tolist()
         last = tokens[accepted[-1]] if accepted else before
         bonus = written[len(accepted)] if len(written) > len(accepted) else None
         data.append(
@@ -186,7 +187,7 @@ def _data(passes: Sequence[Piece], tokenizer: Any) -> list[dict[str, Any]]:
                 ],
                 "parents": parents,
                 "scores": [round(1000 * min(score, 1.0)) if 0 <= score < math.inf else -1 for score in scores],
-                "origins": draft.origins,
+                "origins": origins_of(tree),
                 "accepted": accepted,
                 "bonus": None if bonus is None else added(last, bonus),
                 "times": [round(1e6 * time) for time in (piece.seconds, piece.drafting_seconds, piece.forward_seconds)],

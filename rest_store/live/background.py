@@ -12,6 +12,8 @@ from contextlib import suppress
 from rest_store.errors import error_text
 
 _NICENESS = 15  # with 19, additions wait longer for locks that the thread holds while others use all cores
+_PAUSE = 0.02  # seconds until the next look for work when there was none
+_LONGEST_PAUSE = 5.0  # after failures, each of which doubles the pause
 
 
 class Background:
@@ -22,50 +24,38 @@ class Background:
     Args:
         owner: what the work is for; not kept alive.
         work: does one piece of work; returns whether there may be more.
-        interval: seconds until the next look for work, when there was none, or after a failure.
         abandoned: called by the thread when the owner is gone. (Whoever collects the owner may hold any lock.)
 
     Attributes:
         failure: what the latest failure was, as text; None since work has succeeded again.
     """
 
-    def __init__(
-        self, owner: object, work: Callable[[], bool], interval: float, abandoned: Callable[[], object]
-    ) -> None:
+    def __init__(self, owner: object, work: Callable[[], bool], abandoned: Callable[[], object]) -> None:
         self.failure: str | None = None
         self._owner = weakref.ref(owner)
         self._work = work
-        self._interval = interval
         self._abandoned = abandoned
-        self._wake = threading.Event()
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rest-store live", daemon=True)
         self._thread.start()
 
-    def wake(self) -> None:
-        """Look for work now."""
-        self._wake.set()
-
     def stop(self) -> None:
         """End after the piece of work in progress."""
         self._stopped.set()
-        self._wake.set()
         self._thread.join()
 
     def _run(self) -> None:
         if sys.platform == "linux":  # elsewhere threads have no priority of their own
             with suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)
+        pause = _PAUSE
         while not self._stopped.is_set():
             if self._owner() is None:
                 self._abandoned()
                 return
-            self._wake.clear()
             try:
-                busy, self.failure = self._work(), None
-            except Exception as error:  # such as a full disk
-                self.failure = error_text(error)
-                self._stopped.wait(self._interval)  # however much is added meanwhile
-                continue
+                busy, self.failure, pause = self._work(), None, _PAUSE
+            except Exception as error:  # such as a full disk, or a service that is away
+                busy, self.failure, pause = False, error_text(error), min(2 * pause, _LONGEST_PAUSE)
             if not busy:
-                self._wake.wait(self._interval)
+                self._stopped.wait(pause)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import heapq
 import json
 import math
+import operator
 import re
 import sqlite3
 import zlib
@@ -12,49 +14,41 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
+from uuid import uuid4
 
 from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME
 from rest_store.datastore.tokenizer import TokenizerIdentity
-from rest_store.errors import LiveFormatError, ManifestError, StorageError, describe
+from rest_store.errors import LimitError, LiveFormatError, ManifestError, StorageError, describe
+from rest_store.live.retention import Limits, Retention
+from rest_store.live.upstream import Changes, Document, Removal
 
 _FORMAT = (1, 0x52535430)  # version and program ("RST0"), as the file says them
 _PAGE_SIZE = 4096  # bytes; SQLite may be built with another default
 _PATIENCE = 5_000  # milliseconds to wait for a lock of SQLite, and for readers of older states
+_MOST_REMOVALS = 1 << 16  # that are stored
+_OVERHEAD = 64  # bytes of a change besides its tokens, about
 _SEGMENT_NAME = re.compile("segment-[0-9a-f]{32}")
-# `digest` is of the namespace and the caller's id. While `unclean`, unused bytes of the file or its log may hold what
-# was deleted.
+# `newest` is the number of the newest change, `forgotten` that of the newest removal that is not stored any more. While
+# `unclean`, unused bytes of the file or its log may hold what was deleted.
 _SCHEMA = f"""
-CREATE TABLE properties (tokenizer TEXT NOT NULL, max_tokens INTEGER, max_age REAL, unclean INTEGER NOT NULL);
-CREATE TABLE namespaces (name TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE properties (
+    id TEXT NOT NULL, location TEXT NOT NULL, tokenizer TEXT NOT NULL,
+    newest INTEGER NOT NULL, forgotten INTEGER NOT NULL, unclean INTEGER NOT NULL);
+CREATE TABLE namespaces (name TEXT PRIMARY KEY, max_tokens INTEGER, max_age REAL, max_epochs INTEGER) WITHOUT ROWID;
 CREATE TABLE documents (
     number INTEGER PRIMARY KEY, namespace TEXT NOT NULL, digest BLOB NOT NULL UNIQUE, added REAL NOT NULL,
     "group" TEXT NOT NULL, epoch INTEGER NOT NULL, symbols BLOB NOT NULL, crc INTEGER NOT NULL);
 CREATE INDEX in_namespace ON documents (namespace, number);
 CREATE INDEX in_group ON documents (namespace, "group") WHERE "group" != '';
+CREATE INDEX in_epoch ON documents (namespace, epoch);
+CREATE TABLE removals (
+    number INTEGER PRIMARY KEY, first INTEGER NOT NULL, last INTEGER NOT NULL, deleted INTEGER NOT NULL);
 CREATE TABLE segments (
     name TEXT PRIMARY KEY, namespace TEXT NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
     oldest REAL NOT NULL, newest REAL NOT NULL,
     tokens_sha256 BLOB NOT NULL, suffixes_sha256 BLOB NOT NULL) WITHOUT ROWID;
 PRAGMA application_id={_FORMAT[1]};
 PRAGMA user_version={_FORMAT[0]}"""
-
-
-class Document(NamedTuple):
-    """One document.
-
-    Attributes:
-        number: ascending in the order of addition.
-        added: seconds since 1970.
-        symbols: its tokens as a tokens file has them, without a separator.
-        group: what it belongs to, such as the prompt that it answers; "": nothing.
-        epoch: of the model that wrote it.
-    """
-
-    number: int
-    added: float
-    symbols: bytes
-    group: str = ""
-    epoch: int = 0
 
 
 class SegmentRecord(NamedTuple):
@@ -85,13 +79,14 @@ class Documents:
     Args:
         directory: of the live datastore.
         read_only: whether another connection writes it.
+        is_replica: whether what a loss of power undoes may be stored again (`synchronous=NORMAL`).
 
     Raises:
         LiveFormatError: the file is something else, or of another release.
         StorageError: here and in all methods, if SQLite cannot read or write, or what it reads is damaged.
     """
 
-    def __init__(self, directory: Path, *, read_only: bool = False) -> None:
+    def __init__(self, directory: Path, *, read_only: bool = False, is_replica: bool = False) -> None:
         self.path = directory / DOCUMENTS_FILE_NAME
         with self._named_errors("opened"):
             uri = f"{self.path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
@@ -102,7 +97,7 @@ class Documents:
                 if not read_only:
                     self._database.execute(f"PRAGMA page_size={_PAGE_SIZE}")  # of a new file
                     self._database.execute("PRAGMA journal_mode=WAL")
-                    self._database.execute("PRAGMA synchronous=FULL")
+                    self._database.execute(f"PRAGMA synchronous={'NORMAL' if is_replica else 'FULL'}")
                     self._database.execute("PRAGMA secure_delete=ON")
             except BaseException:
                 self._database.close()
@@ -123,13 +118,14 @@ class Documents:
         with self._named_errors("closed"):
             self._database.close()
 
-    def create(self, tokenizer: TokenizerIdentity) -> None:
-        """Make the tables of a new file, for the tokens of `tokenizer`."""
+    def create(self, tokenizer: TokenizerIdentity, location: str = "") -> None:
+        """Make the tables of a new file, for tokens of `tokenizer`; a replica has the `location` of its upstream."""
         with self._transaction("created"):
             for statement in _SCHEMA.split(";"):
                 self._database.execute(statement)
-            properties = (json.dumps(tokenizer.to_manifest()), None, None, 0)
-            self._database.execute("INSERT INTO properties VALUES (?, ?, ?, ?)", properties)
+            id = "" if location else uuid4().hex
+            properties = (id, location, json.dumps(tokenizer.to_manifest()), 0, 0, 0)
+            self._database.execute("INSERT INTO properties VALUES (?, ?, ?, ?, ?, ?)", properties)
         self.is_new = False
 
     # --- Reading ------------------------------------------------------------------------------------------------------
@@ -158,12 +154,25 @@ class Documents:
         except (ValueError, ManifestError) as error:
             raise StorageError(describe(self.path, "tokenizer", f"unreadable ({error})", "its identity")) from None
 
-    def limits(self) -> tuple[int | None, float | None]:
-        """Return the most tokens, and the most seconds, that documents are kept; None: no limit."""
-        tokens, age = self._properties("max_tokens, max_age")
-        self._require("max_tokens", tokens is None or (isinstance(tokens, int) and tokens > 0))
-        self._require("max_age", age is None or (isinstance(age, float) and 0 < age < math.inf))
-        return tokens, age
+    def limits(self) -> Limits:
+        """Return how much each namespace keeps."""
+        with self._named_errors("read"):
+            rows = self._database.execute("SELECT * FROM namespaces").fetchall()
+        try:
+            return Limits({name: Retention.checked(*limits) for name, *limits in rows})
+        except LimitError as error:
+            raise StorageError(describe(self.path, "limits", f"damaged ({error})", "as they were set")) from None
+
+    def datastore_id(self) -> str:
+        """Return what this datastore is known by; a replica has that of its upstream, "" before it knows it."""
+        return str(self._properties("id")[0])
+
+    def require_location(self, location: str) -> None:
+        """Raise LiveFormatError unless this is a replica of the upstream at `location`; "": of none."""
+        (found,) = self._properties("location")
+        if found != location:
+            words = (f"a replica of {name}" if name else "one that is no replica" for name in (found, location))
+            raise LiveFormatError(describe(self.path.parent, "live datastore", *words))
 
     def records(self) -> list[SegmentRecord]:
         """Return the records of the segments in files, oldest first."""
@@ -173,13 +182,41 @@ class Documents:
             self._require("a segment", _is_record(row))
         return [SegmentRecord(*row) for row in rows]
 
-    def last(self) -> int:
-        """Return the number of the newest document; 0 if there is none."""
-        with self._named_errors("read"):
-            return self._number("SELECT coalesce(max(number), 0) FROM documents")
+    def newest(self) -> int:
+        """Return the number of the newest change; 0 if there is none."""
+        (number,) = self._properties("newest")
+        self._require("newest", isinstance(number, int))
+        return int(number)
+
+    def changes(self, after: int, datastore_id: str, most_bytes: int) -> Changes:
+        """Return the changes after number `after`, as many as `most_bytes` hold, and at least one if there are any.
+
+        They begin with the first if `datastore_id` is another one, or if what was removed since has been forgotten.
+        """
+        added: list[Document] = []
+        removed: list[Removal] = []
+        size = 0
+        with self.one_state(), self._named_errors("read"):
+            id, head, forgotten = self._properties("id, newest, forgotten")
+            if id != datastore_id or not forgotten <= after <= head:
+                after = 0
+            last = head
+            rows = self._database.execute("SELECT * FROM removals WHERE number > ? ORDER BY number", (after,))
+            removals = (Removal(number, first, last, bool(deleted)) for number, first, last, deleted in rows)
+            both: list[Iterator[Document | Removal]] = [self._read("number > ?", after), removals]
+            for change in heapq.merge(*both, key=operator.attrgetter("number")):
+                size += _OVERHEAD + (len(change.symbols) if isinstance(change, Document) else 0)
+                if size > most_bytes and (added or removed):
+                    last = change.number - 1
+                    break
+                if isinstance(change, Document):
+                    added.append(change)
+                else:
+                    removed.append(change)
+        return Changes(id, after + 1, last, head, added, removed)
 
     def namespaces(self) -> list[str]:
-        """Return the namespaces that have or had documents."""
+        """Return the namespaces that have documents or limits."""
         with self._named_errors("read"):
             return [str(row[0]) for row in self._database.execute("SELECT name FROM namespaces")]
 
@@ -187,12 +224,16 @@ class Documents:
         self, first: int = 1, last: int = 2**62, *, namespace: str = "", group: str | None = None
     ) -> Iterator[Document]:
         """Yield the documents `first .. last` of a namespace, and of a group if it is given, in their order."""
-        query = 'SELECT number, added, symbols, "group", epoch, crc FROM documents'
-        query += " WHERE namespace = ? AND number BETWEEN ? AND ?"
-        query += ' AND "group" = ?' if group else ""
+        where, arguments = "namespace = ? AND number BETWEEN ? AND ?", (namespace, first, last)
+        if group:
+            return self._read(f'{where} AND "group" = ?', *arguments, group)
+        return self._read(where, *arguments)
+
+    def _read(self, where: str, *arguments: object) -> Iterator[Document]:
         with self._named_errors("read"):
-            arguments = (namespace, first, last, *([group] if group else []))
-            for *fields, crc in self._database.execute(f"{query} ORDER BY number", arguments):
+            for *fields, crc in self._database.execute(
+                f"SELECT * FROM documents WHERE {where} ORDER BY number", arguments
+            ):
                 document = Document(*fields)
                 symbols, added = document.symbols, document.added
                 is_sound = isinstance(symbols, bytes) and len(symbols) > 0 and zlib.crc32(symbols) == crc
@@ -205,58 +246,137 @@ class Documents:
         with self._named_errors("read"):
             return [int(row[0]) for row in self._database.execute(query, (namespace, epoch))]
 
+    def between(self, first: int, last: int) -> list[tuple[str, int]]:
+        """Return namespace and number of each document `first .. last`, in their order."""
+        query = "SELECT namespace, number FROM documents WHERE number BETWEEN ? AND ? ORDER BY number"
+        with self._named_errors("read"):
+            return self._database.execute(query, (first, last)).fetchall()
+
+    def last_epoch(self, namespace: str) -> int:
+        """Return the greatest epoch of the documents of a namespace; 0 if there are none."""
+        query = "SELECT coalesce(max(epoch), 0) FROM documents WHERE namespace = ?"
+        with self._named_errors("read"):
+            return int(self._database.execute(query, (namespace,)).fetchone()[0])
+
+    def last_time(self) -> float:
+        """Return when the newest document was added, in seconds since 1970; 0.0 if there is none."""
+        with self._named_errors("read"):
+            row = self._database.execute("SELECT added FROM documents ORDER BY number DESC LIMIT 1").fetchone()
+        time = 0.0 if row is None else row[0]
+        self._require("the time of a document", _is_time(time))
+        return float(time)
+
     def numbers(self, ids: Sequence[str], namespace: str) -> dict[str, int]:
         """Return the numbers of those of `ids` that are stored in a namespace."""
         query = "SELECT number FROM documents WHERE digest = ?"
         with self._named_errors("read"):
-            rows = {id: self._database.execute(query, (_digest(id, namespace),)).fetchone() for id in ids}
+            rows = {id: self._database.execute(query, (digest_of(id, namespace),)).fetchone() for id in ids}
         return {id: row[0] for id, row in rows.items() if row is not None}
 
     # --- Writing ------------------------------------------------------------------------------------------------------
 
-    def set_limits(self, max_tokens: int | None, max_age: float | None) -> None:
-        """Store these limits from now on; None: as before."""
+    def set_limits(self, namespace: str, limits: Retention) -> None:
+        """Store limits of a namespace from now on; None in them: as before."""
+        columns = [name for name in ("max_tokens", "max_age", "max_epochs") if getattr(limits, name) is not None]
         with self._transaction("written"):
-            query = "UPDATE properties SET max_tokens = coalesce(?, max_tokens), max_age = coalesce(?, max_age)"
-            self._database.execute(query, (max_tokens, max_age))
+            self._database.execute("INSERT OR IGNORE INTO namespaces (name) VALUES (?)", (namespace,))
+            for name in columns:
+                query = f"UPDATE namespaces SET {name} = ? WHERE name = ?"
+                self._database.execute(query, (getattr(limits, name), namespace))
 
     def commit(
         self,
-        namespace: str,
         added: Sequence[Document],
-        ids: Sequence[str],
-        deleted: Sequence[int],
+        removed: Iterable[int],
         evicted: Sequence[tuple[str, int, int]],
         obsolete: Iterable[SegmentRecord],
         records: Iterable[SegmentRecord],
-    ) -> None:
+        *,
+        deleted: bool = False,
+    ) -> int:
         """Store a change in one transaction.
 
         Args:
-            namespace: of `added`.
-            added: documents with numbers greater than any before.
-            ids: of these.
-            deleted: numbers of documents.
+            added: documents with numbers greater than that of any change before.
+            removed: numbers of documents.
             evicted: namespace, first and last number of documents that are evicted.
             obsolete: records of segments that are gone.
             records: of those in their place.
+            deleted: whether what is removed was to be deleted.
+
+        Returns:
+            The number of the newest change.
         """
-        rows = [
-            (number, namespace, _digest(id, namespace), time, group, epoch, symbols, zlib.crc32(symbols))
-            for (number, time, symbols, group, epoch), id in zip(added, ids, strict=True)
-        ]
         with self._transaction("written"):
-            self._database.execute("INSERT OR IGNORE INTO namespaces VALUES (?)", (namespace,))
-            self._database.executemany("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
-            query = "DELETE FROM documents WHERE namespace = ? AND number BETWEEN ? AND ?"
-            self._database.executemany(query, evicted)
-            if deleted:
-                self._database.executemany("DELETE FROM documents WHERE number = ?", [(n,) for n in deleted])
-                self._database.execute("UPDATE properties SET unclean = 1")
-                empty = "NOT EXISTS (SELECT 1 FROM documents WHERE namespace = namespaces.name)"
-                self._database.execute(f"DELETE FROM namespaces WHERE {empty}")
-            self._database.executemany("DELETE FROM segments WHERE name = ?", [(record.name,) for record in obsolete])
-            self._database.executemany("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?)", records)
+            newest = added[-1].number if added else self.newest()
+            self._insert(added)
+            query = "SELECT number FROM documents WHERE namespace = ? AND number BETWEEN ? AND ?"
+            numbers = {number for span in evicted for (number,) in self._database.execute(query, span)}
+            removals = self._removals(sorted(numbers.union(removed)), newest, deleted=deleted)
+            self._store_removals(removals)
+            self._replace_records(obsolete, records)
+            newest = removals[-1].number if removals else newest
+            self._database.execute("UPDATE properties SET newest = ?", (newest,))
+        return newest
+
+    def commit_upstream(
+        self, changes: Changes, obsolete: Iterable[SegmentRecord], records: Iterable[SegmentRecord]
+    ) -> None:
+        """Store changes of an upstream in one transaction; the first of all replace what is there."""
+        with self._transaction("written"):
+            if changes.first == 1:
+                self._database.execute("DELETE FROM documents")
+                self._database.execute("DELETE FROM removals")
+                forgotten = (changes.datastore_id, changes.head)
+                self._database.execute(
+                    "UPDATE properties SET id = ?, forgotten = ?, unclean = unclean OR newest", forgotten
+                )
+            spans = [(removal.first, removal.last) for removal in changes.removed]
+            self._database.executemany("DELETE FROM documents WHERE number BETWEEN ? AND ?", spans)
+            self._insert(changes.added)
+            self._store_removals(changes.removed)
+            self._replace_records(obsolete, records)
+            self._database.execute("UPDATE properties SET newest = ?", (changes.last,))
+
+    def _insert(self, documents: Sequence[Document]) -> None:
+        names = {(document.namespace,) for document in documents}
+        self._database.executemany("INSERT OR IGNORE INTO namespaces (name) VALUES (?)", names)
+        rows = ((*document, zlib.crc32(document.symbols)) for document in documents)
+        self._database.executemany("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
+
+    def _removals(self, numbers: Sequence[int], newest: int, *, deleted: bool) -> list[Removal]:
+        """Remove documents by their numbers, ascending; return what says so, numbered from `newest + 1` on.
+
+        A removal spans as many of them as there is no other document in between.
+        """
+        self._database.executemany("DELETE FROM documents WHERE number = ?", ((number,) for number in numbers))
+        between = "SELECT EXISTS (SELECT 1 FROM documents WHERE number > ? AND number < ?)"
+        removals: list[Removal] = []
+        for number in numbers:
+            if removals and self._database.execute(between, (removals[-1].last, number)).fetchone() == (0,):
+                removals[-1] = removals[-1]._replace(last=number)
+            else:
+                removals.append(Removal(newest + len(removals) + 1, number, number, deleted))
+        return removals
+
+    def _replace_records(self, obsolete: Iterable[SegmentRecord], records: Iterable[SegmentRecord]) -> None:
+        self._database.executemany("DELETE FROM segments WHERE name = ?", [(record.name,) for record in obsolete])
+        self._database.executemany("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?)", records)
+
+    def _store_removals(self, removals: Sequence[Removal]) -> None:
+        """Store removals of documents that are gone, without the oldest of too many, and what is yet to be cleaned."""
+        if not removals:
+            return
+        self._database.executemany("INSERT INTO removals VALUES (?, ?, ?, ?)", removals)
+        is_unused = "coalesce(max_tokens, max_age, max_epochs) IS NULL"
+        is_empty = "NOT EXISTS (SELECT 1 FROM documents WHERE namespace = namespaces.name)"
+        self._database.execute(f"DELETE FROM namespaces WHERE {is_unused} AND {is_empty}")
+        query = "SELECT number FROM removals ORDER BY number DESC LIMIT 1 OFFSET ?"
+        if (row := self._database.execute(query, (_MOST_REMOVALS,)).fetchone()) is not None:
+            self._database.execute("DELETE FROM removals WHERE number <= ?", row)
+            self._database.execute("UPDATE properties SET forgotten = ?", row)
+        if any(removal.deleted for removal in removals):
+            self._database.execute("UPDATE properties SET unclean = 1")
 
     def clean(self) -> None:
         """Remove what is left of deleted documents: write the whole file anew, and empty the log.
@@ -313,7 +433,7 @@ class Documents:
             raise StorageError(f"{self.path}: documents cannot be {done} ({error})") from error
 
 
-def _digest(id: str, namespace: str) -> bytes:
+def digest_of(id: str, namespace: str) -> bytes:
     """Return what stands for an id in the file, which does not hold the id itself."""
     return hashlib.blake2b(f"{namespace}\0{id}".encode(), digest_size=16).digest()
 

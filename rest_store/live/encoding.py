@@ -10,14 +10,13 @@ from uuid import uuid4
 
 import numpy as np
 
-from build_index.staging import put
+from rest_store.datastore.durable import put
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.shard import encode_symbols
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.validation import IntSequence, document_ids, document_tokens, label, limit
 from rest_store.errors import DocumentError, StorageError, TokenizerLoadError, describe
 from rest_store.live.directory import PART_NAME
-from rest_store.live.retention import Retention
 
 if TYPE_CHECKING:
     from build_index.target_tokenizer import TargetTokenizer
@@ -47,18 +46,29 @@ class Encoder:
     Args:
         tokenizer: identity of the datastore's.
         directory: of the datastore.
-        retention: a document is no larger than what may be kept.
     """
 
-    def __init__(self, tokenizer: TokenizerIdentity, directory: Path, retention: Retention) -> None:
+    def __init__(self, tokenizer: TokenizerIdentity, directory: Path) -> None:
         self._identity = tokenizer
         self._directory = directory
-        self._most = min(_LARGEST, retention.max_tokens or _LARGEST)
 
     def encode(
-        self, documents: Sequence[IntSequence | str], ids: Sequence[str] | None, group: str = "", epoch: int = 0
+        self,
+        documents: Sequence[IntSequence | str],
+        ids: Sequence[str] | None,
+        group: str,
+        epoch: int,
+        max_tokens: int | None,
     ) -> list[NewDocument]:
-        """Return `documents` with their ids; raises what `LiveDatastore.add` says of invalid ones."""
+        """Return `documents` with their ids; raises what `LiveDatastore.add` says of invalid ones.
+
+        Args:
+            documents: as in `LiveDatastore.add`, as are `ids`, `group` and `epoch`.
+            ids: of them.
+            group: of all.
+            epoch: of all.
+            max_tokens: that are kept; a document is no larger.
+        """
         is_sequence = isinstance(documents, Sequence | np.ndarray) and not isinstance(documents, str | bytes)
         if not is_sequence or getattr(documents, "ndim", 1) == 0:
             raise DocumentError(
@@ -71,7 +81,8 @@ class Encoder:
         encoded = iter(self._tokenizer.encode_batch(texts) if texts else [])
         tokens = [next(encoded) if isinstance(document, str) else document for document in documents]
         labels = label("add", "a group", group), limit("epoch", epoch, 2**62, least=0, where="add")
-        return [NewDocument(names[i], self._symbols(document, i), *labels) for i, document in enumerate(tokens)]
+        most = min(_LARGEST, max_tokens or _LARGEST)
+        return [NewDocument(names[i], self._symbols(document, i, most), *labels) for i, document in enumerate(tokens)]
 
     @functools.cached_property
     def _tokenizer(self) -> TargetTokenizer:
@@ -86,12 +97,12 @@ class Encoder:
         self._identity.require_same(loaded.identity, self._directory)
         return loaded
 
-    def _symbols(self, document: IntSequence, index: int) -> bytes:
-        """Return the tokens of document `index` as a tokens file has them."""
+    def _symbols(self, document: IntSequence, index: int, most: int) -> bytes:
+        """Return the tokens of document `index`, `most` at most, as a tokens file has them."""
         tokens = document_tokens(document, index, self._identity.vocabulary_size, expected="1-D integers or text")
-        if tokens.size > self._most:
+        if tokens.size > most:
             what = f"the size of document {index}"
-            raise DocumentError(describe("add", what, f"{tokens.size} tokens", f"at most {self._most}"))
+            raise DocumentError(describe("add", what, f"{tokens.size} tokens", f"at most {most}"))
         return encode_symbols(tokens, self._identity.vocabulary_size)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import DatastoreNotFoundError, describe
 from rest_store.live.documents import Documents
-from rest_store.live.retention import Retention
+from rest_store.live.retention import Limits
 from rest_store.live.segments import Segments
 
 
@@ -21,21 +21,21 @@ class Follower:
     Args:
         directory: of the datastore.
         tokenizer: identity of that which it must have; None: any.
+        location: of the upstream that it must be a replica of; None: any, or none.
 
     Raises:
         DatastoreNotFoundError: it is empty.
         TokenizerMismatchError: it has another tokenizer.
+        LiveFormatError: it is a replica of another upstream.
         StorageError, DatastoreError: documents or segments cannot be read.
 
     Attributes:
         tokenizer: identity of the tokenizer that the tokens are from.
-        retention: how much the writer keeps.
+        limits: how much the writer kept when this was opened.
         segments: the segments at the latest look.
     """
 
-    interval = 0.02  # seconds between looks
-
-    def __init__(self, directory: Path, tokenizer: TokenizerIdentity | None) -> None:
+    def __init__(self, directory: Path, tokenizer: TokenizerIdentity | None, location: str | None = None) -> None:
         self._directory = directory
         self._lock = threading.Lock()
         self._version = -1
@@ -46,15 +46,21 @@ class Follower:
             self.tokenizer = self._documents.tokenizer()
             if tokenizer is not None:
                 self.tokenizer.require_same(tokenizer, directory)
-            self.retention = Retention(*self._documents.limits())
+            if location is not None:
+                self._documents.require_location(location)
+            self.limits = self._documents.limits()
             self.segments = Segments(self.tokenizer.vocabulary_size)
             self.work()
             stack.pop_all()
 
     def close(self) -> None:
-        """Close the file of documents."""
+        """Close the file of documents, and keep no others mapped."""
+        self.release()
+        self.segments.close()
+
+    def release(self) -> None:
+        """Close the file of documents, and leave the segments to another."""
         with self._lock:
-            self.segments = Segments(self.tokenizer.vocabulary_size)  # which keeps no files mapped
             self._documents.close()
 
     def work(self) -> bool:
@@ -65,7 +71,8 @@ class Follower:
                 return False
             with self._documents.one_state():
                 is_first = self._version == -1
-                segments = list(self.segments.stored(self._directory, self._documents, Retention(), verify=is_first))
-            self.segments.set(segments)
+                segments = list(self.segments.stored(self._directory, self._documents, Limits(), verify=is_first))
+                newest = self._documents.newest()
+            self.segments.set(segments, newest)
             self._version = version
             return True

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from rest_store.datastore import locations
 from rest_store.datastore.header import token_width
 from rest_store.datastore.render import counted
 from rest_store.datastore.shard import decode_symbols
@@ -23,6 +24,7 @@ from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.datastore.validation import IntSequence, document_ids, label
 from rest_store.errors import (
     DatastoreClosedError,
+    LimitError,
     LiveDatastoreError,
     StorageError,
     WriterError,
@@ -37,8 +39,10 @@ from rest_store.live.encoding import Encoder
 from rest_store.live.follower import Follower
 from rest_store.live.live_info import LiveInfo
 from rest_store.live.namespace import Namespace, StoredDocument
+from rest_store.live.replica import Replica, replica_directory
 from rest_store.live.retention import Retention
 from rest_store.live.segments import Segments
+from rest_store.live.upstream import Changes
 from rest_store.live.writer import Writer
 from rest_store.loading.tokenizer import load_tokenizer
 
@@ -56,26 +60,35 @@ class LiveDatastore(Store):
     few thousand tokens are in memory, the others in files, which are shards in the format of FORMAT.md and are made
     again from the documents if they are damaged.
 
-    `close` ends it, and so do the end of the interpreter and, up to a second later, that of the last reference.
+    `close` ends it, and so do the end of the interpreter and, some seconds later, that of the last reference.
     Pickling keeps the path: the receiver opens the directory for reading. After a fork, only the parent may go on using
     it.
 
     Thread-safe; the native kernel releases the GIL.
+
+    Attributes:
+        path: its directory; of a replica, that of the copy.
+        tokenizer: identity of the tokenizer that its tokens are from.
+        read_only: whether it was opened for reading.
     """
 
     is_live: ClassVar[bool] = True
 
-    def __init__(self, path: Path, backend: Writer | Follower) -> None:
+    def __init__(self, path: Path, backend: Writer | Follower | Replica, *, read_only: bool) -> None:
         self.path = path
         self.tokenizer = backend.tokenizer
+        self.read_only = read_only
         self._process = os.getpid()
         self._backend = backend
         self._segments: Segments | None = backend.segments
         self._location = path.absolute()
-        self._encoder = Encoder(self.tokenizer, self._location, backend.retention)
+        self._encoder = Encoder(self.tokenizer, self._location)
         self._before_close: dict[Callable[[LiveDatastore], object], None] = {}
         self._closing = threading.Lock()
-        self._background = Background(self, backend.work, backend.interval, abandoned=backend.close)
+        self._reading = threading.Lock()  # held by whoever reads changes
+        self._changes: Documents | None = None  # that they are read from
+        works = [backend.work, backend.receive] if isinstance(backend, Replica) else [backend.work]
+        self._background = [Background(self, work, abandoned=backend.close) for work in works]
         _opened.add(self)
 
     @classmethod
@@ -87,13 +100,22 @@ class LiveDatastore(Store):
         read_only: bool = False,
         max_tokens: int | None = None,
         max_age: float | None = None,
+        max_epochs: int | None = None,
+        cache: str | Path | None = None,
+        token: str | None = None,
+        tls: object = None,
     ) -> LiveDatastore:
-        """Open the live datastore in directory `path`, or begin one.
+        """Open the live datastore in directory `path`, or begin one; or a replica of one that a service has.
 
         Reads the segments once, to verify them.
 
+        A replica is a copy on this machine, with every document that the service has, a moment after it was added
+        there. It is in a directory under `cache`, which any number of processes open; one of them keeps it up to date.
+        It opens and answers while the service is away, too. What is added to it and deleted from it is at the service.
+
         Args:
-            path: its directory; a new one is made if it is absent or empty, unless `read_only`.
+            path: its directory; a new one is made if it is absent or empty, unless `read_only`. Or the location of one
+                that a service has, such as `host:50051/chat`.
             tokenizer: the tokenizer in use, as in `Datastore.open`; the datastore must have the same. A new one needs
                 it; with a `TokenizerIdentity` alone it takes no texts.
             read_only: another process writes it, or may; what it adds is visible here some hundredths of a second
@@ -101,7 +123,14 @@ class LiveDatastore(Store):
             max_tokens: most tokens kept; the oldest documents beyond it are evicted, up to an eighth of it at once.
                 None: as it was opened before; no limit for a new one.
             max_age: most seconds that a document is kept; it may go up to an eighth of that earlier, and stays while no
-                process writes the datastore. None: likewise.
+                process writes the datastore: where it was off for longer than that, or its clock says so, time goes
+                on from the newest document. None: likewise.
+            max_epochs: epochs that are kept: so many up to the greatest of a document. None: likewise. Each namespace
+                keeps so much, unless it has limits of its own.
+            cache: where replicas are kept; None: `~/.cache/rest-store`. Whoever may read its files reads all documents,
+                whatever `token` allows.
+            token: as in `DatastoreClient`, as is `tls`.
+            tls: how to reach the service.
 
         Raises:
             DatastoreNotFoundError: there is none, and no `tokenizer` to begin one with.
@@ -110,22 +139,35 @@ class LiveDatastore(Store):
             TokenizerMismatchError: `tokenizer` differs from the datastore's.
             WriterError: another process writes it.
             StorageError: the directory or the documents cannot be read or written.
-            LimitError: a limit is not positive.
+            LimitError: a limit is not positive, or given for a replica, whose limits are the service's.
+            ServiceError: there is no replica yet, and the service cannot be reached or refuses.
         """
-        directory = Path(path)
-        location = directory.absolute()  # also when the program changes its working directory
-        limits = Retention.checked(max_tokens, max_age)
-        require_live(directory, new=tokenizer is not None and not read_only)
+        is_replica = locations.is_location(path)
+        kept = Path(cache) if cache is not None else locations.default_cache()
+        directory = replica_directory(str(path), kept) if is_replica else Path(path)
+        absolute = directory.absolute()  # also when the program changes its working directory
+        retention = Retention.checked(max_tokens, max_age, max_epochs)
+        if is_replica and retention != Retention():
+            raise LimitError(describe(str(path), "a limit", "given for a replica", "set where the datastore is"))
+        require_live(directory, new=is_replica or (tokenizer is not None and not read_only))
         loaded = None if isinstance(tokenizer, TokenizerIdentity | None) else load_tokenizer(tokenizer)
         named = loaded if isinstance(tokenizer, str | os.PathLike) else tokenizer  # a path is not loaded again
         identity = None if named is None else identity_of(named)
-        if read_only:
-            return cls(directory, Follower(location, identity))
+        if read_only and not is_replica:
+            return cls(directory, Follower(absolute, identity), read_only=True)
         try:
             directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StorageError(f"{directory}: the directory cannot be written ({error.strerror})") from error
-        return cls(directory, Writer(location, identity, limits, None if loaded is None else loaded.json))
+        json = None if loaded is None else loaded.json
+        if not is_replica:
+            return cls(directory, Writer(absolute, identity, retention, json), read_only=False)
+        upstream = locations.reach().upstream(str(path), token=token, tls=tls)
+        try:
+            return cls(directory, Replica(absolute, upstream, identity, json), read_only=read_only)
+        except BaseException:
+            upstream.close()
+            raise
 
     def close(self) -> None:
         """Close the datastore; every later call raises DatastoreClosedError. May be called again.
@@ -140,8 +182,14 @@ class LiveDatastore(Store):
             call(self)
         with self._closing:
             self._segments = None
-            self._background.stop()
+            if isinstance(self._backend, Replica):
+                self._backend.disconnect()
+            for background in self._background:
+                background.stop()
             self._backend.close()
+            with self._reading:
+                if self._changes is not None:
+                    self._changes.close()
 
     def before_close(self, call: Callable[[LiveDatastore], object]) -> None:
         """Have `close` call `call` with this datastore first, for what is queued to be added; once for each `call`."""
@@ -164,14 +212,11 @@ class LiveDatastore(Store):
         """
         return Namespace(self, name)
 
-    @property
-    def read_only(self) -> bool:
-        """Whether it was opened for reading."""
-        return isinstance(self._backend, Follower)
-
     def info(self) -> LiveInfo:
         """Return a description of this datastore as it is now."""
-        segments = self._open_segments().all
+        segments, backend = self._open_segments().all, self._backend
+        retention = backend.limits.of("")
+        failures = [background.failure for background in self._background if background.failure is not None]
         return LiveInfo(
             path=self.path,
             tokenizer=self.tokenizer,
@@ -182,9 +227,12 @@ class LiveDatastore(Store):
             size=sum(segment.size for segment in segments if segment.record is not None),
             built=_time(max(segment.newest for segment in segments)) if segments else None,
             oldest=_time(min(segment.oldest for segment in segments)) if segments else None,
-            max_tokens=self._backend.retention.max_tokens,
-            max_age=self._backend.retention.max_age,
-            failure=self._background.failure,
+            max_tokens=retention.max_tokens,
+            max_age=retention.max_age,
+            max_epochs=retention.max_epochs,
+            failure=failures[0] if failures else None,
+            location=backend.location if isinstance(backend, Replica) else None,
+            behind=backend.behind if isinstance(backend, Replica) else 0,
         )
 
     def add(
@@ -223,9 +271,9 @@ class LiveDatastore(Store):
             DatastoreClosedError: after `close`.
         """
         writer = self._writer()
-        encoded = self._encoder.encode(documents, ids, group, epoch)
-        new = writer.add(encoded, label("add", "a namespace", namespace))
-        self._background.wake()
+        most = writer.limits.of(label("add", "a namespace", namespace)).max_tokens
+        encoded = self._encoder.encode(documents, ids, group, epoch, most)
+        new = writer.add(encoded, namespace)
         return AddedDocuments([document.id for document in encoded], new)
 
     def delete(self, ids: Sequence[str], *, namespace: str = "") -> int:
@@ -255,6 +303,12 @@ class LiveDatastore(Store):
         """Delete the documents of a namespace that are of an earlier epoch; otherwise as `delete`."""
         return self._writer().delete_before(epoch, namespace)
 
+    def limit(
+        self, namespace: str, max_tokens: int | None = None, max_age: float | None = None, max_epochs: int | None = None
+    ) -> None:
+        """Keep so much of a namespace from now on; as `Namespace.limit`."""
+        self._writer().limit(namespace, Retention.checked(max_tokens, max_age, max_epochs))
+
     def documents(self, *, namespace: str = "", group: str | None = None) -> Iterator[StoredDocument]:
         """Yield the stored documents of a namespace, or of a group of it, in the order of their addition.
 
@@ -271,6 +325,42 @@ class LiveDatastore(Store):
                     tokens = decode_symbols(np.frombuffer(document.symbols, np.uint8), width)
                     yield StoredDocument(tokens, document.group, document.epoch, document.added)
                 first = some[-1].number + 1
+
+    @property
+    def newest_change(self) -> int:
+        """Number of the newest change that queries see: once `add` or `delete` has returned, of that or a later one."""
+        return self._open_segments().newest
+
+    def changes(self, after: int, datastore_id: str, *, most_bytes: int = 1 << 20) -> Changes:
+        """Return the changes after number `after` that are stored by now, for a replica.
+
+        Args:
+            after: the newest change that the replica has.
+            datastore_id: of the datastore that it is from. If it is another one, or if removals since then have been
+                forgotten, the changes begin with the first.
+            most_bytes: that they hold, about; one may be larger.
+
+        Raises:
+            StorageError: they cannot be read.
+            DatastoreClosedError: after `close`.
+        """
+        with self._reading:
+            self._open_segments()
+            if self._changes is None:
+                self._changes = Documents(self._location, read_only=True)
+            return self._changes.changes(after, datastore_id, most_bytes)
+
+    def wait_for_change(self, after: int, timeout: float) -> bool:
+        """Wait until queries see changes after number `after`; return whether they do within `timeout` seconds.
+
+        Whoever sends changes on pauses for some milliseconds after each sending: then those of a burst go together.
+
+        Raises:
+            DatastoreClosedError: after `close`, which ends it.
+        """
+        is_there = self._open_segments().wait(after, timeout)
+        self._open_segments()
+        return is_there
 
     def compact(self) -> None:
         """Write all documents that are there now to files, and merge these into as few segments as there may be.
@@ -289,7 +379,7 @@ class LiveDatastore(Store):
             DatastoreClosedError: after `close`.
         """
         self._open_segments()
-        if isinstance(self._backend, Follower):
+        if isinstance(self._backend, Follower | Replica):
             self._backend.work()
 
     def _open_segments(self) -> Segments:
@@ -298,9 +388,9 @@ class LiveDatastore(Store):
             raise DatastoreClosedError(describe(self.path, "the datastore", "closed", "open"))
         return segments
 
-    def _writer(self) -> Writer:
+    def _writer(self) -> Writer | Replica:
         self._open_segments()
-        if not isinstance(self._backend, Writer):
+        if self.read_only or isinstance(self._backend, Follower):
             raise WriterError(describe(self.path, "the live datastore", "opened for reading", "opened for writing"))
         if os.getpid() != self._process:
             expected = "used by the process that opened it"

@@ -75,6 +75,22 @@ class Namespace(Store):
         """Delete the documents of this namespace that are of an earlier epoch; as `LiveDatastore.delete`."""
         return self._live.delete_before(epoch, namespace=self.name)
 
+    def limit(
+        self, *, max_tokens: int | None = None, max_age: float | None = None, max_epochs: int | None = None
+    ) -> None:
+        """Keep so much of this namespace from now on, whatever others keep; None: as before.
+
+        Args:
+            max_tokens: most tokens, as in `LiveDatastore.open`.
+            max_age: most seconds, likewise.
+            max_epochs: epochs that are kept: so many up to the greatest of a document. Those before are evicted soon.
+
+        Raises:
+            LimitError: a limit is not positive.
+            WriterError, StorageError, DatastoreClosedError: as in `LiveDatastore.add`.
+        """
+        self._live.limit(self.name, max_tokens, max_age, max_epochs)
+
     def documents(self, group: str | None = None) -> Iterator[StoredDocument]:
         """Yield the documents of this namespace, or of a group of it, in the order of their addition."""
         return self._live.documents(namespace=self.name, group=group)

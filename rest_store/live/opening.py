@@ -1,4 +1,4 @@
-"""Opening a datastore of either kind, frozen or live."""
+"""Opening a datastore of either kind, frozen or live, here or elsewhere."""
 
 from __future__ import annotations
 
@@ -6,26 +6,44 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.locations import is_location
+from rest_store.errors import DeadlineError, LiveFormatError, ServiceUnavailableError
 from rest_store.live.directory import is_live
 
 if TYPE_CHECKING:
     from rest_store.live.live_datastore import LiveDatastore
 
 
-def open_store(path: str | Path, *, tokenizer: object = None) -> Datastore | LiveDatastore:
-    """Open the datastore in directory `path`: a frozen one, or a live one for reading.
+def open_store(
+    path: str | Path,
+    *,
+    tokenizer: object = None,
+    cache: str | Path | None = None,
+    token: str | None = None,
+    tls: object = None,
+) -> Datastore | LiveDatastore:
+    """Open the datastore at `path`: a frozen one, or a live one for reading; from elsewhere a copy, or a replica.
 
-    A frozen one needs none of the packages of the extra `[live]`.
+    A frozen one needs none of the packages of the extra `[live]`, unless a service has it.
 
     Args:
-        path: its directory.
+        path: its directory, or its location (`rest_store.datastore.locations`).
         tokenizer: as in `Datastore.open`.
+        cache: where copies and replicas are kept; None: `~/.cache/rest-store`.
+        token: as in `Datastore.open`.
+        tls: likewise.
 
     Raises:
-        DatastoreError, TokenizerMismatchError: as `Datastore.open` or `LiveDatastore.open`.
+        DatastoreError, TokenizerMismatchError, ServiceError: as `Datastore.open` or `LiveDatastore.open`.
     """
-    if not is_live(Path(path)):
-        return Datastore.open(path, tokenizer=tokenizer)
+    is_elsewhere = is_location(path)
+    if "://" in str(path) if is_elsewhere else not is_live(Path(path)):
+        return Datastore.open(path, tokenizer=tokenizer, cache=cache)
     from rest_store.live.live_datastore import LiveDatastore
 
-    return LiveDatastore.open(path, tokenizer=tokenizer, read_only=True)
+    if not is_elsewhere:
+        return LiveDatastore.open(path, tokenizer=tokenizer, read_only=True)
+    try:
+        return LiveDatastore.open(path, tokenizer=tokenizer, read_only=True, cache=cache, token=token, tls=tls)
+    except (LiveFormatError, ServiceUnavailableError, DeadlineError):  # it is frozen, or the service cannot say so
+        return Datastore.open(path, tokenizer=tokenizer, cache=cache, token=token, tls=tls)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -10,8 +11,8 @@ from rest_store.datastore.validation import limit, real
 from rest_store.errors import LimitError, describe
 
 if TYPE_CHECKING:
-    from rest_store.live.documents import Document
     from rest_store.live.encoding import NewDocument
+    from rest_store.live.upstream import Document
 
 _MEMTABLE = 1 << 12  # positions that are sorted anew with each addition
 _LARGEST = 1 << 24  # positions of a segment: sorting them takes some seconds
@@ -24,30 +25,31 @@ Item = TypeVar("Item", "Document", "NewDocument")
 
 @dataclass(frozen=True)
 class Retention:
-    """How much a live datastore keeps.
+    """How much a namespace keeps; None: no limit.
 
     Attributes:
-        max_tokens: most tokens; None: no limit. The oldest documents beyond it are evicted, an eighth at most at once.
-        max_age: most seconds that a document is kept; None: no limit. It may be evicted an eighth of that earlier.
+        max_tokens: most tokens. The oldest documents beyond it are evicted, an eighth at most at once.
+        max_age: most seconds that a document is kept. It may be evicted an eighth of that earlier.
+        max_epochs: epochs that are kept: so many up to the greatest that there is.
     """
 
     max_tokens: int | None = None
     max_age: float | None = None
+    max_epochs: int | None = None
 
     @classmethod
-    def checked(cls, max_tokens: Any, max_age: Any) -> Retention:
-        """Return limits as they are stored, an int and a float.
+    def checked(cls, max_tokens: Any, max_age: Any, max_epochs: Any) -> Retention:
+        """Return limits as they are stored.
 
         Raises:
-            LimitError: one is neither None nor positive: a whole number of tokens, or seconds.
+            LimitError: one is neither None nor positive: whole numbers of tokens and epochs, and seconds.
         """
         tokens = None if max_tokens is None else limit("max_tokens", max_tokens, 2**62, where="live datastore")
-        if max_age is None:
-            return cls(tokens, None)
-        age = real(max_age)
-        if not 0 < age < 2**62:
+        epochs = None if max_epochs is None else limit("max_epochs", max_epochs, 2**62, where="live datastore")
+        age = None if max_age is None else real(max_age)
+        if age is not None and not 0 < age < 2**62:
             raise LimitError(describe("live datastore", "max_age", repr(max_age), "None or positive seconds"))
-        return cls(tokens, age)
+        return cls(tokens, age, epochs)
 
     @property
     def largest(self) -> int:
@@ -84,3 +86,32 @@ class Retention:
             size += positions
         if batch:
             yield batch
+
+
+class Limits:
+    """How much each namespace keeps.
+
+    Args:
+        stored: what was set for each namespace; what is None there is as set for the namespace "".
+    """
+
+    def __init__(self, stored: Mapping[str, Retention] | None = None) -> None:
+        stored = stored or {}
+        self._default = stored.get("", Retention())
+        self._own = {
+            name: Retention(
+                own.max_tokens or self._default.max_tokens,
+                own.max_age or self._default.max_age,
+                own.max_epochs or self._default.max_epochs,
+            )
+            for name, own in stored.items()
+        }
+
+    def of(self, namespace: str) -> Retention:
+        """Return how much a namespace keeps."""
+        return self._own.get(namespace, self._default)
+
+    @property
+    def least_age(self) -> float:
+        """The smallest `max_age` of all; infinite if there is none."""
+        return min((some.max_age for some in self._own.values() if some.max_age is not None), default=math.inf)

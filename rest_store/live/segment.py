@@ -28,7 +28,8 @@ from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.shard import Shard
 from rest_store.datastore.shard_view import ShardView
 from rest_store.errors import ChecksumError, StorageError, describe
-from rest_store.live.documents import Document, SegmentRecord
+from rest_store.live.documents import SegmentRecord
+from rest_store.live.upstream import Document
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -74,16 +75,13 @@ class Segment:
         return self.view.symbols.nbytes + self.view.keys.nbytes + self.view.entries.nbytes
 
 
-def sorted_segment(
-    documents: Sequence[Document], vocabulary_size: int, memtable: Segment | None = None, namespace: str = ""
-) -> Segment:
+def sorted_segment(documents: Sequence[Document], vocabulary_size: int, memtable: Segment | None = None) -> Segment:
     """Sort documents that follow one another in memory.
 
     Args:
-        documents: at least one.
+        documents: at least one, of one namespace.
         vocabulary_size: ids are `0 .. vocabulary_size - 1`.
         memtable: a segment in memory whose documents come before these.
-        namespace: of the documents.
 
     Raises:
         MemoryError: there is not enough to sort them, about 12 to 18 bytes a token.
@@ -107,7 +105,7 @@ def sorted_segment(
         if native_kernel().sort_suffixes(byte_sorter(), symbols, width, bits, keys, packed):
             raise MemoryError(f"libdivsufsort cannot sort {symbols.size - TAIL_SIZE} bytes of text")
     view = ShardView(symbols, keys.view(np.uint8), packed, positions, entries, keys.size, width, bits)
-    return Segment(first, documents[-1].number, oldest, documents[-1].added, view, namespace=namespace)
+    return Segment(first, documents[-1].number, oldest, documents[-1].added, view, namespace=documents[0].namespace)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -12,9 +13,10 @@ from rest_store.datastore.header import TAIL_SIZE, token_width
 from rest_store.datastore.shard_view import ShardView
 from rest_store.datastore.store import Snapshot
 from rest_store.errors import DatastoreError
-from rest_store.live.documents import Document, Documents
-from rest_store.live.retention import Retention
+from rest_store.live.documents import Documents
+from rest_store.live.retention import Limits, Retention
 from rest_store.live.segment import Segment, open_segment, sorted_segment
+from rest_store.live.upstream import Document
 
 
 class Segments:
@@ -25,11 +27,15 @@ class Segments:
 
     Attributes:
         all: the segments, oldest first; of each namespace, only the last one may be in memory: its memtable.
+        newest: number of the newest change that they hold.
     """
 
     def __init__(self, vocabulary_size: int) -> None:
         self.vocabulary_size = vocabulary_size
         self.all: tuple[Segment, ...] = ()
+        self.newest = 0
+        self._is_closed = False
+        self._changed = threading.Condition()
         self._nothing = Snapshot.of([_empty_view(vocabulary_size)], vocabulary_size)
         self._snapshots: dict[str, Snapshot] = {}
 
@@ -37,28 +43,41 @@ class Segments:
         """Return what queries of a namespace read."""
         return self._snapshots.get(namespace, self._nothing)
 
-    def set(self, segments: Sequence[Segment]) -> None:
-        """Have queries read `segments`, all that there are, from now on."""
+    def set(self, segments: Sequence[Segment], newest: int) -> None:
+        """Have queries read `segments`, all that there are after change number `newest`, from now on."""
         snapshots: dict[str, Snapshot] = {}
         for namespace in dict.fromkeys(segment.namespace for segment in segments):
             views = [segment.view for segment in segments if segment.namespace == namespace]
             present = self._snapshots.get(namespace, self._nothing)
             is_same = len(views) == len(present.views) and all(map(operator.is_, views, present.views))
             snapshots[namespace] = present if is_same else Snapshot.of(views, self.vocabulary_size)
-        self.all, self._snapshots = tuple(segments), snapshots
+        with self._changed:
+            self.all, self._snapshots, self.newest = tuple(segments), snapshots, newest
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Keep no files mapped, and have nobody wait."""
+        self._is_closed = True
+        self.set((), self.newest)
+
+    def wait(self, after: int, timeout: float) -> bool:
+        """Wait until there are changes after number `after`, or `close`; return whether there are within `timeout`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.newest > after or self._is_closed, timeout)
+            return self.newest > after
 
     def stored(
-        self, directory: Path, documents: Documents, retention: Retention, *, verify: bool = False
+        self, directory: Path, documents: Documents, limits: Limits, *, verify: bool = False
     ) -> Iterator[Segment]:
         """Yield the segments of all documents that are stored, oldest first within each namespace.
 
         Documents that are in no file are sorted in memory, and so are those of files that are damaged or missing, or
-        larger than `retention` allows.
+        larger than `limits` allow.
 
         Args:
             directory: of the live datastore.
             documents: its documents, which do not change meanwhile.
-            retention: how large segments may be.
+            limits: how large segments may be.
             verify: whether to read the files of segments that are not present yet, and compare their checksums.
 
         Raises:
@@ -68,6 +87,7 @@ class Segments:
         last: dict[str, int] = {}
         for record in documents.records():
             last[record.namespace] = record.last
+            retention = limits.of(record.namespace)
             fits = retention.may_span(record.oldest, record.newest)
             try:
                 segment = opened.get(record) or open_segment(directory, record, self.vocabulary_size, verify=verify)
@@ -78,14 +98,14 @@ class Segments:
                 yield segment
             else:
                 rest = documents.read(record.first, record.last, namespace=record.namespace)
-                yield from self._sorted(rest, retention, record.namespace)
+                yield from self._sorted(rest, retention)
         for namespace in documents.namespaces():
             rest = documents.read(last.get(namespace, 0) + 1, namespace=namespace)
-            yield from self._sorted(rest, retention, namespace)
+            yield from self._sorted(rest, limits.of(namespace))
 
-    def _sorted(self, documents: Iterable[Document], retention: Retention, namespace: str) -> Iterator[Segment]:
+    def _sorted(self, documents: Iterable[Document], retention: Retention) -> Iterator[Segment]:
         for batch in retention.batches(documents, token_width(self.vocabulary_size), operator.attrgetter("added")):
-            yield sorted_segment(batch, self.vocabulary_size, namespace=namespace)
+            yield sorted_segment(batch, self.vocabulary_size)
 
     @property
     def in_files(self) -> tuple[Segment, ...]:

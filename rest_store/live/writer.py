@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from threading import Lock
 
@@ -15,17 +17,26 @@ from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import DatastoreClosedError, DatastoreNotFoundError, StorageError, describe
 from rest_store.live.compaction import BACKLOG, STALL, segments_to_merge
 from rest_store.live.directory import take_writer_lock
-from rest_store.live.documents import Document, Documents, SegmentRecord
+from rest_store.live.documents import Documents, SegmentRecord, digest_of
 from rest_store.live.encoding import NewDocument, store_tokenizer
-from rest_store.live.retention import Retention
+from rest_store.live.retention import Limits, Retention
 from rest_store.live.segment import Segment, remove_files, sorted_segment, write_segment
 from rest_store.live.segments import Segments
+from rest_store.live.upstream import Changes, Document
 
 
-def steady_clock() -> Callable[[], float]:
-    """Return a clock of seconds since 1970 that goes on evenly when the system's is set."""
+def steady_clock(last: float, longest: float) -> Callable[[], float]:
+    """Return a clock of seconds since 1970 that goes on evenly when the system's is set.
+
+    It goes on from `last`, the time of the newest document, if the system's clock is behind that, or so far ahead that
+    all documents would be too old: `longest` seconds or more. Then the clock is wrong, or the machine was off for long;
+    nobody can tell which, and documents that are kept for too long do less harm than documents that are lost.
+    """
     clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the first goes on while a laptop sleeps
-    offset = time.time() - time.clock_gettime(clock)
+    now = time.time()
+    if last and not last <= now < last + longest:
+        now = last
+    offset = now - time.clock_gettime(clock)
     return lambda: offset + time.clock_gettime(clock)
 
 
@@ -40,55 +51,60 @@ class Writer:
     Args:
         directory: of the datastore; it exists.
         tokenizer: identity of that which it must have, and which a new one is for; None: any.
-        limits: how much to keep from now on; None in it: as before.
+        retention: how much a namespace keeps from now on that has no limits of its own; None in it: as before.
         tokenizer_json: serialization of the tokenizer, which a new one stores to encode texts.
-        clock: seconds since 1970; None: the system's, as it was at the beginning.
+        location: of the upstream that it is a replica of; "": none.
+        segments: those that queries read; None: new ones.
 
     Raises:
         DatastoreNotFoundError: it is empty, and there is no `tokenizer`.
         TokenizerMismatchError: it has another tokenizer.
+        LiveFormatError: it is a replica of another upstream, or of none.
         WriterError: another process writes it.
         StorageError: documents cannot be read, or segments cannot be written.
 
     Attributes:
         tokenizer: identity of the tokenizer that the tokens are from.
-        retention: how much to keep.
+        limits: how much each namespace keeps.
         segments: the present segments.
     """
-
-    interval = 0.5  # seconds between looks for what is too old
 
     def __init__(
         self,
         directory: Path,
         tokenizer: TokenizerIdentity | None,
-        limits: Retention,
+        retention: Retention,
         tokenizer_json: str | None = None,
-        clock: Callable[[], float] | None = None,
+        location: str = "",
+        segments: Segments | None = None,
     ) -> None:
         self._directory = directory
-        self._clock = clock or steady_clock()
+        self._location = location
         self._sorting = Lock()  # held while segments in files are sorted anew; taken before `_lock`
         self._lock = Lock()  # held for a change, which is short
         self._closed = False
         self._may_differ_from_disk = False
-        self._last = 0  # number of the newest document
+        self._newest = 0  # number of the newest change
         self._records: list[SegmentRecord] = []  # that are stored
+        self._epochs_of = -1  # number of the newest change when epochs were looked at
         with ExitStack() as resources:
             resources.callback(take_writer_lock(directory))
-            self._documents = resources.enter_context(closing(Documents(directory)))  # for the holder of `_lock`
+            # For the holder of `_lock`:
+            self._documents = resources.enter_context(closing(Documents(directory, is_replica=bool(location))))
             if self._documents.is_new:
                 self._begin(tokenizer, tokenizer_json)
+            self._documents.require_location(location)
             self.tokenizer = self._documents.tokenizer()
             if tokenizer is not None:
                 self.tokenizer.require_same(tokenizer, directory)
-            self._documents.set_limits(limits.max_tokens, limits.max_age)
-            self.retention = Retention(*self._documents.limits())
+            self._documents.set_limits("", retention)
+            self.limits = self._documents.limits()
+            self._clock = steady_clock(self._documents.last_time(), self.limits.least_age)
             # For the holder of `_sorting`:
             self._beside = resources.enter_context(closing(Documents(directory, read_only=True)))
             self._vocabulary_size = self.tokenizer.vocabulary_size
             self._width = token_width(self._vocabulary_size)
-            self.segments = Segments(self._vocabulary_size)
+            self.segments = segments or Segments(self._vocabulary_size)
             self._load(verify=True)
             with suppress(StorageError):  # the next deletion tries again
                 self._documents.clean()
@@ -100,19 +116,19 @@ class Writer:
         if tokenizer is None:
             raise DatastoreNotFoundError(describe(self._directory, "live datastore", "empty", "one to open"))
         store_tokenizer(tokenizer_json, self._directory)
-        self._documents.create(tokenizer)
+        self._documents.create(tokenizer, self._location)
 
     def close(self) -> None:
         """Close the files and let others write, after a change in progress; later calls raise DatastoreClosedError."""
         with self._sorting, self._lock:
             self._closed = True
-            self.segments = Segments(self._vocabulary_size)  # which keeps no files mapped
+            self.segments.close()
             self._resources.close()
 
     def add(self, documents: Sequence[NewDocument], namespace: str = "") -> set[str]:
         """Add documents, without those whose id is there already; return the others' ids when they are durable."""
         new: set[str] = set()
-        for batch in self.retention.batches(documents, self._width):
+        for batch in self.limits.of(namespace).batches(documents, self._width):
             if len(self._run()) >= BACKLOG:
                 time.sleep(STALL)
             with self._change():
@@ -121,35 +137,91 @@ class Writer:
 
     def delete(self, ids: Sequence[str], namespace: str = "") -> int:
         """Delete documents and return how many there were; then no answer holds them, and no file."""
-        return self._delete(namespace, lambda: self._documents.numbers(ids, namespace).values())
+        return self._remove(namespace, lambda: self._beside.numbers(ids, namespace).values())
 
     def delete_before(self, epoch: int, namespace: str = "") -> int:
         """Delete the documents of earlier epochs, likewise."""
-        return self._delete(namespace, lambda: self._documents.before(epoch, namespace))
+        return self._remove(namespace, lambda: self._beside.before(epoch, namespace))
 
-    def _delete(self, namespace: str, find: Callable[[], Iterable[int]]) -> int:
+    def _remove(self, namespace: str, find: Callable[[], Iterable[int]], *, deleted: bool = True) -> int:
+        """Remove what `find` returns the numbers of; it is called by the holder of `_sorting`."""
+        with self._sorting:
+            numbers = {namespace: sorted(find())}
+            smaller = {segment: self._without(segment, numbers) for segment in self.segments.in_files}
+            with self._change():
+                if numbers[namespace]:
+                    left = [smaller.get(segment) or self._without(segment, numbers) for segment in self.segments.all]
+                    self._store([*chain(*left)], removed=numbers[namespace], deleted=deleted)
+                if deleted:
+                    self._documents.clean()
+        return len(numbers[namespace])
+
+    def limit(self, namespace: str, retention: Retention) -> None:
+        """Keep so much of a namespace from now on; None in `retention`: as before."""
         with self._sorting, self._change():
-            numbers = sorted(find())
-            if numbers:
-                left = [
-                    self._without(segment, numbers) if segment.namespace == namespace else segment
-                    for segment in self.segments.all
-                ]
-                self._store([segment for segment in left if segment is not None], deleted=numbers)
-            self._documents.clean()
-        return len(numbers)
+            self._documents.set_limits(namespace, retention)
+            self.limits = self._documents.limits()
+            self._epochs_of = -1
+            self._load()
+
+    def position(self) -> tuple[int, str]:
+        """Return the number of the newest change that a replica has, and the id of the datastore that it is from."""
+        with self._lock:
+            self._require_open()
+            return self._documents.newest(), self._documents.datastore_id()
+
+    def apply(self, changes: Changes) -> None:
+        """Store and publish changes of the upstream: those that follow what is stored, or the first of all.
+
+        Only the upstream evicts. Where it does, segments are as small here as they are there, so that a part of them
+        is sorted anew each time; they are all as large as they may be where nothing is evicted.
+        """
+        with self._sorting, self._change():
+            removed: dict[str, list[int]] = {}
+            for removal in changes.removed:
+                for namespace, number in self._documents.between(removal.first, removal.last):
+                    removed.setdefault(namespace, []).append(number)
+                if not removal.deleted and self.limits.of("").max_tokens is None:  # the upstream evicts
+                    total = sum(segment.token_count for segment in self.segments.all)
+                    self.limits = Limits({"": Retention(max_tokens=total)})
+            present = self.segments.all if changes.first > 1 else ()
+            segments = [*chain(*(self._without(segment, removed) for segment in present))]
+            added: dict[str, list[Document]] = {}
+            for document in changes.added:
+                added.setdefault(document.namespace, []).append(document)
+            for namespace, documents in added.items():
+                for batch in self.limits.of(namespace).batches(documents, self._width):
+                    self._append(segments, batch)
+            self._store(segments, upstream=changes)
+            if changes.first == 1 or any(removal.deleted for removal in changes.removed):
+                self._documents.clean()
 
     def work(self) -> bool:
         """Do what is to be done beside additions; return whether there may be more."""
-        return self.evict() or self.merge()
+        return self._evict() or self._evict_epochs() or self.merge()
 
-    def evict(self) -> bool:
+    def _evict(self) -> bool:
         """Evict what is too old by now; return whether anything was."""
         if len(self._kept(self.segments.all)) == len(self.segments.all):
             return False
         with self._change():
             self._store(self.segments.all)
         return True
+
+    def _evict_epochs(self) -> bool:
+        """Evict one namespace's documents of epochs before those that are kept; return whether there may be more."""
+        newest = self.segments.newest
+        if newest == self._epochs_of:
+            return False
+        for namespace in {segment.namespace for segment in self.segments.all}:
+            most = self.limits.of(namespace).max_epochs
+            if most is not None and self._remove(namespace, partial(self._outdated, namespace, most), deleted=False):
+                return True
+        self._epochs_of = newest
+        return False
+
+    def _outdated(self, namespace: str, most: int) -> list[int]:
+        return self._beside.before(self._beside.last_epoch(namespace) - most + 1, namespace)
 
     def compact(self) -> None:
         """Write all documents to files, and merge these into as few segments as there may be."""
@@ -169,11 +241,10 @@ class Writer:
             run = self._run(whole=whole)
             if not run:
                 return False
-            namespace = run[0].namespace
-            documents = list(self._beside.read(run[0].first, run[-1].last, namespace=namespace))
+            documents = list(self._beside.read(run[0].first, run[-1].last, namespace=run[0].namespace))
             if not documents:  # evicted meanwhile
                 return True
-            new = self._flushed(sorted_segment(documents, self._vocabulary_size, namespace=namespace))
+            new = self._flushed(sorted_segment(documents, self._vocabulary_size))
             del documents
             try:
                 with self._change():
@@ -186,7 +257,10 @@ class Writer:
 
     def _run(self, *, whole: bool = False) -> list[Segment]:
         """Return the segments that are merged next; [] if there are none."""
-        runs = (segments_to_merge(some, self.retention, whole=whole) for some in self.segments.by_namespace())
+        runs = (
+            segments_to_merge(some, self.limits.of(some[0].namespace), whole=whole)
+            for some in self.segments.by_namespace()
+        )
         return next(filter(None, runs), [])
 
     # --- For the holder of `_lock` ------------------------------------------------------------------------------------
@@ -204,9 +278,9 @@ class Writer:
 
     def _load(self, *, verify: bool = False) -> None:
         """Publish what is stored; sort anew what is damaged or missing of the segments in files."""
-        self._last = self._documents.last()
+        self._newest = self._documents.newest()
         self._records = self._documents.records()
-        segments = list(self.segments.stored(self._directory, self._documents, self.retention, verify=verify))
+        segments = list(self.segments.stored(self._directory, self._documents, self.limits, verify=verify))
         last = {segment.namespace: segment for segment in segments}
         in_files = {record.namespace: record.last for record in self._records}
         memtables = {segment for segment in last.values() if segment.last > in_files.get(segment.namespace, 0)}
@@ -227,68 +301,81 @@ class Writer:
             return []
         now = self._clock()
         documents = [
-            Document(number, now, some.symbols, some.group, some.epoch)
-            for number, some in enumerate(new.values(), self._last + 1)
+            Document(number, namespace, digest_of(some.id, namespace), now, some.group, some.epoch, some.symbols)
+            for number, some in enumerate(new.values(), self._newest + 1)
         ]
         segments = list(self.segments.all)
-        of_namespace = (
-            place for place, some in enumerate(segments) if (some.namespace, some.record) == (namespace, None)
-        )
+        self._append(segments, documents)
+        self._store(segments, added=documents)
+        return list(new)
+
+    def _append(self, segments: list[Segment], documents: Sequence[Document]) -> None:
+        """Sort new documents of one namespace into its memtable in `segments`, and flush it if it is large enough."""
+        namespace, retention = documents[0].namespace, self.limits.of(documents[0].namespace)
+        memtables = (place for place, some in enumerate(segments) if not some.record and some.namespace == namespace)
         memtable = None
-        if (place := next(of_namespace, None)) is not None:
+        if (place := next(memtables, None)) is not None:
             size = segments[place].position_count
             size += sum(len(document.symbols) // self._width + 1 for document in documents)
-            if size <= self.retention.largest and self.retention.may_span(segments[place].oldest, now):
+            if size <= retention.largest and retention.may_span(segments[place].oldest, documents[-1].added):
                 memtable = segments.pop(place)
             else:
                 segments[place] = self._flushed(segments[place])
-        segment = sorted_segment(documents, self._vocabulary_size, memtable, namespace)
-        is_full = segment.position_count >= self.retention.memtable
+        segment = sorted_segment(documents, self._vocabulary_size, memtable)
+        is_full = segment.position_count >= retention.memtable
         segments.append(self._flushed(segment) if is_full else segment)
-        self._store(segments, namespace=namespace, added=documents, ids=list(new))
-        return list(new)
 
-    def _without(self, segment: Segment, deleted: Sequence[int]) -> Segment | None:
-        """Return what is left of a segment without the documents of these numbers, ascending; None: nothing."""
-        if bisect_left(deleted, segment.first) == bisect_right(deleted, segment.last):
-            return segment
-        gone = set(deleted)
-        stored = self._documents.read(segment.first, segment.last, namespace=segment.namespace)
+    def _without(self, segment: Segment, removed: Mapping[str, Sequence[int]]) -> list[Segment]:
+        """Return what is left of a segment without documents; for the holder of `_sorting`.
+
+        Args:
+            segment: one of the present segments.
+            removed: numbers of the documents, ascending, by namespace.
+        """
+        numbers = removed.get(segment.namespace, ())
+        if bisect_left(numbers, segment.first) == bisect_right(numbers, segment.last):
+            return [segment]
+        gone, retention = set(numbers), self.limits.of(segment.namespace)
+        stored = self._beside.read(segment.first, segment.last, namespace=segment.namespace)
         rest = [document for document in stored if document.number not in gone]
-        if not rest:
-            return None
-        new = sorted_segment(rest, self._vocabulary_size, namespace=segment.namespace)
-        return new if segment.record is None else self._flushed(new)
+        is_large = segment.position_count > retention.largest
+        parts = retention.batches(rest, self._width) if is_large else filter(None, [rest])
+        new = [sorted_segment(part, self._vocabulary_size) for part in parts]
+        return new if segment.record is None else [self._flushed(part) for part in new]
 
     def _store(
         self,
         segments: Sequence[Segment],
         *,
-        namespace: str = "",
         added: Sequence[Document] = (),
-        ids: Sequence[str] = (),
-        deleted: Sequence[int] = (),
+        removed: Sequence[int] = (),
+        deleted: bool = False,
+        upstream: Changes | None = None,
     ) -> None:
         """Commit a change and publish its segments, without those that are too much or too old by now.
 
         Args:
             segments: all of them, after the change.
-            namespace: of `added`.
             added: new documents.
-            ids: of these.
-            deleted: numbers of documents.
+            removed: numbers of documents.
+            deleted: whether these were to be deleted.
+            upstream: changes of the upstream, instead of others.
         """
         present = self._kept(segments)
         evicted = [(some.namespace, some.first, some.last) for some in segments if some not in present]
         records = [segment.record for segment in present if segment.record is not None]
         new, obsolete = set(records) - set(self._records), set(self._records) - set(records)
         try:
-            self._documents.commit(namespace, added, ids, deleted, evicted, obsolete, new)
+            if upstream is None:
+                newest = self._documents.commit(added, removed, evicted, obsolete, new, deleted=deleted)
+            else:
+                self._documents.commit_upstream(upstream, obsolete, new)
+                newest = upstream.last
         except BaseException:
             self._remove_files(record.name for record in new)
             raise
-        self._last, self._records = added[-1].number if added else self._last, records
-        self.segments.set(present)
+        self._newest, self._records = newest, records
+        self.segments.set(present, newest)
         self._remove_files(record.name for record in obsolete)  # whoever still reads them has them mapped
 
     # --- For whoever holds either lock --------------------------------------------------------------------------------
@@ -304,19 +391,21 @@ class Writer:
     def _kept(self, segments: Sequence[Segment]) -> list[Segment]:
         """Return `segments` without those that are too old by now, and without the first of those that are too much.
 
-        A time in the future, of a clock that was ahead, counts as now: it keeps its own segment, and no other.
+        A replica keeps what the upstream keeps.
         """
-        most, age = self.retention.max_tokens, self.retention.max_age
-        kept = list(segments)
-        if age is not None:
-            limit = self._clock() - age
-            kept = [segment for segment in kept if segment.oldest > limit]
+        if self._location:
+            return list(segments)
+        now = self._clock()
+        kept = []
         totals: Counter[str] = Counter()
-        for segment in list(reversed(kept)):
+        for segment in reversed(segments):
+            retention = self.limits.of(segment.namespace)
+            if retention.max_age is not None and segment.oldest <= now - retention.max_age:
+                continue
             totals[segment.namespace] += segment.token_count
-            if most is not None and totals[segment.namespace] > most:
-                kept.remove(segment)
-        return kept
+            if retention.max_tokens is None or totals[segment.namespace] <= retention.max_tokens:
+                kept.append(segment)
+        return kept[::-1]
 
     def _remove_files(self, names: Iterable[str]) -> None:
         """Remove files of segments that are not stored; those that cannot be removed stay until the next opening."""

@@ -101,16 +101,6 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def is_service(text: str) -> bool:
-    """Return whether a client takes `text`: what looks like addresses, or like one, where no such file exists."""
-    host, _, port = text.rpartition(":")
-    try:
-        exists = Path(text).exists()
-    except (OSError, ValueError):  # no path can be so long, or hold these bytes
-        exists = False
-    return not exists and (text.startswith("unix:") or bool(host and port.isdecimal()))
-
-
 def is_name(name: object) -> TypeGuard[str]:
     """Return whether `name` is text that can be sent: not empty, and without lone surrogates."""
     if not isinstance(name, str):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import reprlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,14 +13,34 @@ TOKEN_VARIABLE = "REST_STORE_TOKEN"
 TOKEN_EXPECTED = "1 to 4096 visible ASCII characters, no blanks"
 _LONGEST = 4096  # characters; gRPC refuses metadata of more than 8 KiB
 _TOKEN_ASKED = f"a bearer token of this service: token=, --token-file or {TOKEN_VARIABLE}"
-_WRITE = "write"
+_WRITE, _NAMESPACE = "write", "namespace="
 
 
 class Grant(NamedTuple):
-    """A token, and whether it allows adding to live datastores and deleting. It is empty where none is required."""
+    """What a call may do.
+
+    Attributes:
+        token: that it has; empty where none is required.
+        may_write: whether it may add to live datastores and delete.
+        namespaces: of live datastores that it may read and write; None: all.
+    """
 
     token: str
     may_write: bool = False
+    namespaces: frozenset[str] | None = None
+
+    def require_namespace(self, name: str) -> None:
+        """Raise PermissionDeniedError unless the call may read the namespace `name`."""
+        if self.namespaces is not None and name not in self.namespaces:
+            expected = "one of those in the token's line of the token file"
+            raise PermissionDeniedError(describe("request", "namespace", reprlib.repr(name), expected))
+
+    def require_write(self, namespace: str) -> None:
+        """Raise PermissionDeniedError unless the call may write to a namespace."""
+        if not self.may_write:
+            expected = "one whose line in the token file says `write`"
+            raise PermissionDeniedError(describe("request", "token", "one that only reads", expected))
+        self.require_namespace(namespace)
 
 
 ALL_ALLOWED = Grant("", may_write=True)  # to every call of a service that requires no token
@@ -33,24 +54,25 @@ def is_token(token: object) -> bool:
 def grants_in(path: Path) -> list[Grant]:
     """Return the grants of a file, one a line; empty lines and lines that start with # are skipped.
 
-    A line is `TOKEN`, or `TOKEN write`.
+    A line is a token, and then perhaps `write`, and `namespace=NAME` for each of those that it is limited to.
 
     Raises:
-        ServeError: the file cannot be read, is not ASCII, holds no token, or a line is malformed.
+        ServeError: the file cannot be read, is not UTF-8, holds no token, or a line is malformed.
     """
     try:
-        lines = [line.strip(" \t\r") for line in path.read_bytes().decode("ascii").split("\n")]
+        lines = [line.strip(" \t\r") for line in path.read_bytes().decode("utf-8").split("\n")]
     except (OSError, UnicodeDecodeError) as error:
         found = f"unreadable ({getattr(error, 'strerror', None) or error})"
-        raise ServeError(describe(path, "token file", found, "a file with one token a line, in ASCII")) from None
+        raise ServeError(describe(path, "token file", found, "a file with one token a line, in UTF-8")) from None
     grants = []
     for number, line in enumerate(lines, 1):
         if line and not line.startswith("#"):
             token, *allowed = line.split()
-            if not is_token(token) or allowed not in ([], [_WRITE]):  # what the line says is a secret
-                expected = f"{TOKEN_EXPECTED}; then, after a blank, perhaps `{_WRITE}`"
+            names = [one.removeprefix(_NAMESPACE) for one in allowed if one.startswith(_NAMESPACE)]
+            if not is_token(token) or len(names) + (_WRITE in allowed) < len(allowed):  # what the line says is a secret
+                expected = f"{TOKEN_EXPECTED}; then, after blanks, perhaps `{_WRITE}` and `{_NAMESPACE}NAME`"
                 raise ServeError(describe(path, f"line {number}", "not a token with what it allows", expected))
-            grants.append(Grant(token, bool(allowed)))
+            grants.append(Grant(token, _WRITE in allowed, frozenset(names) if names else None))
     if not grants:
         raise ServeError(describe(path, "token file", "without a token", "one token a line"))
     return grants
@@ -96,13 +118,6 @@ class BearerTokens:
         if grant is None or scheme.lower() != "bearer":
             raise AuthenticationError(describe("request", "authorization", "not accepted", _TOKEN_ASKED))
         return grant
-
-
-def require_write(grant: Grant) -> None:
-    """Raise PermissionDeniedError unless a call with `grant` may add and delete."""
-    if not grant.may_write:
-        expected = "one whose line in the token file says `write`"
-        raise PermissionDeniedError(describe("request", "token", "one that only reads", expected))
 
 
 def _digest(token: str) -> bytes:

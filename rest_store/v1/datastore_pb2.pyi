@@ -7,12 +7,14 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Selection(_message.Message):
-    __slots__ = ("datastores", "tokenizer_fingerprint")
+    __slots__ = ("datastores", "tokenizer_fingerprint", "namespace")
     DATASTORES_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
     datastores: _containers.RepeatedScalarFieldContainer[str]
     tokenizer_fingerprint: str
-    def __init__(self, datastores: _Optional[_Iterable[str]] = ..., tokenizer_fingerprint: _Optional[str] = ...) -> None: ...
+    namespace: str
+    def __init__(self, datastores: _Optional[_Iterable[str]] = ..., tokenizer_fingerprint: _Optional[str] = ..., namespace: _Optional[str] = ...) -> None: ...
 
 class DraftLimits(_message.Message):
     __slots__ = ("max_nodes", "max_suffix", "max_depth")
@@ -69,20 +71,18 @@ class DraftSessionRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[SessionOpening, _Mapping]] = ..., accepted: _Optional[_Iterable[_Union[Accepted, _Mapping]]] = ..., draft: _Optional[_Union[TreeRequest, _Mapping]] = ...) -> None: ...
 
 class SessionOpening(_message.Message):
-    __slots__ = ("selection", "tokens", "prompt_lookup", "recycled_logits", "shared_calibration", "fixed_calibration")
+    __slots__ = ("selection", "tokens", "prompt_lookup", "recycled_logits", "fixed_calibration")
     SELECTION_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOOKUP_FIELD_NUMBER: _ClassVar[int]
     RECYCLED_LOGITS_FIELD_NUMBER: _ClassVar[int]
-    SHARED_CALIBRATION_FIELD_NUMBER: _ClassVar[int]
     FIXED_CALIBRATION_FIELD_NUMBER: _ClassVar[int]
     selection: Selection
     tokens: bytes
     prompt_lookup: bool
     recycled_logits: bytes
-    shared_calibration: str
     fixed_calibration: bool
-    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., tokens: _Optional[bytes] = ..., prompt_lookup: bool = ..., recycled_logits: _Optional[bytes] = ..., shared_calibration: _Optional[str] = ..., fixed_calibration: bool = ...) -> None: ...
+    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., tokens: _Optional[bytes] = ..., prompt_lookup: bool = ..., recycled_logits: _Optional[bytes] = ..., fixed_calibration: bool = ...) -> None: ...
 
 class TopK(_message.Message):
     __slots__ = ("k", "tokens")
@@ -265,33 +265,135 @@ class Document(_message.Message):
     def __init__(self, tokens: _Optional[bytes] = ..., id: _Optional[str] = ...) -> None: ...
 
 class AddRequest(_message.Message):
-    __slots__ = ("datastore", "tokenizer_fingerprint", "documents")
+    __slots__ = ("datastore", "tokenizer_fingerprint", "documents", "namespace", "group", "epoch")
     DATASTORE_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     DOCUMENTS_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
     datastore: str
     tokenizer_fingerprint: str
     documents: _containers.RepeatedCompositeFieldContainer[Document]
-    def __init__(self, datastore: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[Document, _Mapping]]] = ...) -> None: ...
+    namespace: str
+    group: str
+    epoch: int
+    def __init__(self, datastore: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[Document, _Mapping]]] = ..., namespace: _Optional[str] = ..., group: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class AddResponse(_message.Message):
-    __slots__ = ("ids", "added")
+    __slots__ = ("ids", "added", "sequence")
     IDS_FIELD_NUMBER: _ClassVar[int]
     ADDED_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     ids: _containers.RepeatedScalarFieldContainer[str]
     added: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, ids: _Optional[_Iterable[str]] = ..., added: _Optional[_Iterable[str]] = ...) -> None: ...
+    sequence: int
+    def __init__(self, ids: _Optional[_Iterable[str]] = ..., added: _Optional[_Iterable[str]] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class DeleteRequest(_message.Message):
-    __slots__ = ("datastore", "ids")
+    __slots__ = ("datastore", "ids", "namespace", "before_epoch")
     DATASTORE_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     datastore: str
     ids: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, datastore: _Optional[str] = ..., ids: _Optional[_Iterable[str]] = ...) -> None: ...
+    namespace: str
+    before_epoch: int
+    def __init__(self, datastore: _Optional[str] = ..., ids: _Optional[_Iterable[str]] = ..., namespace: _Optional[str] = ..., before_epoch: _Optional[int] = ...) -> None: ...
 
 class DeleteResponse(_message.Message):
-    __slots__ = ("deleted",)
+    __slots__ = ("deleted", "sequence")
     DELETED_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     deleted: int
-    def __init__(self, deleted: _Optional[int] = ...) -> None: ...
+    sequence: int
+    def __init__(self, deleted: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
+
+class FollowRequest(_message.Message):
+    __slots__ = ("datastore", "tokenizer_fingerprint", "after", "datastore_id")
+    DATASTORE_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    DATASTORE_ID_FIELD_NUMBER: _ClassVar[int]
+    datastore: str
+    tokenizer_fingerprint: str
+    after: int
+    datastore_id: str
+    def __init__(self, datastore: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., after: _Optional[int] = ..., datastore_id: _Optional[str] = ...) -> None: ...
+
+class FollowResponse(_message.Message):
+    __slots__ = ("changes", "checksum")
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    changes: bytes
+    checksum: int
+    def __init__(self, changes: _Optional[bytes] = ..., checksum: _Optional[int] = ...) -> None: ...
+
+class Changes(_message.Message):
+    __slots__ = ("datastore_id", "first", "last", "head", "added", "removed")
+    DATASTORE_ID_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    HEAD_FIELD_NUMBER: _ClassVar[int]
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    REMOVED_FIELD_NUMBER: _ClassVar[int]
+    datastore_id: str
+    first: int
+    last: int
+    head: int
+    added: _containers.RepeatedCompositeFieldContainer[AddedDocument]
+    removed: _containers.RepeatedCompositeFieldContainer[Removal]
+    def __init__(self, datastore_id: _Optional[str] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., head: _Optional[int] = ..., added: _Optional[_Iterable[_Union[AddedDocument, _Mapping]]] = ..., removed: _Optional[_Iterable[_Union[Removal, _Mapping]]] = ...) -> None: ...
+
+class AddedDocument(_message.Message):
+    __slots__ = ("number", "namespace", "digest", "added", "group", "epoch", "symbols")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
+    ADDED_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SYMBOLS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    namespace: str
+    digest: bytes
+    added: float
+    group: str
+    epoch: int
+    symbols: bytes
+    def __init__(self, number: _Optional[int] = ..., namespace: _Optional[str] = ..., digest: _Optional[bytes] = ..., added: _Optional[float] = ..., group: _Optional[str] = ..., epoch: _Optional[int] = ..., symbols: _Optional[bytes] = ...) -> None: ...
+
+class Removal(_message.Message):
+    __slots__ = ("number", "first", "last", "deleted")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    DELETED_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    first: int
+    last: int
+    deleted: bool
+    def __init__(self, number: _Optional[int] = ..., first: _Optional[int] = ..., last: _Optional[int] = ..., deleted: bool = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("datastore", "file", "offset", "build")
+    DATASTORE_FIELD_NUMBER: _ClassVar[int]
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    BUILD_FIELD_NUMBER: _ClassVar[int]
+    datastore: str
+    file: str
+    offset: int
+    build: str
+    def __init__(self, datastore: _Optional[str] = ..., file: _Optional[str] = ..., offset: _Optional[int] = ..., build: _Optional[str] = ...) -> None: ...
+
+class FetchResponse(_message.Message):
+    __slots__ = ("data", "checksum", "size")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUM_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    checksum: int
+    size: int
+    def __init__(self, data: _Optional[bytes] = ..., checksum: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...

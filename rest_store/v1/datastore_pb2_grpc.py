@@ -64,6 +64,16 @@ class DatastoreServiceStub(object):
                 request_serializer=rest__store_dot_v1_dot_datastore__pb2.DeleteRequest.SerializeToString,
                 response_deserializer=rest__store_dot_v1_dot_datastore__pb2.DeleteResponse.FromString,
                 _registered_method=True)
+        self.Follow = channel.unary_stream(
+                '/rest_store.v1.DatastoreService/Follow',
+                request_serializer=rest__store_dot_v1_dot_datastore__pb2.FollowRequest.SerializeToString,
+                response_deserializer=rest__store_dot_v1_dot_datastore__pb2.FollowResponse.FromString,
+                _registered_method=True)
+        self.Fetch = channel.unary_stream(
+                '/rest_store.v1.DatastoreService/Fetch',
+                request_serializer=rest__store_dot_v1_dot_datastore__pb2.FetchRequest.SerializeToString,
+                response_deserializer=rest__store_dot_v1_dot_datastore__pb2.FetchResponse.FromString,
+                _registered_method=True)
 
 
 class DatastoreServiceServicer(object):
@@ -113,6 +123,21 @@ class DatastoreServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Follow(self, request, context):
+        """All changes of a live datastore in their order, and then new ones as they are committed, without an end: for
+        replicas.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Fetch(self, request, context):
+        """A file of a frozen datastore from a byte on, in pieces: for copies.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_DatastoreServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -145,6 +170,16 @@ def add_DatastoreServiceServicer_to_server(servicer, server):
                     servicer.Delete,
                     request_deserializer=rest__store_dot_v1_dot_datastore__pb2.DeleteRequest.FromString,
                     response_serializer=rest__store_dot_v1_dot_datastore__pb2.DeleteResponse.SerializeToString,
+            ),
+            'Follow': grpc.unary_stream_rpc_method_handler(
+                    servicer.Follow,
+                    request_deserializer=rest__store_dot_v1_dot_datastore__pb2.FollowRequest.FromString,
+                    response_serializer=rest__store_dot_v1_dot_datastore__pb2.FollowResponse.SerializeToString,
+            ),
+            'Fetch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Fetch,
+                    request_deserializer=rest__store_dot_v1_dot_datastore__pb2.FetchRequest.FromString,
+                    response_serializer=rest__store_dot_v1_dot_datastore__pb2.FetchResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -309,6 +344,60 @@ class DatastoreService(object):
             '/rest_store.v1.DatastoreService/Delete',
             rest__store_dot_v1_dot_datastore__pb2.DeleteRequest.SerializeToString,
             rest__store_dot_v1_dot_datastore__pb2.DeleteResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Follow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/rest_store.v1.DatastoreService/Follow',
+            rest__store_dot_v1_dot_datastore__pb2.FollowRequest.SerializeToString,
+            rest__store_dot_v1_dot_datastore__pb2.FollowResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Fetch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/rest_store.v1.DatastoreService/Fetch',
+            rest__store_dot_v1_dot_datastore__pb2.FetchRequest.SerializeToString,
+            rest__store_dot_v1_dot_datastore__pb2.FetchResponse.FromString,
             options,
             channel_credentials,
             insecure,

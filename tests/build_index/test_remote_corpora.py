@@ -16,8 +16,8 @@ import zstandard
 from build_index.corpus import open_corpus
 from build_index.corpus_spec import CorpusSpec
 from build_index.documents import CorpusCounts
-from build_index.readers import remote_corpus
 from rest_store.errors import CorpusError, CorpusNotFoundError
+from rest_store.loading import remote_files
 from tests.shared.builds import documents
 from tests.shared.corpora import read_corpus, write_files
 from tests.shared.object_store import BLOCK, forget_connections, upload
@@ -203,6 +203,6 @@ def test_a_missing_package_names_the_extra(monkeypatch, address, package):
 
 def test_the_hub_that_cannot_be_reached_is_said_at_once(monkeypatch):
     pytest.importorskip("huggingface_hub")
-    monkeypatch.setattr(remote_corpus, "hub_failure", lambda name, kind: f"{kind} {name}: no route")
+    monkeypatch.setattr(remote_files, "hub_failure", lambda name, kind: f"{kind} {name}: no route")
     with pytest.raises(CorpusError, match=r"b/x.parquet: the Hugging Face hub cannot be reached \(dataset a/b: no r"):
         open_corpus(CorpusSpec("hf://datasets/a/b/x.parquet"))

@@ -99,16 +99,18 @@ def test_the_table_of_remembering() -> None:
 
 
 def test_the_table_of_vllm() -> None:
-    batches = results("vllm")["batches"]
-    names = {"n-gram lookup": "ngram", "rest-store, corpora": "corpora"}
-    names["rest-store, corpora and memory, warm"] = "corpora and memory, warm"
-    names |= {f"suffix decoding, {kind}": f"suffix, {kind}" for kind in ("cold", "warm")}
-    table = rows(section(BENCHMARKS, "In vLLM"))
-    measured = {
-        shown: [f"{one[name]['of none']:.2f} / {one[name]['decoding']['of none']:.2f}" for one in batches.values()]
-        for shown, name in names.items()
-    }
-    assert table == measured
+    runs = [results("lag_traces")["rows"], results("lag_llama31_8b")["rows"]]
+    ways = {"vLLM's n-gram lookup": "n-grams alone", "ahead, a chain of 2 K + 1": "ahead, a chain"}
+    ways |= {"ahead, a tree of 4 (2 K + 1)": "ahead, 4 nodes a token", "waiting for the text, a chain of K": "waiting"}
+    for shown, cells in rows(section(BENCHMARKS, "In vLLM")).items():
+        of_way = [[row for row in run if row["set"] == "all" and row["way"] == ways[shown]] for run in runs]
+        assert cells[:4] == [f"{row['M']:.2f}" for run in of_way for row in run]
+        nodes = " / ".join(f"{row['nodes']:.0f}" for row in of_way[0])
+        assert cells[4] == (nodes if shown != "vLLM's n-gram lookup" else "")
+    speeds = results("vllm")["batches"]
+    for batch, speed in (("1", "1.75"), ("16", "1.26")):
+        assert f"{speeds[batch]['corpora']['of none']:.2f}" == speed
+        assert speed in section(BENCHMARKS, "In vLLM")
 
 
 def test_the_table_of_a_model_of_8b() -> None:

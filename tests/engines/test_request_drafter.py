@@ -114,6 +114,22 @@ def test_finished_requests_are_remembered_once(tmp_path: Path) -> None:
         assert live.count(prompt[-17:]) == 0
 
 
+def test_what_was_written_is_remembered_when_the_engine_rests(tmp_path: Path) -> None:
+    clock = Clock()
+    clock.look = 0.0
+    drafter = made(clock, remember=str(tmp_path / "memory"))
+    request = Written(drafter, MODEL, "a", [5, 6])
+    for steps in (5, 3):
+        write([request], steps)
+        clock.now += 10
+        for _ in range(2):
+            drafter.tend()
+    assert flush(drafter._sources.target, None)
+    assert totals(drafter, "remembered_documents") == {"": 2}
+    assert drafter.ids == ["a"]
+    drafter.close()
+
+
 @pytest.mark.parametrize(
     ("begun", "expected"),
     [

@@ -18,8 +18,8 @@ def test_defaults_draft_from_the_prompt_alone() -> None:
 
 
 def test_settings_are_read_as_json_has_them() -> None:
-    given = {"datastores": ["a.ds", "h:1"], "remember": "m", "logits": "l", "source_timeout": 1}
-    assert EngineSettings.read(given, WHERE) == EngineSettings(["a.ds", "h:1"], "m", "l", 1)
+    given: dict[str, Any] = {"datastores": ["a.ds", "h:1"], "remember": "m", "drafting": "remote", "source_timeout": 1}
+    assert EngineSettings.read(given, WHERE) == EngineSettings(**given)
 
 
 @pytest.mark.parametrize(
@@ -27,12 +27,13 @@ def test_settings_are_read_as_json_has_them() -> None:
     [
         (None, "the object of settings is absent, expected {'datastores': [...]}"),
         (["a.ds"], "the object of settings is a list, expected {'datastores': [...]}"),
-        ({"datastore": []}, "a key is 'datastore', expected one of datastores, remember, logits, source_timeout, "),
+        ({"datastore": []}, "a key is 'datastore', expected one of datastores, remember, namespace, drafting, "),
         ({"datastores": "a.ds"}, "datastores is 'a.ds', expected a list of strings"),
         ({"datastores": ["a.ds", 3]}, "datastores is ['a.ds', 3], expected a list of strings"),
         ({"remember": True}, "remember is True, expected a string"),
         ({"source_timeout": None}, "source_timeout is None, expected seconds from 0 on"),
         ({"source_timeout": -1}, "source_timeout is -1, expected seconds from 0 on"),
+        ({"drafting": "near"}, "drafting is 'near', expected one of local, remote"),
         ({"tls": 1}, "tls is 1, expected true or false"),
         ({"remember": ["x\n" * 100]}, "remember is ['x\\nx"),
     ],

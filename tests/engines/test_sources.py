@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rest_store.drafting.output_document import OutputDocument
+from rest_store.drafting.remembering import RememberCounts, remember
+from rest_store.engines import sources as engine_sources
 from rest_store.engines.metrics import EngineMetrics
 from rest_store.engines.request import NewRequest, StepRequest, references_of
 from rest_store.engines.request_drafter import RequestDrafter
@@ -26,9 +29,11 @@ from rest_store.errors import (
     TokenRangeError,
     WriterError,
 )
+from rest_store.live.live_datastore import LiveDatastore
 from tests.shared.clients import free_port
 from tests.shared.engine import Clock, Model, Written, cyclic, plain_output, write
-from tests.shared.services import running
+from tests.shared.live import until
+from tests.shared.services import PATIENCE, running
 from tests.shared.strategies import ONE_TO_NINE, Corpus, identity, write_datastore
 
 LOG = logging.getLogger("test")
@@ -130,52 +135,85 @@ def test_what_was_opened_is_closed_when_another_fails(tmp_path: Path) -> None:
     made.close()
 
 
-def drafted(made: EngineSources, model: Model = cyclic(VOCABULARY)) -> tuple[int, dict[str, float]]:  # noqa: B008
-    """Write with these sources; return how many draft tokens were accepted, and what went wrong."""
+def drafted(made: EngineSources, model: Model = cyclic(VOCABULARY)) -> tuple[dict[str, float], dict[str, float]]:  # noqa: B008
+    """Write with these sources; return how many draft tokens of each were accepted, and what went wrong."""
     metrics = EngineMetrics(made.labels, LOG)
     drafter = RequestDrafter(made, metrics, vocabulary_size=VOCABULARY, clock=Clock())
-    requests = [Written(drafter, model, f"{number}", [number, number + 1]) for number in range(5, 45, 5)]
-    write(requests, 20)
+    write([Written(drafter, model, f"{number}", [number, number + 1]) for number in range(5, 45, 5)], 20)
     drafter.close()
-    accepted = sum(request.accepted for request in requests)
-    return accepted, {label: total for (name, label), total in metrics.totals().items() if name == "errors"}
+    totals = metrics.totals()
+    accepted, errors = (
+        {label: total for (name, label), total in totals.items() if name == counter and total}
+        for counter in ("source_accepted_tokens", "errors")
+    )
+    return accepted, errors
 
 
-def test_a_service_drafts(tmp_path: Path) -> None:
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine's services take longer to answer than an engine waits."""
+    monkeypatch.setattr(engine_sources, "_CONNECT_SECONDS", PATIENCE)
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("drafting", ["local", "remote"])
+def test_a_service_drafts(tmp_path: Path, drafting: str) -> None:
+    """Or a copy of its datastore, which is there while the service is not."""
+    settings = {"drafting": drafting, "cache": str(tmp_path / "cache"), "source_timeout": 60}
     with running(of_model(tmp_path / "ds")) as service:
-        accepted, errors = drafted(opened(datastores=[service.target], source_timeout=60))
-    assert errors == {}
-    assert accepted > 0
+        made = opened(datastores=[service.target], **settings)
+        assert made.labels[0] == service.target
+        assert len(made.stores) == (drafting == "local")
+        accepted, errors = drafted(made)
+    assert accepted[service.target] > 0
+    assert set(errors) <= {"source"}, "a busy machine's service may be late"
+    if drafting == "local":
+        assert errors == {}
+        assert drafted(opened(datastores=[service.target], **settings)) == (accepted, {})
 
 
-def test_rows_share_what_a_service_learns_of_the_model(tmp_path: Path) -> None:
-    text = np.array([1, 2], np.int32)
-    with running(datastore(tmp_path / "ds")) as service:
-        made = opened(datastores=[service.target], tokenizer=identity(VOCABULARY), source_timeout=60)
-        with made.session(text) as one, made.session(text) as other:
-            before = one.draft(8).scores
-            for _ in range(100):
-                one.accept([250, *text])  # never what the datastore says
-                one.draft(8)
-            after = other.draft(8).scores
-        made.close()
-    assert before is not None
-    assert after is not None
-    assert after.tolist() != before.tolist(), "a row that learns nothing by itself"
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize("drafting", ["local", "remote"])
+def test_a_service_remembers_for_all_engines(tmp_path: Path, drafting: str) -> None:
+    text = np.array([1, 2, 3, 4, 5, 6, 7], np.int32)
+    LiveDatastore.open(tmp_path / "chat", tokenizer=identity(VOCABULARY)).close()
+    with running(options=["--live", str(tmp_path / "chat")]) as service:
+        shared: dict[str, Any] = {"drafting": drafting, "tokenizer": identity(VOCABULARY), "source_timeout": 60}
+        chat = f"{service.target}/chat"
+        one = opened(remember=chat, namespace="team", cache=str(tmp_path / "one"), **shared)
+        other = opened(remember=chat, namespace="team", cache=str(tmp_path / "other"), **shared)
+        another = opened(remember=chat, cache=str(tmp_path / "other"), **shared)
+        assert one.target is not None
+        remember(
+            one.target, [document for document in [OutputDocument.of([], text.tolist())] if document], RememberCounts()
+        )
+        one.close()
+
+        def first(made: EngineSources) -> list[int]:
+            with made.session(text[:3]) as session:
+                return session.draft(1).tokens.tolist()
+
+        until(lambda: first(other) == [4])
+        assert first(another) == []
+        other.close()
+        another.close()
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_service_with_another_tokenizer_is_refused(tmp_path: Path) -> None:
     with running(datastore(tmp_path / "ds")) as service:
-        refused(TokenizerMismatchError, "301", datastores=[service.target], tokenizer=identity(301))
+        settings: dict[str, Any] = {"datastores": [service.target], "tokenizer": identity(301)}
+        refused(TokenizerMismatchError, "301", cache=str(tmp_path / "cache"), **settings)
+        refused(TokenizerMismatchError, "301", drafting="remote", **settings)
 
 
-def test_a_service_that_is_away_is_done_without(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_service_that_is_away_is_done_without(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     target = f"127.0.0.1:{free_port()}"
-    accepted, errors = drafted(opened(datastores=[target]), lambda text: (text[-1] + 1) % 7)
+    accepted, errors = drafted(opened(datastores=[target], cache=str(tmp_path)), lambda text: (text[-1] + 1) % 7)
     assert f"{target}" in caplog.text
     assert "its drafts are left out until it answers" in caplog.text
     assert errors["source"] > 0
-    assert accepted > 0, "the prompt is drafted from all the same"
+    assert accepted["prompt"] > 0, "the prompt is drafted from all the same"
 
 
 def test_references_are_texts_or_tokens() -> None:

@@ -8,7 +8,6 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -243,7 +242,7 @@ def test_models_whose_logits_cannot_be_seen_are_drafted_for(vllm: Vllm, place: s
 
 def test_without_settings_vllm_is_left_alone(vllm: Vllm) -> None:
     runner = vllm.modules["vllm.v1.worker.gpu.model_runner"]
-    assert runner.init_speculator(vllm.config(None), torch.device("cpu"), None).native
+    assert not hasattr(runner.init_speculator(vllm.config(None), torch.device("cpu"), None), "rest_store")
     before = runner.init_speculator
     plugin.install()
     assert runner.init_speculator is before, "wrapped once"
@@ -267,8 +266,11 @@ def _without_requests(vllm: Vllm) -> None:
 
 
 def _other_propose(vllm: Vllm) -> None:
-    base = vllm.modules["vllm.v1.worker.gpu.spec_decode.speculator"].BaseSpeculator
-    base.propose = lambda self, batch, sampled: None
+    class Other:
+        def propose(self, batch: Any, sampled: Any) -> None:
+            return None
+
+    vllm.head = lambda states: Other()
 
 
 @pytest.mark.parametrize("change", [_without_requests, _other_propose])
@@ -277,7 +279,8 @@ def test_a_seam_that_has_changed_is_left_alone(
 ) -> None:
     change(vllm)
     runner = vllm.modules["vllm.v1.worker.gpu.model_runner"]
-    assert runner.init_speculator(vllm.config({"datastores": [place]}), torch.device("cpu"), None).native
+    speculator = runner.init_speculator(vllm.config({"datastores": [place]}), torch.device("cpu"), None)
+    assert not hasattr(speculator, "rest_store")
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith("rest-store: vLLM drafts alone: ")
 
@@ -325,10 +328,3 @@ def test_the_device_takes_what_the_text_has_taken() -> None:
         chain = candidates.draft(np.array(new, np.int32), most)
         assert chain.chain.tokens == [token for token in expected if token != 42]
         assert chain.is_chosen == bool(chain.chain.tokens)
-
-
-def test_the_class_in_the_place_of_the_lookup_repeats_the_last_token(vllm: Vllm) -> None:
-    lookup = plugin._lookup_class()(vllm.config({}))
-    batch = SimpleNamespace(idx_mapping=torch.tensor([2, 0]), num_reqs=2)
-    drafts = lookup.propose(batch, None, None, None, None, None, None, torch.tensor([[5], [6], [7]]))
-    assert drafts.tolist() == [[7] * 4, [5] * 4]

@@ -28,11 +28,11 @@ from rest_store.datastore.header import SuffixesHeader, TokensHeader, entry_bits
 from rest_store.datastore.manifest import FILE_NAME, Manifest
 from rest_store.datastore.store import Snapshot
 from rest_store.errors import RestStoreError
-from rest_store.generation.drafts import tree_fault
 from tests.fuzz import campaign
 from tests.shared.builds import build_quick, documents, write_jsonl, write_tokenizer
 from tests.shared.damage import damage, require_bounds, require_match_bounds, some_context, write_pristine
 from tests.shared.strategies import seal_datastore
+from tests.shared.trees import tree_fault
 
 Contents = dict[str, bytes]
 SHARD_FILES = (".tokens", ".suffixes")

@@ -203,7 +203,6 @@ def some_client(chance: random.Random, texts: Texts, services: Services) -> tupl
     target = services.target([[token for token in text if 0 <= token < VOCABULARY] or [1] for text in texts])
     options = {
         "send_text": chance.random() < 0.7,
-        "shared_calibration": chance.choice([None, "model"]),
         "timeout": chance.choice([0.005, PATIENCE]),
         "tokenizer": chance.choice([None, identity(VOCABULARY), identity(VOCABULARY), identity(12)]),
     }

@@ -131,7 +131,7 @@ def _drafted(
     try:
         generator = rest_store.Generator(model, tokenizer, made, **plan.drafting)
         if plan.way == "generator":
-            return write(lambda: generator.generate(prompt, **asked).result)
+            return write(lambda: generator.generate(prompt, **asked).sequences)
         generation = generator.stream(prompt, **asked)
         steps = chance.randrange(1, 8) if plan.way == "left" else 10**9
         pieces: list[list[int]] = []

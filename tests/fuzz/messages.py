@@ -24,7 +24,6 @@ from google.protobuf.message import Message
 import rest_store
 from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.errors import RestStoreError
-from rest_store.generation.drafts import tree_fault
 from rest_store.service.client.client import DatastoreClient
 from rest_store.v1 import datastore_pb2 as pb
 from tests.fuzz import campaign
@@ -44,6 +43,7 @@ from tests.shared.messages import (
 )
 from tests.shared.services import PATIENCE, Service, running
 from tests.shared.sessions import Relay, sessions_of
+from tests.shared.trees import tree_fault
 
 RESPONSES: dict[str, type[Message]] = {
     "Draft": pb.DraftResponse,
@@ -307,7 +307,6 @@ def drafted_through(chance: random.Random, target: str) -> Counter[str]:
             timeout=0.3,
             datastore=chance.choice(["one", "two", None]),
             send_text=chance.random() < 0.8,
-            shared_calibration=chance.choice([None, "model"]),
         ) as client,
         rest_store.DraftSession([client, *sources], prompt=[1, 2, 3], source_timeout=2.0) as session,
     ):

@@ -99,7 +99,7 @@ def test_sources_that_fail_are_counted_and_change_nothing() -> None:
     assert output.statistics.drafts.dropped == {("scripted", "error"): output.statistics.drafts.asked}
 
 
-@pytest.mark.parametrize("session", [None, 3, rest_store.PromptLookup(), Scripted], ids=repr)
+@pytest.mark.parametrize("session", [None, 3, rest_store.PromptLookup()], ids=repr)
 def test_what_is_not_a_session_is_refused(session: Any) -> None:
     closed = []
 

@@ -19,6 +19,8 @@ from rest_store.errors import ModelLoadError
 from rest_store.generation import comparison, generator, loop
 from rest_store.generation.model import load_model
 from tests.shared.html import read
+from tests.shared.live import until
+from tests.shared.services import running
 from tests.shared.strategies import refused
 from tests.shared.tiny import text_tokenizer, write_model
 
@@ -163,7 +165,9 @@ def test_a_service_that_does_not_answer_is_left_out_and_reported(model_directory
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))
         target = f"127.0.0.1:{unused.getsockname()[1]}"
-        done = write(model_directory, "--prompt", "for i in i in i in", "--datastore", target, "--compare")
+        words = ["--prompt", "for i in i in i in", "--datastore", target]
+        done = write(model_directory, *words, "--drafting", "remote", "--compare")
+        assert write(model_directory, *words).exit_code == 1, "there is no copy yet"
     assert done.exit_code == 0, done.output
     warnings = [line for line in done.stderr.splitlines() if line.startswith("Warning: ")]
     assert len(warnings) == 2, "before the generation and after it; none for those it is compared with"
@@ -205,3 +209,27 @@ def test_what_the_command_remembers_drafts_for_the_next_prompt(speaking_model: P
     assert again.exit_code == 0, again.output
     labels = read(page.read_text(encoding="utf-8")).data["labels"]
     assert labels[:2] == [str(live), "prompt lookup"], "one source, though named twice"
+
+
+def test_datastores_of_a_service_are_copied_here(
+    speaking_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    prompt, chat = ["--prompt", "for i in i in i in", "--max-new-tokens", "24", "--json"], tmp_path / "chat"
+    first = json.loads(write(speaking_model, *prompt, "--remember", str(chat)).stdout)
+    (tmp_path / "code.py").write_text("for i in range(10):\n    print(i)\n")
+    rest_store.build(tmp_path / "code.py", speaking_model, tmp_path / "code").close()
+    with running(f"code={tmp_path / 'code'}", options=["--live", str(chat)]) as service:
+        places = [f"{service.target}/{name}" for name in ("code", "chat")]
+        words = ["--datastore", places[0], "--remember", places[1]]
+        with rest_store.LiveDatastore.open(places[1]) as replica:
+            until(lambda: replica.info().document_count == 1)
+        for drafting in ("local", "remote"):
+            facts = json.loads(write(speaking_model, *prompt, *words, "--drafting", drafting).stdout)
+            assert (facts["text"], facts["duplicates"]) == (first["text"], 1), "remembered there already"
+            assert drafting == "remote" or list(facts["sources"])[:2] == places
+            assert facts["forward_passes"] < first["forward_passes"]
+    again = write(speaking_model, *prompt, "--datastore", places[1])
+    assert json.loads(again.stdout)["forward_passes"] == facts["forward_passes"], (
+        "the replica drafts without the service"
+    )

@@ -1,4 +1,4 @@
-"""Generations that are closed, fail or are dropped: they end at once, and touch no cache that is in use again."""
+"""Generations that are closed, fail or are dropped: they end at once, and the caller has the cache."""
 
 from __future__ import annotations
 
@@ -58,52 +58,27 @@ def uncollected() -> Iterator[None]:
     gc.enable()
 
 
-def begun(model: Any, inputs: Any, session: Any = Scripted, **options: Any) -> tuple[Any, torch.Tensor]:
+def begun(
+    model: Any, inputs: Any, session: Any = Scripted, remember: Any = None, **options: Any
+) -> tuple[Any, torch.Tensor]:
     """A generation and the plain text."""
     plain = model.generate(**inputs, **FIXED)
     futures = futures_of(inputs, plain)
-    generator = rest_store.Generator(model, None, lambda prompt: session(prompt, futures, bushy), adaptive=False)
+    drafting = {"adaptive": False, "remember": remember}
+    generator = rest_store.Generator(model, None, lambda prompt: session(prompt, futures, bushy), **drafting)
     return generator.stream(inputs, **FIXED, **options), plain
 
 
-# --- A cache that is in use again -------------------------------------------------------------------------------------
+# --- The cache of the caller ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["function", "generator"])
-def test_a_reader_that_goes_away_leaves_a_cache_with_what_was_written(way: str) -> None:
+def test_a_reader_that_goes_away_leaves_a_cache_with_what_was_written() -> None:
     model = tiny_model("llama")
     cache = DynamicCache(config=model.config)
-    options = {**FIXED, "past_key_values": cache}
-    ways: dict[str, Any] = {
-        "function": lambda: model.generate(
-            **prompts(1), **options, custom_generate=rest_store.generate, stream_to=Raising()
-        ),
-        "generator": lambda: rest_store.Generator(model).generate(prompts(1), **options, streamer=Raising()),
-    }
+    ours = {"custom_generate": rest_store.generate, "stream_to": Raising()}
     with pytest.raises(ConnectionError):
-        ways[way]()
+        model.generate(**prompts(1), **FIXED, past_key_values=cache, **ours)
     assert int(cache.get_seq_length()) == 16
-
-
-@pytest.mark.parametrize("drafted", [True, False])
-@pytest.mark.parametrize("architecture", KINDS)
-def test_a_cache_that_is_in_use_again_is_not_filled_on_closing(architecture: str, drafted: bool) -> None:
-    model = tiny_model(architecture)
-    cache = DynamicCache(config=model.config)
-    first, plain = begun(model, prompts(1), past_key_values=cache)
-    next(first)
-    other = prompts(1, 9, seed=7)
-    if drafted:
-        second, text = begun(model, other, past_key_values=cache)
-        next(second)
-        first.close()
-        assert torch.equal(second.result(), text)
-    else:
-        text = model.generate(**other, **FIXED, past_key_values=cache)
-        assert torch.equal(first.result(), plain)
-    assert int(cache.get_seq_length()) == 9 + 23
-    more = torch.cat([text, other["input_ids"]], dim=1)
-    assert torch.equal(model.generate(more, **FIXED, past_key_values=cache), model.generate(more, **FIXED))
 
 
 @pytest.mark.parametrize("architecture", KINDS)

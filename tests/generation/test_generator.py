@@ -14,7 +14,6 @@ import rest_store
 from rest_store.errors import DrafterError
 from rest_store.generation.detokenizer import Detokenizer
 from rest_store.generation.model import load_model
-from rest_store.generation.writer import coloured
 from tests.shared.strategies import refused
 from tests.shared.tiny import Scripted, bushy, futures_of, prompts, right, text_tokenizer, tiny_model, write_model
 
@@ -41,19 +40,15 @@ def scripted(model: Any, inputs: Any, script: Any = right, **options: Any) -> tu
     return plain, lambda prompt: Scripted(prompt, futures, script)
 
 
-@pytest.mark.parametrize("way", ["named", "generator"])
-def test_a_streamer_gets_what_plain_decoding_gives_it(way: str) -> None:
+def test_a_streamer_gets_what_plain_decoding_gives_it() -> None:
     model = tiny_model("llama")
     inputs = prompts(1)
     expected = Collected()
     model.generate(**inputs, **FIXED, streamer=expected)
     _, drafter = scripted(model, inputs)
     streamer = Collected()
-    if way == "generator":
-        rest_store.Generator(model, None, drafter).generate(inputs, **FIXED, streamer=streamer)
-    else:
-        options = {"custom_generate": rest_store.generate, "drafter": drafter, "stream_to": streamer}
-        model.generate(**inputs, **FIXED, **options)
+    options = {"custom_generate": rest_store.generate, "drafter": drafter, "stream_to": streamer}
+    model.generate(**inputs, **FIXED, **options)
     assert streamer.given == expected.given
     assert streamer.ended == expected.ended == 1
 
@@ -144,9 +139,3 @@ def test_tokens_become_text_when_their_characters_are_whole() -> None:
     assert "" in added
     assert not any("\ufffd" in part for part in added)
     assert Detokenizer(words).words(words("漢")["input_ids"][:2], last=True) == ["", "\ufffd"]
-
-
-def test_origins_have_colours() -> None:
-    assert coloured("x", 0) == "x"
-    assert len({coloured("x", origin) for origin in (0, 1, 2, 4, 5, 128)}) == 6
-    assert coloured("x", 5) == coloured("x", 3)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import rest_store
-from rest_store.errors import CalibrationError, DrafterError, ModeNotSupportedError
+from rest_store.errors import CalibrationError, DrafterError, ModeNotSupportedError, SourceError
 from rest_store.generation import comparison
 from rest_store.generation.output import accepted_by_source
 from tests.shared.strategies import Corpus, refused, write_datastore
@@ -48,21 +48,22 @@ def generator(model: Any, store: rest_store.Datastore) -> rest_store.Generator:
     return rest_store.Generator(model, text_tokenizer(), sources, **STEADY)
 
 
-def test_an_output_has_text_tokens_and_what_they_took(model: Any, generator: rest_store.Generator) -> None:
+def test_an_output_has_text_tokens_and_what_they_took(
+    model: Any, store: rest_store.Datastore, generator: rest_store.Generator
+) -> None:
     tokenizer = generator.tokenizer
     output = generator.generate(PROMPT, **FIXED)
     plain = model.generate(**tokenizer(PROMPT, return_tensors="pt"), **FIXED)
     assert torch.equal(output.sequences, plain)
-    assert output.result is output.sequences
     assert output.tokens == [plain[0, -24:].tolist()]
     assert output.texts == [output.text] == [tokenizer.decode(plain[0, -24:], skip_special_tokens=True)]
     assert output.statistics.forward_passes < 24
     assert output.mean_tokens == 24 / output.statistics.forward_passes
-    assert list(output.sources) == [str(generator._sources[0].path), "prompt lookup", "recycled logits", "model"]
+    assert list(output.sources) == [str(store.path), "prompt lookup", "recycled logits", "model"]
     assert output.sources["model"] == sum(origin == 0 for origin in output.statistics.origins[0])
     assert output.comparison is None
     passes = f"24 tokens in {output.statistics.forward_passes} forward passes, M "
-    rest = r"[\d.]+ tokens a pass .*, [\d.]+ tokens a second; of these \d+ from /.*, \d+ from prompt lookup, "
+    rest = r"[\d.]+ tokens a pass .*, [\d.]+ tokens a second; \d+ from /.*, \d+ from prompt lookup, "
     assert re.match(passes + rest, str(output))
     assert len(str(output).splitlines()) == 1
 
@@ -156,13 +157,12 @@ def test_what_is_no_calibration_is_refused() -> None:
     options = {"custom_generate": rest_store.generate, "drafter": [rest_store.PromptLookup()], "calibration": "a.path"}
     for call in (
         lambda: rest_store.Generator(model, calibration="a.path"),
-        lambda: rest_store.Generator(model).generate([5], **FIXED, calibration="a.path"),
         lambda: model.generate(**prompts(1), **options, **FIXED),
     ):
         refused(CalibrationError, call, "generate: calibration is a str, expected a Calibration")
     own = rest_store.Calibration.default()
     refused(
-        CalibrationError, lambda: rest_store.Generator(model, None, lambda prompt: None, calibration=own), "callable"
+        CalibrationError, lambda: rest_store.Generator(model, None, lambda prompt: None, calibration=own), "a drafter"
     )
 
 
@@ -181,3 +181,45 @@ def test_pieces_without_a_tokenizer_have_no_text() -> None:
     piece = next(rest_store.Generator(tiny_model("llama")).stream(prompts(1), **FIXED))
     assert piece.words is None
     refused(DrafterError, lambda: piece.text, "expected Generator(model, tokenizer")
+
+
+# --- References -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_references_draft_and_change_nothing(model: Any, rows: int) -> None:
+    generator = rest_store.Generator(model, text_tokenizer(), [rest_store.PromptLookup()], **STEADY)
+    inputs = prompts(rows)
+    plain = generator.generate(inputs, **FIXED)
+    again = generator.generate(inputs, references=plain.tokens, **FIXED, compare=True)
+    assert torch.equal(again.sequences, plain.sequences)
+    assert again.comparison is not None
+    assert again.comparison.identical
+    assert again.statistics.forward_passes < plain.statistics.forward_passes / 2
+    options = {"custom_generate": rest_store.generate, "drafter": [rest_store.PromptLookup()], **STEADY}
+    output = model.generate(**inputs, **FIXED, **options, references=plain.tokens, return_dict_in_generate=True)
+    assert output.statistics.forward_passes == again.statistics.forward_passes
+
+
+def test_a_reference_may_be_text(model: Any) -> None:
+    generator = rest_store.Generator(model, text_tokenizer(), [rest_store.PromptLookup()], **STEADY)
+    text = "print(i, 'naive', 2024)"
+    ids = generator.tokenizer(text, add_special_tokens=False)["input_ids"]
+    seen = [
+        [piece.trees[0].tokens.tolist() for piece in generator.stream(PROMPT, references=[reference], **FIXED)]
+        for reference in (text, ids)
+    ]
+    assert seen[0] == seen[1]
+
+
+@pytest.mark.parametrize("references", ["text", [["a"]], [[-1]], 3], ids=repr)
+def test_what_is_no_reference_is_refused(model: Any, references: Any) -> None:
+    generator = rest_store.Generator(model, None, [rest_store.PromptLookup()])
+    for call in (
+        lambda: generator.stream(PROMPT, references=references, **FIXED),
+        lambda: model.generate(**prompts(1), custom_generate=rest_store.generate, references=references, **FIXED),
+    ):
+        with pytest.raises((rest_store.RestStoreError, DrafterError)):
+            call()
+    without = rest_store.Generator(model, None, [rest_store.RecycledLogits()])
+    refused(SourceError, lambda: without.generate(prompts(1), references=[[5]], **FIXED), "without a PromptLookup")

@@ -12,7 +12,7 @@ import pytest
 import rest_store
 from rest_store.datastore.tree import TokenTree
 from rest_store.generation.comparison import Comparison, Speedup
-from rest_store.generation.drafts import NO_DRAFT, Draft
+from rest_store.generation.drafts import EMPTY
 from rest_store.generation.output import Piece
 from rest_store.generation.page import letters, look
 from tests.shared.html import read
@@ -45,7 +45,7 @@ def test_pieces_tell_what_each_pass_drafted_and_accepted() -> None:
         drafted = []
         for piece in pieces:
             nodes = piece.accepted[row]
-            assert piece.drafts[row].tree.tokens[nodes].tolist() == piece.tokens[row][: len(nodes)]
+            assert piece.trees[row].tokens[nodes].tolist() == piece.tokens[row][: len(nodes)]
             drafted += [1] * len(nodes) + [0] * (len(piece.tokens[row]) - len(nodes))
         assert drafted == [int(origin > 0) for origin in origins]
         assert sum(drafted) > 0
@@ -85,7 +85,7 @@ def test_the_data_has_each_tree(words: Any) -> None:
     assert second["texts"][:2] == [words.decode([token]) for token in ids[1:3]]
     assert second["bonus"] == words.decode(ids[3:4])
     assert second["context"] == words.decode(ids[:1])
-    assert second["parents"] == passes[1].drafts[0].tree.parents.tolist()
+    assert second["parents"] == passes[1].trees[0].parents.tolist()
     assert second["scores"][:2] == [970, 941]
     assert second["origins"][:4] == [1, 2, 4, 5]
     assert second["times"] == [31200, 200, 30500]
@@ -126,13 +126,13 @@ def test_numbers_that_no_probability_has_do_not_break_the_page(words: Any) -> No
     scores = [math.nan, math.inf, -1.0, 2.0, 0.0004]
     tree = TokenTree([70, 71, 72, 73, 74], [-1] * 5, [0] * 5, scores=np.array(scores))
     bare = TokenTree([70], [-1], [0])
-    passes = [Piece([[70, 71]], [[1, 0]], [Draft(shape, 1)], [[0]]) for shape in (tree, bare)]
+    passes = [Piece([[70, 71]], [[1, 0]], [shape], [[0]]) for shape in (tree, bare)]
     first, second = read(page_of(passes, words)).data["passes"]
     assert first["scores"] == [-1, -1, -1, 1000, 0]
     assert (second["scores"], second["origins"]) == ([-1], [1])
 
 
 def test_a_generation_without_drafts_or_without_anything_has_a_page(words: Any) -> None:
-    plain = [Piece([[70]], [[0]], [NO_DRAFT], [[]])]
+    plain = [Piece([[70]], [[0]], [EMPTY], [[]])]
     assert "1 token in 1 forward pass: M 1.00." in read(page_of(plain, words, comparison=COMPARISON)).text
     assert "0 tokens in 0 forward passes" in read(page_of([], words)).text

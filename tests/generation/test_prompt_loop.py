@@ -132,16 +132,12 @@ def terminal(model: Path) -> Iterator[Terminal]:
 
 @pytest.mark.slow
 def test_a_loop_on_a_terminal(terminal: Terminal) -> None:
-    """A legend, the prompt before its text; Ctrl-C ends a text, or a line; Ctrl-D ends the command."""
+    """Ctrl-C ends a text, Ctrl-D the command."""
     begun = terminal.read_to(r"> $")
     assert re.search(r"loading tokenizer .*/model\w* \.\.\. \d+\.\d s\r\n", begun)
     assert re.search(r"loading model .* \d+\.\d s\r\n", begun)
-    legend = "drafted by: the model alone, .32mprompt lookup.0m, .36mrecycled logits.0m, .33mseveral of them.0m"
-    assert re.search(legend, begun.replace("\x1b[", "."))
-    terminal.write("half a line\x03")
-    terminal.read_to(r"\r\n> $", again="\x03")
     terminal.write("for i in\n")
-    terminal.read_to(r"\x1b\[2mfor i in\x1b\[0m.")
+    terminal.read_to(r"for i in\r\n.", again="\n")
     terminal.write("\x03")
     shown = terminal.read_to(r"\r\n> $")
     assert re.search(r"\ninterrupted\r\n> $", shown)

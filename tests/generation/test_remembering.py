@@ -136,20 +136,19 @@ def test_what_was_written_before_an_early_end_is_remembered(model: Any, way: str
     assert target.documents == [plain[: 14 + 8]]
 
 
-def test_a_generator_waits_for_all_that_its_calls_remember_in_and_holds_none_of_it(model: Any) -> None:
-    generator = rest_store.Generator(model, None, [])
-    assert generator.flush()
+def test_a_generator_waits_for_all_that_is_remembered_and_nothing_is_held_longer(model: Any) -> None:
     targets = [Kept(), Kept()]
     for target in targets:
         target.open.clear()
-        list(generator.stream(prompts(1), max_new_tokens=8, remember=target))
+        generator = rest_store.Generator(model, None, [], remember=target)
+        list(generator.stream(prompts(1), max_new_tokens=8))
     gone = weakref.ref(targets[1])
     for target in targets:
         assert not generator.flush(0.0)
         target.open.set()
     assert generator.flush()
     assert [len(target.documents) for target in targets] == [1, 1]
-    del target, targets
+    del target, targets, generator
     gc.collect()
     assert gone() is None
 

@@ -15,7 +15,7 @@ from rest_store.live import segment, writer
 from rest_store.live.documents import Documents
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.live.writer import Writer
-from tests.shared.live import new_live, small_segments, until
+from tests.shared.live import new_live, no_background, small_segments, until
 
 
 def test_an_id_stands_for_one_document(tmp_path: Path) -> None:
@@ -141,16 +141,16 @@ def test_an_interrupt_loses_nothing_and_adds_nothing_twice(
     commit = Documents.commit
     interrupt = failing(1, KeyboardInterrupt())
 
-    def interrupted(*arguments: Any) -> None:
-        if stored:
-            commit(*arguments)
-        interrupt()
+    def interrupted(*arguments: Any, **options: Any) -> int:
         if not stored:
-            commit(*arguments)
+            interrupt()
+        newest = commit(*arguments, **options)
+        interrupt()
+        return newest
 
     small_segments(monkeypatch)
+    no_background(monkeypatch)
     with new_live(tmp_path / "live") as live:
-        live._background.stop()
         live.add([[1, 2]])
         monkeypatch.setattr(Documents, "commit", interrupted)
         with pytest.raises(KeyboardInterrupt):
@@ -207,8 +207,8 @@ def test_a_merge_that_failed_is_tried_again(tmp_path: Path, monkeypatch: pytest.
 
 def test_what_is_evicted_while_it_is_merged_stays_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_segments(monkeypatch)
+    no_background(monkeypatch)
     with new_live(tmp_path / "live", max_tokens=800) as live:
-        live._background.stop()
         for _ in range(2):
             live.add([[1, 2] * 20])
         write = writer.write_segment
@@ -220,23 +220,21 @@ def test_what_is_evicted_while_it_is_merged_stays_away(tmp_path: Path, monkeypat
             return write(*arguments)
 
         monkeypatch.setattr(writer, "write_segment", evicting)
-        assert live._backend.merge()
+        live.compact()
         assert live.count([1]) == 0
-        used = {item.record.name for item in live._segments.in_files}
-        assert {path.stem for path in live.path.glob("segment-*")} == used
+        assert len(list(live.path.glob("segment-*.tokens"))) == live.info().shard_count
 
 
 def test_additions_are_held_back_while_there_is_much_to_merge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small_segments(monkeypatch)
+    no_background(monkeypatch)
     delays: list[float] = []
     with new_live(tmp_path / "live") as live:
-        live._background.stop()
         monkeypatch.setattr(writer.time, "sleep", delays.append)
         for number in range(12):
             live.add([[number] * 20])
         assert set(delays) == {0.02}
-        while live._backend.merge():
-            pass
+        live.compact()
         delays.clear()
         live.add([[1] * 20])
         assert delays == []

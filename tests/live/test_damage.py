@@ -181,7 +181,7 @@ def open_files(directory: Path) -> list[str]:
         "UPDATE documents SET added = 'yesterday'",
         "UPDATE segments SET name = '../../other' WHERE first = 1",
         "UPDATE segments SET first = last + 1",
-        "UPDATE properties SET max_tokens = 'many'",
+        "UPDATE namespaces SET max_tokens = 'many'",
         "UPDATE properties SET tokenizer = '{'",
         "DROP TABLE documents",
     ],

@@ -3,127 +3,94 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from rest_store.live.encoding import NewDocument
+from rest_store.live import writer
 from rest_store.live.live_datastore import LiveDatastore
-from rest_store.live.retention import Retention
-from rest_store.live.writer import Writer
-from tests.shared.live import new_live, small_segments
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-def begun(directory: Path, clock: Clock, max_age: float = 80.0) -> Writer:
-    if not directory.exists():
-        new_live(directory, max_age=max_age).close()
-    return Writer(directory, None, Retention(), clock=clock)
-
-
-@pytest.fixture
-def aged(tmp_path: Path, clock: Clock) -> Iterator[Writer]:
-    """A writer that keeps documents for 80 seconds; a document was added in each of the first 80."""
-    opened = begun(tmp_path / "live", clock)
-    for token in range(80):
-        add(opened, token)
-        clock.now += 1
-    yield opened
-    opened.close()
-
-
-def add(opened: Writer, *tokens: int) -> None:
-    opened.add([NewDocument(f"{token} {opened._last}", np.array([token, 299], ">u2").tobytes()) for token in tokens])
-
-
-def there(opened: Writer) -> list[int]:
-    return [token for token in range(299) if opened.segments.snapshot().kernel.count([token])]
-
-
-def test_documents_are_evicted_by_age(aged: Writer, clock: Clock) -> None:
-    assert len(there(aged)) >= 70, "no more than an eighth earlier"
-    assert there(aged)[-1] == 79
-    clock.now += 40
-    assert aged.evict()
-    assert 30 <= len(there(aged)) <= 40
-    assert there(aged)[-1] == 79
-    clock.now += 80
-    assert aged.evict()
-    assert there(aged) == []
-    assert not aged.evict()
-    add(aged, 100)
-    assert there(aged) == [100]
-
-
-def test_a_clock_that_is_set_evicts_nothing_and_stops_no_eviction(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The process goes on counting from the time at which it opened the datastore."""
-    with new_live(tmp_path / "live", max_age=3600) as live:
-        live.add([[token, 299] for token in range(99)])
-        monkeypatch.setattr(time, "time", lambda: 4e9)
-        live.add([[99, 299]])
-        assert live.info().document_count == 100
-        assert not live._backend.evict()
-        clock = live._backend._clock
-        monkeypatch.setattr(live._backend, "_clock", lambda: clock() + 3601)
-        live._backend.evict()
-        assert live.info().document_count == 0
-
+from tests.shared.live import new_live, small_segments, until
 
 YEAR = 365 * 86_400.0
 
 
-@pytest.mark.parametrize("ahead", [True, False])
-def test_times_of_a_wrong_clock_keep_no_other_document_and_evict_none(
-    tmp_path: Path, clock: Clock, ahead: bool
-) -> None:
-    """An age in the future counts as now; the order is that of addition."""
-    clock.now = 10 * YEAR
-    opened = begun(tmp_path / "live", clock)
-    if ahead:
-        clock.now += YEAR
-        add(opened, 100)
-        clock.now -= YEAR
-    for token in range(40):
-        add(opened, token)
+class Time:
+    """Stands for the module `time`: the system's clock, and the one that goes on evenly."""
+
+    CLOCK_MONOTONIC = 1
+    sleep = staticmethod(time.sleep)
+
+    def __init__(self) -> None:
+        self.now = 10 * YEAR
+        self.set_ahead = 0.0
+
+    def time(self) -> float:
+        return self.now + self.set_ahead
+
+    def clock_gettime(self, clock: int) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
+    clock = Time()
+    monkeypatch.setattr(writer, "time", clock)
+    return clock
+
+
+def add_one_a_second(live: LiveDatastore, clock: Time, tokens: range) -> None:
+    for token in tokens:
+        live.add([[token, 299]])
         clock.now += 1
-    opened.close()
-    clock.now -= 0 if ahead else YEAR
-    opened = begun(tmp_path / "live", clock)
-    assert there(opened) == [*range(40), 100][: 41 if ahead else 40]
-    add(opened, 101)
-    clock.now += 85 if ahead else YEAR + 85
-    opened.evict()
-    assert there(opened) == ([100] if ahead else [])
-    clock.now += 2 * YEAR
-    opened.evict()
-    assert there(opened) == []
-    add(opened, 102)
-    assert there(opened) == [102]
-    opened.close()
 
 
-def test_what_was_too_old_is_gone_when_it_is_opened_again(aged: Writer, clock: Clock, tmp_path: Path) -> None:
-    aged.close()
-    clock.now += 60
-    opened = begun(tmp_path / "live", clock)
-    assert 10 <= len(there(opened)) <= 20
-    opened.close()
+def there(live: LiveDatastore) -> list[int]:
+    return [token for token in range(299) if live.count([token])]
+
+
+def test_documents_are_evicted_by_age(tmp_path: Path, clock: Time) -> None:
+    """No more than an eighth of it earlier, also those that became too old while it was closed."""
+    with new_live(tmp_path / "live", max_age=80.0) as live:
+        add_one_a_second(live, clock, range(80))
+        assert len(there(live)) >= 70
+        clock.now += 40
+        until(lambda: len(there(live)) <= 40)
+        assert (len(there(live)) >= 30, there(live)[-1]) == (True, 79)
+    clock.now += 20
+    with LiveDatastore.open(tmp_path / "live") as live:
+        assert 10 <= len(there(live)) <= 20
+        clock.now += 80
+        until(lambda: there(live) == [])
+        live.add([[100, 299]])
+        assert there(live) == [100]
+
+
+def test_a_clock_that_is_set_while_it_is_open_changes_no_age(tmp_path: Path, clock: Time) -> None:
+    with new_live(tmp_path / "live", max_age=80.0) as live:
+        add_one_a_second(live, clock, range(40))
+        clock.set_ahead = YEAR
+        add_one_a_second(live, clock, range(40, 60))
+        assert there(live) == list(range(60))
+        clock.now += 85
+        until(lambda: there(live) == [])
+
+
+@pytest.mark.parametrize("wrong", [YEAR, 81.0, -YEAR])
+def test_a_clock_that_is_wrong_when_it_is_opened_evicts_nothing_and_stops_no_eviction(
+    tmp_path: Path, clock: Time, wrong: float
+) -> None:
+    new_live(tmp_path / "live", max_age=80.0).close()
+    for first, ahead in ((0, 0.0), (20, wrong), (40, 0.0)):
+        clock.set_ahead = ahead
+        with LiveDatastore.open(tmp_path / "live") as live:
+            add_one_a_second(live, clock, range(first, first + 20))
+            assert there(live) == list(range(first + 20))
+    with LiveDatastore.open(tmp_path / "live") as live:
+        clock.now += 50
+        until(lambda: there(live)[0] >= 30 - 10)
+        assert there(live)[-1] == 59
+        clock.now += 31
+        until(lambda: there(live) == [])
 
 
 @pytest.mark.parametrize("together", [7, 200])
@@ -142,7 +109,7 @@ def test_the_oldest_are_evicted_and_no_more_than_an_eighth_too_many(
             assert live.info().token_count == 3 * len(held) <= 240
         live.compact()
         assert live.info().failure is None
-        assert len(list(live._backend._documents.read())) == live.info().document_count
+        assert len(list(live.documents())) == live.info().document_count
         shards, size = live.info().shard_count, live.info().size
         assert shards <= 30
     assert size < 20_000
@@ -159,3 +126,43 @@ def test_smaller_limits_evict_no_more_than_they_say(tmp_path: Path) -> None:
         assert 80 - 10 - 1 <= len(held) <= 80
     with LiveDatastore.open(tmp_path / "live") as live:
         assert live.info().max_tokens == 240
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_epochs_before_those_that_are_kept_are_evicted(tmp_path: Path, compacted: bool) -> None:
+    """Also of segments that hold documents of others, which stay."""
+    with new_live(tmp_path / "live", max_epochs=2) as live:
+        for epoch in (5, 6, 5, 7, 6, 8):
+            live.add([[epoch, token] for token in range(100, 110)], epoch=epoch)
+            if compacted:
+                live.compact()
+        until(lambda: there(live)[:2] == [7, 8])
+        assert [live.count([epoch]) for epoch in range(5, 9)] == [0, 0, 10, 10]
+        live.namespace("all").limit(max_epochs=9)
+        for epoch in (0, 8):
+            live.add([[epoch, 1]], epoch=epoch, namespace="all")
+        live.add([[1]], epoch=9)
+        until(lambda: live.count([7]) == 0)
+        assert live.namespace("all").count([0]) == 1
+        assert live.info().failure is None
+        assert live.changes(0, "").head == live.newest_change
+
+
+def test_limits_of_a_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are kept, hold at once, and those that it has not are what others have."""
+    small_segments(monkeypatch)
+    with new_live(tmp_path / "live", 65_535, max_tokens=300) as live:
+        small = live.namespace("small")
+        for token in range(150):
+            for name in ("", "small"):
+                live.add([[1000 + token, 1]], namespace=name)
+        small.limit(max_age=3600)
+        assert small.count([1]) > 100
+        small.limit(max_tokens=80)
+        assert 34 <= small.count([1]) <= 40
+        assert live.count([1]) > 100
+    with LiveDatastore.open(tmp_path / "live") as live:
+        small = live.namespace("small")
+        small.add([[1000, 1]] * 50)
+        assert small.count([1]) <= 40
+        assert live.count([1]) > 100

@@ -10,14 +10,14 @@ import pytest
 from rest_store.live import segments
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.live.segment import open_segment
-from tests.shared.live import new_live, small_segments
+from tests.shared.live import new_live, no_background, small_segments
 
 
 @pytest.fixture
 def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveDatastore]:
     small_segments(monkeypatch)
+    no_background(monkeypatch)
     with new_live(tmp_path / "live") as live:
-        live._background.stop()
         yield live
 
 

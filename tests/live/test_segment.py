@@ -11,15 +11,23 @@ import pytest
 
 from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.shard import Shard, encode_symbols
-from rest_store.live.documents import Document
 from rest_store.live.segment import sorted_segment, write_segment
+from rest_store.live.upstream import Document
 from tests.shared.live import some_document
 from tests.shared.strategies import Corpus, write_datastore
 
 
 def stored(documents: list[list[int]], vocabulary_size: int, first: int = 1) -> list[Document]:
     return [
-        Document(first + place, 5.0 + place, encode_symbols(np.array(document), vocabulary_size))
+        Document(
+            first + place,
+            "",
+            bytes([place % 256]),
+            5.0 + place,
+            "",
+            0,
+            encode_symbols(np.array(document), vocabulary_size),
+        )
         for place, document in enumerate(documents)
     ]
 

@@ -216,7 +216,6 @@ def test_timeouts_are_checked(connect: Callable[..., Any], timeout: Any) -> None
 NEVER_WORK: list[tuple[type[RestStoreError], dict[str, Any]]] = [
     *((TargetError, {"datastore": names}) for names in (["a", "a"], [], (), "", ["a", ""], ["a", None], 5, b"a")),
     (TargetError, {"datastore": "\ud800"}),
-    *((TargetError, {"shared_calibration": name}) for name in ("", "x" * 257, 3, "\ud800")),
     *((TargetError, {"tls": tls}) for tls in ("ca.pem", 1, Path("ca.pem"), {})),
     *((TargetError, {"token": token}) for token in ("", " a", "two\nlines", "\xe4", 5, b"a")),
 ]

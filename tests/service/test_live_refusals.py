@@ -57,9 +57,8 @@ def addition(*documents: pb.Document, **fields: Any) -> pb.AddRequest:
 
 
 REFUSED = {
-    "no name": (addition(document(), datastore=""), "UNKNOWN_DATASTORE", "name of a datastore is ''"),
     "unknown": (addition(document(), datastore="no"), "UNKNOWN_DATASTORE", "name of a datastore is 'no'"),
-    "frozen": (addition(document(), datastore="a"), "NOT_LIVE", "datastore 'a' is frozen, expected a live one"),
+    "frozen": (addition(document(), datastore="a"), "WRONG_KIND", "datastore 'a' is frozen, expected a live one"),
     "another tokenizer": (
         addition(document(), tokenizer_fingerprint="sha256:1"),
         "TOKENIZER_MISMATCH",
@@ -78,8 +77,7 @@ REFUSED = {
     "too many": (addition(*[document()] * 33), "LIMIT", "number of documents is 33, expected at most 32"),
     "long id": (addition(document(id="x" * 257)), "DOCUMENT", "an id is 'xxxx"),
     "id with NUL": (addition(document(id="x\0y")), "DOCUMENT", r"an id is 'x\x00y'"),
-    "delete without a name": (pb.DeleteRequest(ids=["kept"]), "UNKNOWN_DATASTORE", "name of a datastore is ''"),
-    "delete in a frozen one": (pb.DeleteRequest(datastore="a", ids=["kept"]), "NOT_LIVE", "datastore 'a' is frozen"),
+    "delete in a frozen one": (pb.DeleteRequest(datastore="a", ids=["kept"]), "WRONG_KIND", "datastore 'a' is frozen"),
     "delete no id": (pb.DeleteRequest(datastore="chat", ids=[""]), "DOCUMENT", "delete: an id is ''"),
     "delete a long id": (pb.DeleteRequest(datastore="chat", ids=["x" * 10_000]), "DOCUMENT", "an id is 'xxxx"),
     "delete too many": (pb.DeleteRequest(datastore="chat", ids=["kept"] * 33), "LIMIT", "number of ids is 33"),
@@ -162,7 +160,7 @@ def test_what_clients_refuse(kind: Any, service: Service) -> None:
 
 def test_a_client_of_frozen_datastores_has_to_name_a_live_one(service: Service) -> None:
     with DatastoreClient(service.target, datastore="a", timeout=PATIENCE) as client:
-        refused(UnknownDatastoreError, lambda: client.add([[1]]), "datastore to write to is 0 live ones asked")
+        refused(LiveFormatError, lambda: client.add([[1]]), "datastore 'a' is frozen, expected a live one")
         assert client.delete(client.add([[1]], datastore="chat"), datastore="chat") == 1
 
 
@@ -185,8 +183,8 @@ def test_what_waits_to_be_written_is_bounded(
         assert go_on.wait(PATIENCE)
         return result
 
-    monkeypatch.setattr(served.store, "add", lambda _, ids: slowly(AddedDocuments(ids, set(ids))))
-    monkeypatch.setattr(served.store, "delete", lambda ids: slowly(len(ids)))
+    monkeypatch.setattr(served.store, "add", lambda _, ids, **options: slowly(AddedDocuments(ids, set(ids))))
+    monkeypatch.setattr(served.store, "delete", lambda ids, **options: slowly(len(ids)))
     request = request_.SerializeToString()
     least = len(request) + (1 + parts) * writes._PART_BYTES
     monkeypatch.setattr(writes, "_MOST_BYTES", int(2.5 * least))

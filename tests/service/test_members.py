@@ -173,12 +173,12 @@ def test_a_client_that_was_never_connected_describes_the_service_first(steady: S
         assert len(stepper.step()) > 0
 
 
-def test_sessions_with_a_name_learn_together(steady: Service) -> None:
+def test_settings_of_a_session_are_sent(steady: Service) -> None:
     with Relay(steady.target) as relay:
-        with stepping(relay.target, shared_calibration="model", recycled_logits=b"key", learn=False):
+        with stepping(relay.target, recycled_logits=b"key", learn=False):
             until(lambda: openings(relay) != [])
         [opening] = openings(relay)
-        assert (opening.shared_calibration, opening.recycled_logits) == ("model", b"key")
+        assert opening.recycled_logits == b"key"
         assert (opening.fixed_calibration, opening.prompt_lookup) == (True, True)
 
 

@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 
 from rest_store.cli import main
+from rest_store.datastore.locations import is_location
 from rest_store.generation import command as generation_command
-from rest_store.service.address import is_service
 from rest_store.service.options import Access
 from tests.shared.services import Certificates, running
 from tests.shared.strategies import identity
@@ -89,18 +89,18 @@ def test_tls_is_as_it_was_asked_for(given: Any, tls: bool | None, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("text", "service"),
+    ("text", "elsewhere"),
     [
-        *[("127.0.0.1:5", True), ("[::1]:5", True), ("unix:/x", True), ("unix:x", True)],
-        *[("a:1,b:1;a:2,b:2", True), ("unix:/x;unix:/y", True)],
+        *[("127.0.0.1:5", True), ("[::1]:5", True), ("unix:/x", True), ("a:1,b:1;a:2,b:2", True)],
+        *[("host:50051/code", True), ("unix:/x#code", True), ("s3://bucket/code", True), ("hf://datasets/a/b", True)],
         *[("a.ds", False), ("a:b", False), ("x" * 5000 + ":5", True), ("x" * 5000, False), ("\0:5", True)],
     ],
 )
-def test_addresses_are_told_from_directories(text: str, service: bool) -> None:
-    assert is_service(text) is service
+def test_locations_are_told_from_directories(text: str, elsewhere: bool) -> None:
+    assert is_location(text) is elsewhere
 
 
 def test_a_directory_named_as_an_address_is_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("code:5").mkdir()
-    assert not is_service("code:5")
+    assert not is_location("code:5")

@@ -146,7 +146,7 @@ def test_a_client_of_parts_cannot_write(groups: list[list[str]]) -> None:
     with DatastoreClient(groups, timeout=PATIENCE) as client:
         assert ";" in repr(client)
         assert client.tokenizer.vocabulary_size == 300
-        refused(LiveFormatError, lambda: client.add([[1]]), "in parts")
+        refused(LiveFormatError, lambda: client.add([[1]]), "is frozen, expected a live one")
         refused(LiveFormatError, lambda: client.delete(["a"]), "in parts")
 
 

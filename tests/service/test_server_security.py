@@ -237,7 +237,8 @@ def test_without_tokens_everyone_is_accepted() -> None:
 
 BAD_TOKEN_FILES = {
     "absent": (None, "token file is unreadable"),
-    "not ASCII": (b"p\xc3\xa4ss\n", "token file is unreadable"),
+    "not UTF-8": (b"\xff\n", "token file is unreadable"),
+    "not ASCII": (b"p\xc3\xa4ss\n", "line 1 is not a token"),
     "empty": (b"", "token file is without a token"),
     "comments": (b"# none\n\n \t\r\n", "token file is without a token"),
     "NUL": (b"good\nsec\0ret\n", "line 2 is not a token"),

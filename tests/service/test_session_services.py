@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -117,6 +119,56 @@ def test_a_killed_service_costs_drafts_until_it_is_back(service: Service) -> Non
         session.accept([3])
         service.restart()
         until(lambda: (session.draft(8), not session.statistics.absent)[1])
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_new_session_does_not_wait_for_a_service_that_answers_nobody(service: Service, is_known: bool) -> None:
+    with DatastoreClient(service.target, timeout=1.0) as client:
+
+        def step() -> float:
+            began = time.perf_counter()
+            with DraftSession([client, PromptLookup()], TEXT) as session:
+                assert len(session.draft(8)) > 0
+                return math.inf if session.statistics.absent else time.perf_counter() - began
+
+        if is_known:
+            client.connect(PATIENCE)
+        service.pause()
+        began = time.perf_counter()
+        step()
+        waited = time.perf_counter()
+        assert [step() for _ in range(5)] == [math.inf] * 5
+        assert time.perf_counter() - waited < waited - began, "all together less than the first"
+        service.resume()
+        until(lambda: step() < math.inf)
+
+
+def test_a_long_text_keeps_no_step_of_others_waiting(directory: Path) -> None:
+    with (
+        running(f"one={directory}") as service,
+        DatastoreClient(service.target, timeout=PATIENCE) as client,
+        DatastoreClient(service.target, timeout=PATIENCE) as other,
+    ):
+        sessions = [DraftSession([client, PromptLookup()], [*TEXT, place]) for place in range(8)]
+        draft_all(sessions, 8)
+        opened: list[float] = []
+
+        def open_long() -> None:
+            began = time.perf_counter()
+            with DraftSession([other, PromptLookup()], [place % 9 for place in range(200_000)]) as session:
+                assert len(session.draft(8)) > 0
+            opened.append(time.perf_counter() - began)
+
+        opening, seconds = threading.Thread(target=open_long), []
+        opening.start()
+        while opening.is_alive():
+            accept_all(sessions, [[3]] * 8)
+            began = time.perf_counter()
+            draft_all(sessions, 8)
+            seconds.append(time.perf_counter() - began)
+        assert max(seconds) < opened[0]
+        assert len(seconds) > 2
+        assert not any(session.statistics.dropped for session in sessions)
 
 
 def test_sessions_for_asyncio(service: Service, directory: Path) -> None:

@@ -113,7 +113,6 @@ BAD: dict[str, tuple[list[Request | bytes], str]] = {
     "a score that is no number": ([FIRST, Request(draft=pb.TreeRequest(min_score=NAN))], "LIMIT"),
     # What sessions share.
     "a key of 65 bytes": ([opening(1, 2, recycled_logits=b"k" * 65)], "LIMIT"),
-    "a name of 257 bytes": ([opening(1, 2, shared_calibration="n" * 257)], "LIMIT"),
     # Datastores.
     "seven datastores": ([selecting(*NAMES)], "LIMIT"),
     "a datastore twice": ([selecting("a", "b", "a")], "LIMIT"),

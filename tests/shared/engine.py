@@ -94,7 +94,7 @@ class ScriptedHead:
     supports_mm_inputs = False
     draft_logits: Any = None
 
-    def __init__(self, model: Model, often: float, states: Any, most: int) -> None:
+    def __init__(self, model: Any, often: float, states: Any, most: int) -> None:
         self.model, self.often, self.states, self.most = model, often, states, most
         self._chance = random.Random(0)
 
@@ -104,15 +104,25 @@ class ScriptedHead:
         temperature: Any, seeds: Any, dummy_run: bool = False, num_speculative_tokens: Any = None,
     ) -> torch.Tensor:  # fmt: skip
         drafts = torch.zeros(input_batch.num_reqs, self.most, dtype=torch.int64)
-        if dummy_run:
-            return drafts
-        for row, index in enumerate(input_batch.idx_mapping.tolist()):
-            text = self.states.all_token_ids.gpu[index, : self.states.total_len.gpu[index]].tolist()
-            for place in range(self.most):
-                right = self.model(text)
-                text.append(right if self._chance.random() < self.often else (right + 1) % VOCABULARY)
-                drafts[row, place] = text[-1]
+        if not dummy_run:
+            for row, index in enumerate(input_batch.idx_mapping.tolist()):
+                text = self.states.all_token_ids.gpu[index, : self.states.total_len.gpu[index]].tolist()
+                drafts[row] = torch.tensor(self.draft(text))
         return drafts
+
+    def draft(self, text: list[int]) -> list[int]:
+        written = list(text)
+        for _ in range(self.most):
+            right = self.model(written)
+            written.append(right if self._chance.random() < self.often else (right + 1) % VOCABULARY)
+        return written[len(text) :]
+
+
+class NoLookup(ScriptedHead):
+    """An n-gram lookup that finds nothing, and repeats the last token, as vLLM's does."""
+
+    def draft(self, text: list[int]) -> list[int]:
+        return [text[-1]] * self.most
 
 
 class Vllm:
@@ -134,9 +144,6 @@ class Vllm:
         self.head = head
         self.broadcast: list[torch.Tensor] = []
 
-        class BaseSpeculator:
-            propose = ScriptedHead.propose
-
         class GPUModelRunner:
             def __init__(self, states: Any, speculator: Any) -> None:
                 self.req_states, self.speculator, self.model = states, speculator, TargetModel()
@@ -150,9 +157,8 @@ class Vllm:
                     self.req_states.remove(id)
 
         def init_speculator(vllm_config: Any, device: torch.device, req_states: Any) -> Any:
-            if self.head is not None:
-                return self.head(req_states)
-            return SimpleNamespace(propose=ScriptedHead.propose, native=True)
+            most = vllm_config.speculative_config.num_speculative_tokens
+            return NoLookup(None, 0.0, req_states, most) if self.head is None else self.head(req_states)
 
         def sent(drafts: torch.Tensor, src: int) -> torch.Tensor:
             self.broadcast.append(drafts)
@@ -174,7 +180,6 @@ class Vllm:
             "vllm.v1.worker": {},
             "vllm.v1.worker.gpu": {},
             "vllm.v1.worker.gpu.spec_decode": {"init_speculator": init_speculator},
-            "vllm.v1.worker.gpu.spec_decode.speculator": {"BaseSpeculator": BaseSpeculator},
             "vllm.v1.worker.gpu.model_runner": {"GPUModelRunner": GPUModelRunner, "init_speculator": init_speculator},
         }
         self.modules: dict[str, Any] = {}

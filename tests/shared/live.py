@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from rest_store.datastore.store import Store
-from rest_store.live import retention
+from rest_store.live import live_datastore, retention
 from rest_store.live.live_datastore import LiveDatastore
 from tests.shared.strategies import Corpus, Document, brute_count, brute_draft, brute_match, identity, paths
 
@@ -24,6 +24,23 @@ def small_segments(patch: pytest.MonkeyPatch, memtable: int = 16, largest: int =
     """Have a few hundred tokens go through all that a billion would."""
     for name, value in (("_MEMTABLE", memtable), ("_LARGEST", largest), ("_COMMIT", largest)):
         patch.setattr(retention, name, value)
+
+
+class Idle:
+    """Stands for `Background`, and does nothing."""
+
+    failure = None
+
+    def __init__(self, owner: object, work: object, abandoned: object) -> None:
+        pass
+
+    def stop(self) -> None:
+        pass
+
+
+def no_background(patch: pytest.MonkeyPatch) -> None:
+    """Have nothing merged beside what the test does."""
+    patch.setattr(live_datastore, "Background", Idle)
 
 
 def new_live(directory: Path, vocabulary_size: int = 300, **options) -> LiveDatastore:

@@ -9,7 +9,7 @@ import numpy as np
 
 from rest_store.datastore.tree import TokenTree
 from rest_store.generation.detokenizer import Detokenizer
-from rest_store.generation.drafts import NO_DRAFT, Draft
+from rest_store.generation.drafts import EMPTY
 from rest_store.generation.output import Piece, Statistics
 from rest_store.generation.page import page
 
@@ -27,7 +27,7 @@ def traced(
         accepted: draft tokens accepted in each pass.
         origins: of the nodes, over and over.
     """
-    passes = [Piece([list(words[:1])], [[0]], [NO_DRAFT], [[]])]
+    passes = [Piece([list(words[:1])], [[0]], [EMPTY], [[]])]
     for begin in range(1, len(words), accepted + 1):
         written = list(words[begin : begin + accepted + 1])
         path = written[:accepted]
@@ -39,9 +39,9 @@ def traced(
         kinds = [origins[node % len(origins)] for node in range(len(tokens))]
         tree = TokenTree(tokens, parents, [0] * len(tokens), scores=scores, origins=kinds)
         path_origins = kinds[: len(path)] + [0] * (len(written) - len(path))
-        drafts, on_path = [Draft(tree, len(tokens))], list(range(len(path)))
+        on_path = list(range(len(path)))
         times = {"seconds": 0.0312, "drafting_seconds": 0.0002, "forward_seconds": 0.0305}
-        passes.append(Piece([written], [path_origins], drafts, [on_path], **times))
+        passes.append(Piece([written], [path_origins], [tree], [on_path], **times))
     return passes
 
 

@@ -17,7 +17,7 @@ import torch
 from rest_store.datastore.tree import TokenTree
 from rest_store.engines.request import Chain, Tokens
 
-_MOST = 8  # ways of a text
+_MOST = 64  # ways of a text
 
 Worth = Callable[[Sequence[float]], bool]  # whether draft tokens with these scores are worth verifying
 

@@ -1,8 +1,8 @@
 """The plug-in that vLLM loads in each of its processes, written for the model runner V2 of vLLM 0.32.
 
-It wraps the function with which the model runner makes its speculator. If `additional_config` has settings for it, the
-n-gram lookup is replaced, and a trained head gets drafts beside its own. Where the seam is not as it was, vLLM's own
-speculator is left alone, and a line says so.
+It wraps the function with which the model runner makes its speculator: an n-gram lookup, or a trained head. If
+`additional_config` has settings for it, that gets drafts from sessions beside its own. Where the seam is not as it was,
+vLLM's own speculator is left alone, and a line says so.
 """
 
 from __future__ import annotations
@@ -84,16 +84,13 @@ def _wrapped(native: Init) -> Init:
 
         settings = VllmSettings.read(additional[_SECTION], _WHERE)
         log = init_logger(_LOGGER)
-        has_head = not vllm_config.speculative_config.use_ngram()
-        speculator = native(vllm_config, device, req_states) if has_head else None
+        speculator = native(vllm_config, device, req_states)
         try:
             _require_seam(speculator)
         except Exception as error:
             log.warning("rest-store: vLLM drafts alone: %s", error)
-            return native(vllm_config, device, req_states) if speculator is None else speculator
-        if speculator is None:
-            speculator = _lookup_class()(vllm_config)
-        speculator.rest_store = _speculator(vllm_config, settings, device, req_states, speculator, has_head, log)
+            return speculator
+        speculator.rest_store = _speculator(vllm_config, settings, device, req_states, speculator, log)
         speculator.propose = _proposing(speculator, speculator.propose)
         return speculator
 
@@ -110,9 +107,8 @@ def _require_parameters(function: Any, expected: Sequence[str]) -> None:
 def _require_seam(speculator: Any) -> None:
     """Raise unless vLLM is as this was written for; have its model runner tell of requests."""
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
-    from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
 
-    _require_parameters(BaseSpeculator.propose if speculator is None else type(speculator).propose, _PROPOSE)
+    _require_parameters(type(speculator).propose, _PROPOSE)
     for name, parameters in _OF_RUNNER.items():
         _require_parameters(getattr(GPUModelRunner, name), parameters)
     if not hasattr(GPUModelRunner.add_requests, "__wrapped__"):
@@ -162,44 +158,6 @@ def _finish(ours: Speculator, runner: Any, scheduler_output: Any) -> None:
     ours.finish(scheduler_output.finished_req_ids, put_off, is_idle=not scheduler_output.total_num_scheduled_tokens)
 
 
-def _lookup_class() -> Any:
-    """Return the class that takes the place of the n-gram lookup; vLLM is imported by now."""
-    from vllm.v1.worker.gpu.spec_decode.speculator import BaseSpeculator
-
-    class Lookup(BaseSpeculator):  # type: ignore[misc]  # Any, where vLLM is not installed
-        """Proposes the last token again, in the place of draft tokens that nobody has."""
-
-        supports_mm_inputs = False
-        draft_logits = None
-
-        def __init__(self, vllm_config: Any) -> None:
-            self._most = vllm_config.speculative_config.num_speculative_tokens
-
-        def init_cudagraph_manager(self, cudagraph_mode: object) -> None:
-            """Do nothing: there is no model."""
-
-        def capture(self) -> None:
-            """Do nothing, likewise."""
-
-        def propose(
-            self,
-            input_batch: Any,
-            attn_metadata: Any,
-            slot_mappings: Any,
-            last_hidden_states: torch.Tensor,
-            aux_hidden_states: list[torch.Tensor] | None,
-            num_sampled: torch.Tensor,
-            num_rejected: torch.Tensor,
-            last_sampled: torch.Tensor,
-            *others: Any,
-            **options: Any,
-        ) -> torch.Tensor:
-            last = last_sampled.view(-1)[input_batch.idx_mapping]
-            return last[: input_batch.num_reqs, None].repeat(1, self._most)
-
-    return Lookup
-
-
 def _proposing(speculator: Any, native: Any) -> Any:
     """Return the method `propose` of a speculator with drafts of ours in the rows where these are better."""
     from vllm.distributed.parallel_state import get_tp_group
@@ -230,7 +188,6 @@ def _speculator(
     device: torch.device,
     req_states: Any,
     speculator: Any,
-    has_head: bool,
     log: logging.Logger,
 ) -> Speculator | None:
     """Return what drafts, in the worker that does; None in the others."""
@@ -257,19 +214,15 @@ def _speculator(
     lag = settings.lag
     if lag is None:
         lag = device.type != "cpu" and bool(vllm_config.scheduler_config.async_scheduling)
-    method = vllm_config.speculative_config.method
-    log.info(
-        "rest-store: drafts %s %s, %s",
-        "beside" if has_head else "in the place of",
-        method,
-        "looked up a step ahead" if lag else "from the text as it is",
-    )
+    speculative = vllm_config.speculative_config
+    how = "looked up a step ahead" if lag else "from the text as it is"
+    log.info("rest-store: drafts beside %s, %s", speculative.method, how)
     return Speculator(
         drafter,
         req_states,
         most=most,
         longest=int(model.max_model_len),
         lag=lag,
-        head=Head([0.0] * (most + 1)) if has_head else None,
+        head=None if speculative.use_ngram() else Head([0.0] * (most + 1)),
         device=device,
     )

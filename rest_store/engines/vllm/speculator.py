@@ -1,4 +1,4 @@
-"""Draft tokens for vLLM's model runner V2: from sessions alone, or beside those of a trained head."""
+"""Draft tokens for vLLM's model runner V2, beside those of its own speculator."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Speculator:
         most: the most draft tokens of a row, K.
         longest: the most tokens of a text.
         lag: whether drafts are looked up a step ahead.
-        head: the trained head whose draft rows verify otherwise; None: there is none.
+        head: what vLLM's own speculator is worth, if that is a trained head; None: drafts from here are always better.
         device: that of the engine.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -11,21 +12,22 @@ import numpy.typing as npt
 from rest_store.datastore.kernel import MAX_SUFFIX
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.datastore.tree import SuffixMatch, TokenTree
-from rest_store.datastore.validation import Contexts, IntSequence, batch, limit, limits, tail, tails
+from rest_store.datastore.validation import Contexts, IntSequence, batch, label, limit, limits, tail, tails
 from rest_store.drafting.members import MemberSettings
-from rest_store.errors import LiveFormatError, TargetError, describe
+from rest_store.errors import TargetError, describe
 from rest_store.live.added import AddedDocuments
 from rest_store.service.address import is_name
 from rest_store.service.channel import Dialer, Tls, seconds_of
 from rest_store.service.client.descriptions import ServiceInfo
 from rest_store.service.client.member import ServiceMember
 from rest_store.service.client.part import Part, Parts
-from rest_store.service.client.requests import Requests
-from rest_store.service.client.targets import Targets, target_groups
+from rest_store.service.client.requests import WRITE_SECONDS, Request, Requests
+from rest_store.service.client.targets import Targets, split_location, target_groups
 from rest_store.service.client.trees import TreeLimits, sum_of_trees
 
-WRITE_SECONDS = 10.0  # default timeout of calls that write
-_LONGEST_NAME = 256  # bytes of what sessions share
+_SENT_TOKENS = 64  # of an opening without `send_text`
+
+T = TypeVar("T")
 
 
 class DatastoreClient:
@@ -42,22 +44,22 @@ class DatastoreClient:
     Args:
         targets: `HOST:PORT` or `unix:/path`, or a list of several that serve the same. A datastore that is served in
             parts has a list of such lists, one for each part: `[["a:1", "b:1"], ["a:2", "b:2"]]`. As one string, as on
-            command lines: `a:1,b:1;a:2,b:2`. All parts are asked at once, and all have to answer; in a draft session,
-            a part that does not is left out of a step.
+            command lines: `a:1,b:1;a:2,b:2`; with the name of a datastore: `a:1/code`, `unix:/path#code`. All parts are
+            asked at once, and all have to answer; in a draft session, a part that does not is left out of a step.
         datastore: name or names of the datastores to ask; None: all whose tokenizer matches.
+        namespace: whose documents are asked, of live datastores, and written; "": those without one.
         tokenizer: the tokenizer in use: an object, a path or a name, as for `Datastore.open`; a service with another is
             refused.
         token: bearer token.
         tls: certificates; True: those of gRPC; None: no TLS, for this machine and trusted networks.
         timeout: seconds for each call, all attempts together, and for each step of a session.
-        send_text: whether the service gets the whole text of a draft session. Otherwise it gets the last 64 tokens, and
-            what the model writes from then on.
-        shared_calibration: a name, such as the model's: sessions share under it what their calibration learns in the
-            service, also those of other clients; None: they share nothing.
+        send_text: whether the service gets the whole text of a draft session, not only the last 64 tokens and what the
+            model writes from then on.
 
     Raises:
         TargetError: an address, certificate, list of datastores or name that is not valid.
         LimitError: a number out of range.
+        DocumentError: `namespace` is not a name.
         TokenizerLoadError: `tokenizer` is not a tokenizer.
     """
 
@@ -66,22 +68,25 @@ class DatastoreClient:
         targets: Targets,
         *,
         datastore: str | Sequence[str] | None = None,
+        namespace: str = "",
         tokenizer: object = None,
         token: str | None = None,
         tls: Tls | bool | None = None,
         timeout: float = 0.1,
         send_text: bool = True,
-        shared_calibration: str | None = None,
     ) -> None:
+        if isinstance(targets, str):
+            targets, name = split_location(targets)
+            datastore = name if datastore is None else datastore
         groups, names = target_groups(targets), _names(datastore)
         self._target = ";".join(map(",".join, groups))
         self._names = names
         self._timeout = seconds_of(timeout)
-        self._send_text = bool(send_text)
-        self._shared_calibration = _shared_name(shared_calibration)
+        self._opening_tokens = None if send_text else _SENT_TOKENS
         identity = None if tokenizer is None else identity_of(tokenizer)
         dialer = Dialer(token, tls)
-        self._parts = Parts([Part(group, dialer, names, identity) for group in groups])
+        space = label("client", "a namespace", namespace)
+        self._parts = Parts([Part(group, dialer, names, identity, space) for group in groups])
         self._before_close: dict[Callable[[DatastoreClient], object], None] = {}
 
     @property
@@ -199,6 +204,9 @@ class DatastoreClient:
         ids: Sequence[str] | None = None,
         *,
         datastore: str | None = None,
+        namespace: str | None = None,
+        group: str = "",
+        epoch: int = 0,
         timeout: float = WRITE_SECONDS,
     ) -> AddedDocuments:
         """Add documents to a live datastore; return when they are durable, and visible to all its clients.
@@ -211,6 +219,9 @@ class DatastoreClient:
                 together (`info().limits`, `max_contexts` and `max_message_bytes`).
             ids: one for each; the same id stands for the same document, which is not added again. None: new ones.
             datastore: its name; None: the only live one that this client asks.
+            namespace: as in `LiveDatastore.add`; None: that of this client.
+            group: as there.
+            epoch: as there.
             timeout: seconds for all of it.
 
         Returns:
@@ -225,16 +236,22 @@ class DatastoreClient:
             PermissionDeniedError: the token of this client may only read.
             ServiceError: no answer; the subclass says why.
         """
-        ends = self._ends(timeout)
-        part, requests = self._written(ends)
-        return part.ask(requests.add(documents, ids, datastore), ends)
+        return self._write(lambda some: some.add(documents, ids, datastore, namespace, group, epoch), timeout)
 
-    def delete(self, ids: Sequence[str], *, datastore: str | None = None, timeout: float = WRITE_SECONDS) -> int:
+    def delete(
+        self,
+        ids: Sequence[str],
+        *,
+        datastore: str | None = None,
+        namespace: str | None = None,
+        timeout: float = WRITE_SECONDS,
+    ) -> int:
         """Delete documents of a live datastore: when this returns, no answer of it holds them, and none of its files.
 
         Args:
             ids: of the documents; those that are not there are passed over.
             datastore: as in `add`.
+            namespace: as in `add`.
             timeout: seconds for all of it; the segments that held them are sorted anew.
 
         Returns:
@@ -245,32 +262,26 @@ class DatastoreClient:
             LimitError, LiveFormatError, UnknownDatastoreError, PermissionDeniedError, StorageError, ServiceError: as
                 `add`.
         """
-        ends = self._ends(timeout)
-        part, requests = self._written(ends)
-        return part.ask(requests.delete(ids, datastore), ends)
+        return self._write(lambda some: some.delete(ids, datastore, namespace), timeout)
 
-    def _written(self, ends: float) -> tuple[Part, Requests]:
-        """Return what a call that writes goes to; raise LiveFormatError for parts, which are frozen."""
-        if len(self._parts.members) > 1:
-            raise LiveFormatError(describe("client", "datastore", "in parts, frozen", "a live one"))
-        [part] = self._parts.members
-        if part.requests is None:
-            self._parts.describe(ends)
-        assert part.requests is not None
-        return part, part.requests
+    def delete_before(
+        self,
+        epoch: int,
+        *,
+        datastore: str | None = None,
+        namespace: str | None = None,
+        timeout: float = WRITE_SECONDS,
+    ) -> int:
+        """Delete the documents of a namespace that are of an earlier epoch; otherwise as `delete`."""
+        return self._write(lambda some: some.delete([], datastore, namespace, epoch), timeout)
+
+    def _write(self, make: Callable[[Requests], Request[tuple[T, int]]], timeout: float) -> T:
+        return self._parts.ask(make, self._ends(timeout))[0][0]  # parts are frozen, so that none makes a request
 
     def members(self, settings: MemberSettings, text: Callable[[], npt.NDArray[np.int32]]) -> list[ServiceMember]:
         """Return a new session's members for `DraftSession`, one for each part, as `MemberSource.members`."""
         members = [
-            ServiceMember(
-                self._parts,
-                part,
-                settings,
-                text,
-                timeout=self._timeout,
-                send_text=self._send_text,
-                shared_calibration=self._shared_calibration,
-            )
+            ServiceMember(self._parts, part, settings, text, timeout=self._timeout, most_sent=self._opening_tokens)
             for part in self._parts.members
         ]
         for member in members:
@@ -317,13 +328,3 @@ def _names(datastore: str | Sequence[str] | None) -> tuple[str, ...]:
     if not names or not all(map(is_name, names)) or len(set(names)) < len(names):
         raise TargetError(describe("client", "datastore", repr(datastore), "one or more names, each once, or None"))
     return names
-
-
-def _shared_name(name: str | None) -> str:
-    """Return a name for what sessions share, empty for None; raise TargetError if it is invalid."""
-    if name is None:
-        return ""
-    if not is_name(name) or len(name.encode()) > _LONGEST_NAME:
-        expected = f"a name of 1 to {_LONGEST_NAME} bytes"
-        raise TargetError(describe("client", "shared_calibration", ascii(name), expected))
-    return name

@@ -60,6 +60,16 @@ class Endpoint:
             answer: bytes = self._methods[method](message, timeout=seconds, metadata=self._dialer.metadata)
             return answer
 
+    def stream(self, method: str, message: bytes) -> Iterator[bytes]:
+        """Yield the answers to one request, as bytes; raise our error for the status of a call that failed."""
+        with self._call_errors():
+            call: Any = self._connected().unary_stream(_SERVICE + method, None, None)
+            answers = call(message, metadata=self._dialer.metadata)
+            try:
+                yield from answers
+            finally:
+                answers.cancel()
+
     def open_session(self) -> StreamCall:
         """Open a stream of DraftSession; an endpoint that cannot be reached ends it soon."""
         with self._call_errors():

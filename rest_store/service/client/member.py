@@ -29,9 +29,10 @@ from rest_store.service.client.stream_call import StreamCall
 from rest_store.service.client.trees import read_session_tree
 from rest_store.v1 import datastore_pb2 as pb
 
-SENT_TAIL = 64  # tokens that an opening has without `send_text`
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 30.0  # seconds, between which the pause doubles with each failure
 _MOST_DOUBLINGS = 10
+_SILENT_SECONDS = 0.002  # that the first answer of a new session is waited for while the service answers nobody
+_DESCRIBE_SECONDS = 1.0  # between two waits for what a silent service is
 _MOST_LATE = 1.0  # seconds without the answer of a late step, after which the stream counts as broken
 _MOST_UNSENT = 1024  # tokens that one message has room for; after more the text is sent again
 
@@ -48,8 +49,7 @@ class ServiceMember:
         settings: of the session.
         text: returns the text so far, int32[n].
         timeout: seconds that a step waits at most.
-        send_text: whether an opening has the whole text, not only its end.
-        shared_calibration: name under which sessions share what their calibration learns; empty: they share nothing.
+        most_sent: tokens of an opening, the last of the text; None: all.
     """
 
     def __init__(
@@ -60,16 +60,14 @@ class ServiceMember:
         text: Callable[[], npt.NDArray[np.int32]],
         *,
         timeout: float,
-        send_text: bool,
-        shared_calibration: str,
+        most_sent: int | None = None,
     ) -> None:
         self._parts = parts
         self._part = part
         self._settings = settings
         self._text = text
         self._timeout = timeout
-        self._send_text = send_text
-        self._shared_calibration = shared_calibration
+        self._sent = slice(most_sent and -most_sent, None)
         self._endpoint = part.first
         self._closed = False
         # Of the stream:
@@ -129,6 +127,9 @@ class ServiceMember:
             ends = min(ends, time.monotonic() + timeout)
         if not self._limits.max_nodes:  # nothing was asked for
             return TokenTree([], [], [], scores=[], origins=[])
+        is_brief = self._is_brief()
+        if is_brief:
+            ends = min(ends, time.monotonic() + _SILENT_SECONDS)
         try:
             if self._is_due:
                 self._parts.describe_part(self._part, ends)
@@ -140,8 +141,19 @@ class ServiceMember:
             if answer is not None:
                 return self._read(answer)
         except RestStoreError as error:
+            if not is_brief and isinstance(error, DeadlineError | ServiceUnavailableError):
+                self._part.silent_since = self._asked_at
             self._raise_failed(error)
+        if not is_brief:
+            self._part.silent_since = self._asked_at
         raise DeadlineError(f"{self._endpoint.target}: service did not answer before the deadline")
+
+    def _is_brief(self) -> bool:
+        """Return whether the first answer of this session is hardly waited for, as others have waited in vain."""
+        since = self._part.silent_since
+        if since is None or self._origins:
+            return False
+        return not self._is_due or self._asked_at < since + _DESCRIBE_SECONDS
 
     def accept(self, tokens: npt.NDArray[np.int32], top_k: TopK | None, node_top_k: TopK | None) -> None:
         """Keep for the next step what `DraftSession.accept` was told."""
@@ -218,8 +230,7 @@ class ServiceMember:
         assert self._part.requests is not None
         if settings.tokenizer is not None:
             settings.tokenizer.require_same(info.tokenizer, f"{target}: draft session")
-        text = self._text()
-        tokens = text if self._send_text else text[-SENT_TAIL:]
+        tokens = self._text()[self._sent]
         most = info.limits["max_session_tokens"]
         if len(tokens) > most:
             raise MessageSizeError(describe(target, "number of tokens of a session", len(tokens), f"at most {most}"))
@@ -230,7 +241,6 @@ class ServiceMember:
         opening.prompt_lookup = settings.prompt_lookup
         if settings.recycled_logits is not None:
             opening.recycled_logits = settings.recycled_logits
-        opening.shared_calibration = self._shared_calibration
         opening.fixed_calibration = not settings.learn
         self._stream = self._endpoint.open_session()
 
@@ -246,7 +256,7 @@ class ServiceMember:
         tree = read_session_tree(response.nodes, requests.vocabulary_size, self._limits, origins, target)
         self._origins = origins
         self._rows = 1 + len(tree)
-        self._failures, self._failure = 0, None
+        self._failures, self._failure, self._part.silent_since = 0, None, None
         self._part.prefer(self._endpoint)
         return tree
 

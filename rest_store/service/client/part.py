@@ -30,22 +30,32 @@ class Part:
         dialer: makes the channels.
         names: of the datastores to ask; empty: all whose tokenizer matches.
         tokenizer: the one in use; None: that of the datastores.
+        namespace: of live datastores.
 
     Attributes:
         endpoints: the endpoints.
         info: the latest description; None: not described yet.
         requests: makes requests; None as long as `info`.
+        silent_since: when a session asked whose answer was the latest one to be waited for in vain (`time.monotonic`);
+            None: another has come since.
     """
 
     def __init__(
-        self, targets: Sequence[str], dialer: Dialer, names: Sequence[str], tokenizer: TokenizerIdentity | None
+        self,
+        targets: Sequence[str],
+        dialer: Dialer,
+        names: Sequence[str] = (),
+        tokenizer: TokenizerIdentity | None = None,
+        namespace: str = "",
     ) -> None:
         self.endpoints = [Endpoint(target, dialer) for target in targets]
         self._names = names
         self._tokenizer = tokenizer
+        self._namespace = namespace
         self._first = 0
         self.info: ServiceInfo | None = None
         self.requests: Requests | None = None
+        self.silent_since: float | None = None
 
     @property
     def first(self) -> Endpoint:
@@ -101,7 +111,7 @@ class Part:
     def learn(self, info: ServiceInfo) -> None:
         """Make requests as a description says from now on; the first one fixes the tokenizer."""
         self._tokenizer = info.tokenizer
-        self.requests = Requests(self._names, info)
+        self.requests = Requests(self._names, info, self._namespace)
         self.info = info
 
     def close(self) -> None:

@@ -13,13 +13,24 @@ from google.protobuf.message import DecodeError, Message
 from rest_store.datastore.kernel import MAX_SEQUENCE
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
-from rest_store.datastore.validation import IntSequence, document_ids, document_tokens, tail, too_many_tokens
-from rest_store.errors import DocumentError, ProtocolError, UnknownDatastoreError, describe
+from rest_store.datastore.validation import (
+    IntSequence,
+    document_ids,
+    document_tokens,
+    label,
+    limit,
+    tail,
+    too_many_tokens,
+)
+from rest_store.errors import DocumentError, LiveFormatError, ProtocolError, UnknownDatastoreError, describe
 from rest_store.live.added import AddedDocuments
 from rest_store.service.address import is_name
 from rest_store.service.client.descriptions import ServiceInfo, service_info
 from rest_store.service.client.trees import TreeLimits, read_tree
 from rest_store.v1 import datastore_pb2 as pb
+
+WRITE_SECONDS = 10.0  # for calls that write, unless the caller says otherwise
+_MOST_EPOCH = 2**62
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
@@ -64,17 +75,22 @@ class Requests:
     Args:
         names: of the datastores to ask, as the user named them; empty: all whose tokenizer matches.
         info: the description of the service.
+        namespace: of live datastores, that is read, and written unless a request says another.
 
     Attributes:
+        tokenizer: of the datastores.
         vocabulary_size: of its tokenizer.
         selection: what every request selects. It names the tokenizer, so that no other endpoint can answer in ids that
             mean something else.
     """
 
-    def __init__(self, names: Sequence[str], info: ServiceInfo) -> None:
+    def __init__(self, names: Sequence[str], info: ServiceInfo, namespace: str) -> None:
         self._info = info
+        self.tokenizer = info.tokenizer
         self.vocabulary_size = info.tokenizer.vocabulary_size
-        self.selection = pb.Selection(datastores=names, tokenizer_fingerprint=info.tokenizer.fingerprint)
+        self.selection = pb.Selection(
+            datastores=names, tokenizer_fingerprint=info.tokenizer.fingerprint, namespace=namespace
+        )
 
     def _selected(self, datastore: str | None) -> pb.Selection:
         """Return what one request selects: the datastore of that name, or all that are asked."""
@@ -82,7 +98,10 @@ class Requests:
             return self.selection
         if not is_name(datastore):
             raise UnknownDatastoreError(describe("client", "datastore", ascii(datastore), "a name"))
-        return pb.Selection(datastores=[datastore], tokenizer_fingerprint=self.selection.tokenizer_fingerprint)
+        selected = pb.Selection()
+        selected.CopyFrom(self.selection)
+        selected.datastores[:] = [datastore]
+        return selected
 
     def require_names(self, names: Iterable[str], target: str, asked: pb.Selection | None = None) -> tuple[str, ...]:
         """Return the names of the datastores that answered; raise ProtocolError unless they are those asked."""
@@ -134,16 +153,22 @@ class Requests:
         return Request("Draft", message.SerializeToString(), decode)
 
     def add(
-        self, documents: Sequence[IntSequence], ids: Sequence[str] | None, datastore: str | None
-    ) -> Request[AddedDocuments]:
-        """Add documents to a live datastore.
+        self,
+        documents: Sequence[IntSequence],
+        ids: Sequence[str] | None,
+        datastore: str | None,
+        namespace: str | None,
+        group: str,
+        epoch: int,
+    ) -> Request[tuple[AddedDocuments, int]]:
+        """Add documents to a live datastore; the answer has the number of a change with which they are visible, too.
 
         Raises:
             DocumentError: a document is not 1-D integers, or ids are invalid or not one for each.
             TokenRangeError: a token is outside the vocabulary.
             UnknownDatastoreError: none is named, and there is not exactly one.
         """
-        name = self._live_name(datastore)
+        name = self.live_name(datastore)
         if isinstance(documents, str | bytes) or not isinstance(documents, Sequence | np.ndarray):
             found = f"a {type(documents).__name__}"
             raise DocumentError(describe("add", "documents", found, "a sequence of documents"))
@@ -152,38 +177,71 @@ class Requests:
         if len(known) != len(documents):
             expected = f"{len(documents)}, one for each document"
             raise DocumentError(describe("add", "number of ids", len(known), expected))
-        message = pb.AddRequest(datastore=name, tokenizer_fingerprint=self.selection.tokenizer_fingerprint)
+        message = pb.AddRequest(
+            datastore=name,
+            tokenizer_fingerprint=self.selection.tokenizer_fingerprint,
+            namespace=self._namespace("add", namespace),
+            group=label("add", "a group", group),
+            epoch=limit("epoch", epoch, _MOST_EPOCH, least=0, where="add"),
+        )
         for place, (tokens, id) in enumerate(zip(documents, known, strict=True)):
             checked = document_tokens(tokens, place, self.vocabulary_size)
             message.documents.add(id=id, tokens=checked.astype("<i4").tobytes())
 
-        def decode(answer: bytes, target: str) -> AddedDocuments:
+        def decode(answer: bytes, target: str) -> tuple[AddedDocuments, int]:
             response = parse(pb.AddResponse, answer, target)
             added = set(response.added)
             if list(response.ids) != known or not added <= set(known):
                 raise ProtocolError(describe(target, "ids of documents", "others", "those that were sent"))
-            return AddedDocuments(known, added)
+            return AddedDocuments(known, added), response.sequence
 
         return Request("Add", message.SerializeToString(), decode)
 
-    def delete(self, ids: Sequence[str], datastore: str | None) -> Request[int]:
-        """Delete documents of a live datastore; raises as `add`."""
+    def delete(
+        self, ids: Sequence[str], datastore: str | None, namespace: str | None, before_epoch: int | None = None
+    ) -> Request[tuple[int, int]]:
+        """Delete documents of a live datastore, likewise; those of earlier epochs, too, if one is given."""
         known = document_ids("delete", ids)
-        message = pb.DeleteRequest(datastore=self._live_name(datastore), ids=known)
+        message = pb.DeleteRequest(
+            datastore=self.live_name(datastore), ids=known, namespace=self._namespace("delete", namespace)
+        )
+        if before_epoch is not None:
+            message.before_epoch = limit("epoch", before_epoch, _MOST_EPOCH, least=0, where="delete")
 
-        def decode(answer: bytes, target: str) -> int:
-            deleted = parse(pb.DeleteResponse, answer, target).deleted
-            if deleted > len(known):
-                raise ProtocolError(describe(target, "number of documents", deleted, f"at most {len(known)}"))
-            return int(deleted)
+        def decode(answer: bytes, target: str) -> tuple[int, int]:
+            response = parse(pb.DeleteResponse, answer, target)
+            if response.deleted > len(known) and before_epoch is None:
+                raise ProtocolError(describe(target, "number of documents", response.deleted, f"at most {len(known)}"))
+            return response.deleted, response.sequence
 
         return Request("Delete", message.SerializeToString(), decode)
 
-    def _live_name(self, name: str | None) -> str:
-        """Return the name of the live datastore to write to: `name`, or the only one that is asked."""
-        live = [datastore.name for datastore in self._info.datastores if datastore.is_live]
+    def follow(self, after: int, datastore_id: str) -> bytes:
+        """Return a FollowRequest for the only live datastore that is asked."""
+        return pb.FollowRequest(
+            datastore=self.live_name(None),
+            tokenizer_fingerprint=self.selection.tokenizer_fingerprint,
+            after=after,
+            datastore_id=datastore_id,
+        ).SerializeToString()
+
+    def _namespace(self, what: str, name: str | None) -> str:
+        """Return the namespace to write to; raise DocumentError for what is no name."""
+        return self.selection.namespace if name is None else label(what, "a namespace", name)
+
+    def live_name(self, name: str | None) -> str:
+        """Return the name of the live datastore to write to: `name`, or the only one that is asked.
+
+        Raises:
+            LiveFormatError: none is named, and the only datastore that is asked is frozen.
+            UnknownDatastoreError: none is named, and there are others than one.
+        """
+        asked = self._info.datastores
+        live = [datastore.name for datastore in asked if datastore.is_live]
         if name is None and len(live) == 1:
             return live[0]
+        if name is None and len(asked) == 1:
+            raise LiveFormatError(describe(self._info.target, f"datastore '{asked[0].name}'", "frozen", "a live one"))
         if not is_name(name):
             found = f"{len(live)} live ones asked" if name is None else ascii(name)
             raise UnknownDatastoreError(describe("client", "datastore to write to", found, "the name of a live one"))

@@ -11,6 +11,12 @@ from rest_store.service.channel import target_of
 Targets: TypeAlias = str | Sequence[str] | Sequence[Sequence[str]]
 
 
+def split_location(location: str) -> tuple[str, str | None]:
+    """Return the targets and the datastore in `HOST:PORT/NAME` or `unix:/path#NAME`; None where there is no name."""
+    targets, _, name = location.partition("#" if "unix:" in location else "/")
+    return targets, name or None
+
+
 def target_groups(targets: Targets) -> list[list[str]]:
     """Return the addresses of each part's endpoints, as gRPC takes them.
 

@@ -22,6 +22,7 @@ from rest_store.errors import (
 from rest_store.live.directory import is_live
 from rest_store.service.address import is_name
 from rest_store.service.server.hosted_datastore import HostedDatastore
+from rest_store.service.tokens import Grant
 from rest_store.v1 import datastore_pb2 as pb
 
 if TYPE_CHECKING:
@@ -87,23 +88,39 @@ class Catalog:
         """All datastores."""
         return tuple(self._served.values())
 
-    def live(self, name: str, fingerprint: str) -> HostedDatastore:
-        """Return the live datastore to write to; raise LiveFormatError for a built one, and as `select`."""
+    def one(self, name: str, fingerprint: str = "", *, live: bool) -> HostedDatastore:
+        """Return the datastore of a name, or the only live or frozen one for an empty name.
+
+        Raises:
+            LiveFormatError: it is frozen and not live, or live and not frozen.
+            UnknownDatastoreError, TokenizerMismatchError: as `select`.
+        """
+        if not name:
+            of_kind = [served.name for served in self.served if served.store.is_live == live]
+            name = of_kind[0] if len(of_kind) == 1 else name
         served = self._named(name, fingerprint)
-        if not served.store.is_live:
-            raise LiveFormatError(describe("request", f"datastore {name!r}", "frozen", "a live one"))
+        if served.store.is_live != live:
+            kinds = ("live", "a frozen one") if served.store.is_live else ("frozen", "a live one")
+            raise LiveFormatError(describe("request", f"datastore {name!r}", *kinds))
         return served
 
-    def select(self, selection: pb.Selection) -> tuple[HostedDatastore, ...]:
-        """Return the datastores that `selection` stands for, in the order of their answers.
+    def select(self, selection: pb.Selection, grant: Grant) -> tuple[HostedDatastore, ...]:
+        """Return the datastores that `selection` stands for, in the order of their answers; live ones as its namespace.
 
         Raises:
             UnknownDatastoreError: no datastore has one of the names.
             TokenizerMismatchError: of these or of all datastores, or there are several tokenizers and none is selected.
+            PermissionDeniedError: `grant` does not allow to read the namespace.
+            DocumentError: that is not a name.
         """
-        fingerprint = selection.tokenizer_fingerprint
-        if selection.datastores:
-            return tuple(self._named(name, fingerprint) for name in selection.datastores)
+        selected = self._matching(selection.datastores, selection.tokenizer_fingerprint)
+        if any(served.store.is_live for served in selected):
+            grant.require_namespace(selection.namespace)
+        return tuple(served.of_namespace(selection.namespace) for served in selected)
+
+    def _matching(self, names: Sequence[str], fingerprint: str) -> tuple[HostedDatastore, ...]:
+        if names:
+            return tuple(self._named(name, fingerprint) for name in names)
         known = sorted({datastore.fingerprint for datastore in self.served})
         if not fingerprint and len(known) > 1:
             expected = "a tokenizer or names: the datastores have several tokenizers"

@@ -151,10 +151,8 @@ def serve(
     if workers > 1:
         if live or any(address.path is not None for address in addresses):
             raise click.UsageError("--workers needs frozen datastores, and HOST:PORT to listen on")
-        addresses, parent = [address.require_free() for address in addresses], os.getpid()
-        targets = [address.text for address in addresses]
-        number, ready = fork_workers(workers, lambda urls: _announce(targets, *filter(None, urls)))
-        announce = lambda _, *urls: ready("".join(urls))  # noqa: E731
+        targets, parent = [address.require_free().text for address in addresses], os.getpid()
+        number, announce = fork_workers(workers, lambda: _announce(targets))
         if metrics_address is not None and metrics_address.port:
             metrics_address = metrics_address.with_port(metrics_address.port + number)
     from rest_store.service.server.server import Options

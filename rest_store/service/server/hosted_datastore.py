@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.part import Part
@@ -43,6 +43,11 @@ class HostedDatastore:
         except (DatastoreUnavailableError, DatastoreClosedError):
             return False
         return True
+
+    def of_namespace(self, name: str) -> HostedDatastore:
+        """Return a live datastore as the documents of one namespace; a frozen one as it is."""
+        store: Any = self.store
+        return replace(self, store=store.namespace(name)) if name and store.is_live else self
 
     def describe(self, *, writable: bool) -> pb.DatastoreDescription:
         """Return its description for a call that may write, or may not."""

@@ -42,7 +42,7 @@ class Queries:
     async def draft(self, data: bytes, grant: Grant) -> bytes:
         """Answer a DraftRequest."""
         request = parse(pb.DraftRequest, data)
-        served = self._selected(request.selection, len(request.contexts))
+        served = self._selected(request.selection, len(request.contexts), grant)
         asked = request.limits
         limits = tree_limits(asked.max_nodes or 64, asked.max_suffix or 16, asked.max_depth or 10)
         max_nodes, max_suffix, _ = limits
@@ -69,7 +69,7 @@ class Queries:
     async def count(self, data: bytes, grant: Grant) -> bytes:
         """Answer a CountRequest."""
         request = parse(pb.CountRequest, data)
-        served = self._selected(request.selection, len(request.sequences))
+        served = self._selected(request.selection, len(request.sequences), grant)
         sequences = sequences_of(request.sequences)
         del request
         small = len(sequences) * len(served) <= _SMALL_COUNTS
@@ -95,11 +95,11 @@ class Queries:
             limits=pb.ServiceLimits(**{name: limits[name] for name in pb.ServiceLimits.DESCRIPTOR.fields_by_name}),
         ).SerializeToString()
 
-    def _selected(self, selection: pb.Selection, contexts: int) -> tuple[HostedDatastore, ...]:
+    def _selected(self, selection: pb.Selection, contexts: int, grant: Grant) -> tuple[HostedDatastore, ...]:
         """Return the datastores of a request; raise LimitError if it has too many contexts, times datastores."""
         most = self._limits.max_contexts
         require_few("datastores named", len(selection.datastores), most)
-        served = self._catalog.select(selection)
+        served = self._catalog.select(selection, grant)
         require_few("contexts, times datastores,", contexts * len(served), most)
         return served
 

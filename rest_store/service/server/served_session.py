@@ -57,7 +57,7 @@ class ServedSession:
     """One session. `open` comes first, then one step at a time.
 
     Attributes:
-        calibration, recycled: what it learns; the latter is None where recycled logits are no source.
+        recycled: recycled logits, which it may share; None where they are no source.
         memory: bytes reserved.
 
     Raises:
@@ -69,12 +69,10 @@ class ServedSession:
         self,
         opening: pb.SessionOpening,
         served: Sequence[HostedDatastore],
-        calibration: Calibration,
         recycled: RecycledLogits | None,
         limits: Limits,
         budget: Budget,
     ) -> None:
-        self.calibration = calibration
         self.recycled = recycled
         self.memory = 0
         self._served = served
@@ -163,7 +161,7 @@ class ServedSession:
         if self.recycled is not None:
             sources.append(self.recycled)
         with reading(self._served):
-            native, datastores = kernel_session(self.calibration, sources, learn=not opening.fixed_calibration)
+            native, datastores = kernel_session(Calibration.default(), sources, learn=not opening.fixed_calibration)
             native.limit_tokens(self._vocabulary_size)
             native.prompt(text, None)
         self._native, self._datastores = native, list(datastores.values())

@@ -20,7 +20,9 @@ from rest_store.service.address import Address
 from rest_store.service.channel import read_certificates
 from rest_store.service.server.calls import Admission
 from rest_store.service.server.catalog import Catalog
+from rest_store.service.server.copies import Copies
 from rest_store.service.server.executor import Executor
+from rest_store.service.server.feeds import Feeds
 from rest_store.service.server.hosted_datastore import HostedDatastore
 from rest_store.service.server.http_server import HttpServer
 from rest_store.service.server.limits import Limits
@@ -28,7 +30,6 @@ from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.queries import Queries
 from rest_store.service.server.servicer import METHODS, SERVICE, datastore_service
 from rest_store.service.server.session_streams import SessionStreams
-from rest_store.service.server.sessions import Sessions
 from rest_store.service.server.writes import Writes
 from rest_store.service.tokens import BearerTokens
 
@@ -84,16 +85,16 @@ class Server:
         self.metrics = Metrics(METHODS, version)
         self._http: HttpServer | None = None
         self._is_ready = False
-        self._sessions = Sessions(limits)
         self._executor = executor = Executor()
-        self._streams = SessionStreams(self._catalog, limits, self.metrics, executor, self._sessions)
+        self._streams = SessionStreams(self._catalog, limits, self.metrics, executor)
         self._admission = Admission(tokens, limits, self.metrics)
-        self._reloading = asyncio.Lock()
         ports = [("grpc.so_reuseport", int(options.parent is not None))]  # else a second service there is a mistake
         self._server = grpc.aio.server(interceptors=[self._admission], options=[*limits.channel_options(), *ports])
         queries = Queries(self._catalog, limits, self.metrics, executor, version)
         self._writes = Writes(self._catalog, limits)
-        service = datastore_service(queries, self._writes, self._streams, limits, self.metrics)
+        self._feeds = Feeds(self._catalog, executor)
+        copies = Copies(self._catalog, executor)
+        service = datastore_service(queries, self._writes, self._streams, self._feeds, copies, limits, self.metrics)
         self._server.add_generic_rpc_handlers((service,))
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # missing in the stubs
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
@@ -123,12 +124,12 @@ class Server:
         return address.text if address.path is not None else address.with_port(port).text
 
     def _serve_http(self, address: Address) -> HttpServer:
-        metrics, admission, sessions = self.metrics, self._admission, self._sessions
+        metrics, admission, streams = self.metrics, self._admission, self._streams
         metrics.show_work(
             in_flight=lambda: admission.requests.used,
             streams=lambda: admission.streams.used,
-            sessions=lambda: len(sessions.open),
-            session_bytes=lambda: sessions.memory.used,
+            sessions=lambda: len(streams.sessions),
+            session_bytes=lambda: streams.memory.used,
         )
         metrics.show_datastores(lambda: self._catalog.served)
         return HttpServer(address, metrics.registry, lambda: self._is_ready)
@@ -155,17 +156,16 @@ class Server:
             await self._health.set(name, statuses.SERVING if is_serving else statuses.NOT_SERVING)
 
     async def reload(self) -> None:
-        """Open datastores again; those not valid stay as they were. After a reload that runs already."""
-        async with self._reloading:
-            for name, result in await asyncio.to_thread(lambda: [*self._catalog.reopen()]):
-                if isinstance(result, HostedDatastore):
-                    self._catalog.swap(result)
-                    self.metrics.reloads.labels("reloaded").inc()
-                    _log.info("reloaded %s", name)
-                else:
-                    self.metrics.reloads.labels("refused").inc()
-                    _log.error("reload of %s refused: %s", name, result)
-            await self._update_health()
+        """Open datastores again; those not valid stay as they were."""
+        for name, result in await asyncio.to_thread(lambda: [*self._catalog.reopen()]):
+            if isinstance(result, HostedDatastore):
+                self._catalog.swap(result)
+                self.metrics.reloads.labels("reloaded").inc()
+                _log.info("reloaded %s", name)
+            else:
+                self.metrics.reloads.labels("refused").inc()
+                _log.error("reload of %s refused: %s", name, result)
+        await self._update_health()
 
     async def drain(self) -> None:
         """Refuse new calls, let running ones finish within `drain_seconds`, stop, and close the live datastores."""
@@ -175,6 +175,7 @@ class Server:
         self._is_ready = False
         self._admission.drain()
         self._streams.drain()
+        self._feeds.drain()
         if running := self._admission.calls:
             await asyncio.wait(running, timeout=self._options.drain_seconds)
         await self._server.stop(None)
@@ -183,6 +184,7 @@ class Server:
         self._executor.close()
         await asyncio.to_thread(self._writes.close)
         await asyncio.to_thread(self._catalog.close)
+        self._feeds.close()
         _log.info("stopped")
 
 
@@ -222,12 +224,11 @@ async def serve(options: Options, version: str, ready: Callable[..., object]) ->
         ServeError: it cannot start with these options.
         DatastoreError: a datastore cannot be opened.
     """
-    ended, reloads = asyncio.Event(), set[asyncio.Task[None]]()  # which asyncio holds weakly
-    loop = asyncio.get_running_loop()
+    signals: asyncio.Queue[int] = asyncio.Queue()
     server = Server(options, version)
-    loop.add_signal_handler(signal.SIGHUP, lambda: reloads.add(asyncio.create_task(server.reload())))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, ended.set)
+    for number in (signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, signals.put_nowait, number)
     ready(await server.start(), *filter(None, [server.metrics_address]))
-    await ended.wait()
+    while await signals.get() == signal.SIGHUP:
+        await server.reload()
     await server.drain()

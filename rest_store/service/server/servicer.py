@@ -6,13 +6,15 @@ Messages pass as bytes, so that their sizes are known and a malformed one is an 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from time import perf_counter
 from typing import Any
 
 import grpc
 
 from rest_store.service.server.calls import GRANT, Context, end_call
+from rest_store.service.server.copies import Copies
+from rest_store.service.server.feeds import Feeds
 from rest_store.service.server.limits import Limits
 from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.queries import Queries
@@ -26,10 +28,17 @@ SERVICE = pb.DESCRIPTOR.services_by_name["DatastoreService"].full_name
 METHODS = tuple(method.name for method in pb.DESCRIPTOR.services_by_name["DatastoreService"].methods)
 
 Answer = Callable[[bytes, Grant], Awaitable[bytes]]
+Answers = Callable[[bytes, Grant], AsyncIterator[bytes]]
 
 
 def datastore_service(
-    queries: Queries, writes: Writes, streams: SessionStreams, limits: Limits, metrics: Metrics
+    queries: Queries,
+    writes: Writes,
+    streams: SessionStreams,
+    feeds: Feeds,
+    copies: Copies,
+    limits: Limits,
+    metrics: Metrics,
 ) -> Any:
     """Return the handler of all methods, for a server of grpc.aio."""
 
@@ -50,6 +59,23 @@ def datastore_service(
 
         return grpc.unary_unary_rpc_method_handler(handle)
 
+    def streaming(name: str, answers: Answers) -> Any:
+        async def handle(data: bytes, context: Context) -> None:
+            try:
+                require_size("request", len(data), limits.max_request_bytes)
+                start = perf_counter()
+                async for answer in answers(data, GRANT.get()):
+                    metrics.answered(name, perf_counter() - start)
+                    await context.write(answer)
+                    start = perf_counter()
+            except asyncio.CancelledError:
+                metrics.ended(name, "CANCELLED")
+                raise
+            except Exception as error:
+                await end_call(name, error, context, metrics)
+
+        return grpc.unary_stream_rpc_method_handler(handle)
+
     methods = {
         "Draft": unary("Draft", queries.draft),
         "DraftSession": grpc.stream_stream_rpc_method_handler(streams.run),
@@ -57,6 +83,8 @@ def datastore_service(
         "Describe": unary("Describe", queries.describe),
         "Add": unary("Add", writes.add, limits.max_message_bytes),
         "Delete": unary("Delete", writes.delete, limits.max_message_bytes),
+        "Follow": streaming("Follow", feeds.follow),
+        "Fetch": streaming("Fetch", copies.fetch),
     }
     assert set(methods) == set(METHODS)
     return grpc.method_handlers_generic_handler(SERVICE, methods)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from time import monotonic, perf_counter
@@ -10,18 +11,30 @@ from typing import Any
 
 import grpc
 
-from rest_store.errors import MessageOrderError, RestStoreError, ServiceUnavailableError, describe
-from rest_store.service.server.calls import Context, end_call, shutting_down
+from rest_store.datastore.kernel import native_kernel
+from rest_store.drafting.sources import RecycledLogits
+from rest_store.errors import (
+    LimitError,
+    MessageOrderError,
+    OverloadedError,
+    RestStoreError,
+    ServiceUnavailableError,
+    TokenizerMismatchError,
+    describe,
+)
+from rest_store.service.server.calls import GRANT, Context, end_call, shutting_down
 from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.executor import Executor
-from rest_store.service.server.limits import Limits
+from rest_store.service.server.hosted_datastore import HostedDatastore
+from rest_store.service.server.limits import Budget, Limits
 from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.requests import parse, require_few, require_size
 from rest_store.service.server.served_session import ServedSession
-from rest_store.service.server.sessions import Sessions
 from rest_store.v1 import datastore_pb2 as pb
 
 _NAME = "DraftSession"
+_LONGEST_KEY = 64  # bytes
+_MOST_TABLES = 64  # of recycled logits, which have up to 9 MB
 _NODE_BYTES = 11  # of a node as the message DraftSessionResponse has it
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 
@@ -49,17 +62,20 @@ class SessionStreams:
         limits: of messages, and of the time without one.
         metrics: count trees, steps and tokens.
         executor: does the work.
-        sessions: all sessions of the service.
+
+    Attributes:
+        memory: bytes that sessions have reserved, besides recycled logits.
+        sessions: those that are open now.
     """
 
-    def __init__(
-        self, catalog: Catalog, limits: Limits, metrics: Metrics, executor: Executor, sessions: Sessions
-    ) -> None:
+    def __init__(self, catalog: Catalog, limits: Limits, metrics: Metrics, executor: Executor) -> None:
         self._catalog = catalog
         self._limits = limits
         self._metrics = metrics
         self._executor = executor
-        self._sessions = sessions
+        self.memory = Budget("bytes of memory for sessions", limits.max_session_memory)
+        self.sessions: set[ServedSession] = set()
+        self._tables: dict[object, RecycledLogits] = {}  # by key, the latest last
         self._streams: set[_Stream] = set()
         self._is_draining = False
 
@@ -96,7 +112,8 @@ class SessionStreams:
         finally:  # before the client hears of the end
             self._streams.discard(stream)
             if stream.session is not None:
-                self._sessions.end(stream.session)
+                self.sessions.discard(stream.session)
+                self.memory.give_back(stream.session.memory)
 
     async def _step(self, stream: _Stream, data: bytes) -> bytes | None:
         """Answer the next message, if it asks for anything; raise an error of the table in service/errors.py."""
@@ -108,8 +125,8 @@ class SessionStreams:
             raise MessageOrderError(describe("session", "opening", found, f"{expected}: a session is opened once"))
         if session is None:
             require_few("datastores named", len(request.open.selection.datastores), limits.max_contexts)
-            served = self._catalog.select(request.open.selection)
-            session = stream.session = self._sessions.begin(request.open, served)
+            served = self._catalog.select(request.open.selection, GRANT.get())
+            session = stream.session = self._begin(request.open, served)
             await self._executor.open(session.open, small=session.opens_at_once)
         step = session.step(request)
         sequence = request.draft.sequence
@@ -120,6 +137,43 @@ class SessionStreams:
             return None
         self._metrics.count_trees(_NAME, 1, len(nodes) // _NODE_BYTES)
         return session.answer(nodes, sequence)
+
+    def _begin(self, opening: pb.SessionOpening, served: Sequence[HostedDatastore]) -> ServedSession:
+        """Return a new session over the datastores `served`. Its text is not read yet.
+
+        Raises:
+            LimitError: the text or a key is too long, or there are too many datastores.
+            TokenizerMismatchError: the datastores have several tokenizers.
+            OverloadedError: the sessions take too much memory.
+        """
+        most = int(native_kernel().MAX_STORES)
+        if len(served) > most:
+            raise LimitError(describe("session", "number of datastores", len(served), f"at most {most}"))
+        if len({datastore.name for datastore in served}) < len(served):
+            raise LimitError(describe("session", "datastores", "named twice", "each once"))
+        if len({datastore.fingerprint for datastore in served}) > 1:
+            raise TokenizerMismatchError(describe("session", "datastores", "of several tokenizers", "those of one"))
+        recycled = self._recycled_logits(opening.recycled_logits) if opening.HasField("recycled_logits") else None
+        session = ServedSession(opening, served, recycled, self._limits, self.memory)
+        self.sessions.add(session)
+        return session
+
+    def _recycled_logits(self, key: bytes) -> RecycledLogits:
+        """Return what sessions with the same key share, and keep it for later ones; an empty key is nobody else's."""
+        if len(key) > _LONGEST_KEY:
+            found, expected = f"{len(key)} bytes", f"at most {_LONGEST_KEY}"
+            raise LimitError(describe("session", "key of recycled logits", found, expected))
+        table = self._tables.pop(key, None)
+        if table is None:
+            if len(self._tables) == _MOST_TABLES:
+                in_use = {session.recycled for session in self.sessions}
+                oldest = next((other for other, shared in self._tables.items() if shared not in in_use), None)
+                if oldest is None:
+                    raise OverloadedError(f"service is overloaded: sessions use {_MOST_TABLES} keys; try again later")
+                del self._tables[oldest]
+            table = RecycledLogits()
+        self._tables[key or object()] = table
+        return table
 
     def tend(self) -> None:
         """End idle streams, and release what live datastores have replaced; to be called every second."""

@@ -6,17 +6,17 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any
+from functools import partial
 
 
-def fork_workers(number: int, announce: Callable[[list[str]], None]) -> tuple[int, Callable[[str], None]]:
+def fork_workers(number: int, announce: Callable[[], None]) -> tuple[int, Callable[..., None]]:
     """Go on as `number` processes; to be called before gRPC is loaded, which does not survive a fork.
 
-    The first process does not return: it calls `announce` with what the workers have said once all answer, passes
-    signals on to them, and ends with the first of them that ends, with its status.
+    The first process does not return: it calls `announce` once all workers answer, passes signals on to them, and ends
+    with the first of them that ends, with its status.
 
     Returns:
-        The number of this worker, from 0, and what it calls once it answers, with a word for `announce`.
+        The number of this worker, from 0, and what it calls once it answers.
     """
     reader, writer = os.pipe()
     workers: list[int] = []
@@ -25,16 +25,11 @@ def fork_workers(number: int, announce: Callable[[list[str]], None]) -> tuple[in
         process = os.fork()
         if process == 0:
             os.close(reader)
-
-            def ready(word: str) -> None:
-                os.write(writer, f"{word}\n".encode())
-                os.close(writer)
-
-            return worker, ready
+            return worker, partial(_answers, writer)
         workers.append(process)
     os.close(writer)
 
-    def pass_on(signal_number: int, _: Any) -> None:
+    def pass_on(signal_number: int, _: object = None) -> None:
         nonlocal is_ending
         if not is_ending:  # a second SIGTERM would kill a worker that is about to exit
             is_ending = signal_number != signal.SIGHUP
@@ -43,16 +38,20 @@ def fork_workers(number: int, announce: Callable[[list[str]], None]) -> tuple[in
 
     for signal_number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signal_number, pass_on)
-    with os.fdopen(reader, encoding="utf-8") as said:
-        words = said.read().split("\n")[:-1]  # ends when each worker has said its word, or has ended without
-    if len(words) == number:
-        announce(words)
-    else:
-        pass_on(signal.SIGTERM, None)
+    with os.fdopen(reader, "rb") as answering:
+        if len(answering.read()) == number:  # until each worker answers, or has ended without
+            announce()
+        else:
+            pass_on(signal.SIGTERM)
     status = 0
     while workers:
         process, ended = os.wait()
         workers.remove(process)
         status = status or os.waitstatus_to_exitcode(ended)
-        pass_on(signal.SIGTERM, None)
+        pass_on(signal.SIGTERM)
     sys.exit(abs(status))
+
+
+def _answers(writer: int, *_: object) -> None:
+    os.write(writer, b".")
+    os.close(writer)

@@ -6,22 +6,26 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 from rest_store.errors import StorageError, WriterError
 from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.hosted_datastore import HostedDatastore
 from rest_store.service.server.limits import Budget, Limits
-from rest_store.service.server.requests import M, document_of, parse, require_few, require_size
-from rest_store.service.tokens import Grant, require_write
+from rest_store.service.server.requests import document_of, parse, require_few, require_size
+from rest_store.service.tokens import Grant
 from rest_store.v1 import datastore_pb2 as pb
 
 _MOST_BYTES = 64 << 20  # of all requests that are not done yet
 _PART_BYTES = 1 << 10  # that a request, and each of its documents or ids, counts for beside its message
 _THREADS = 4  # callers that share a commit
 
+if TYPE_CHECKING:
+    from rest_store.live.live_datastore import LiveDatastore
+
 T = TypeVar("T")
+W = TypeVar("W", pb.AddRequest, pb.DeleteRequest)
 
 _log = logging.getLogger(__name__)
 
@@ -48,40 +52,54 @@ class Writes:
     async def add(self, data: bytes, grant: Grant) -> bytes:
         """Answer an AddRequest."""
         request = self._parsed(pb.AddRequest, data, grant)
-        served = self._catalog.live(request.datastore, request.tokenizer_fingerprint)
+        served = self._catalog.one(request.datastore, request.tokenizer_fingerprint, live=True)
         require_few("documents", len(request.documents), self._limits.max_contexts)
         documents = [document_of(document, number) for number, document in enumerate(request.documents)]
         ids = [document.id or uuid4().hex for document in request.documents]
+        options = {"namespace": request.namespace, "group": request.group, "epoch": request.epoch}
         del request
         size = pb.AddResponse(ids=ids, added=ids).ByteSize()
         require_size("response", size, self._limits.max_message_bytes)  # while nothing has been added
-        added = await self._carried_out(served, lambda live: live.add(documents, ids), len(data), ids)
-        return pb.AddResponse(ids=ids, added=added.added).SerializeToString()
+        added, sequence = await self._carried_out(served, lambda live: live.add(documents, ids, **options), data, ids)
+        return pb.AddResponse(ids=ids, added=added.added, sequence=sequence).SerializeToString()
 
     async def delete(self, data: bytes, grant: Grant) -> bytes:
         """Answer a DeleteRequest."""
         request = self._parsed(pb.DeleteRequest, data, grant)
-        served = self._catalog.live(request.datastore, "")
+        served = self._catalog.one(request.datastore, live=True)
         require_few("ids", len(request.ids), self._limits.max_contexts)
-        ids = list(request.ids)
-        deleted = await self._carried_out(served, lambda live: live.delete(ids), len(data), ids)
-        return pb.DeleteResponse(deleted=deleted).SerializeToString()
+        ids, namespace = list(request.ids), request.namespace
+        epoch = request.before_epoch if request.HasField("before_epoch") else None
 
-    def _parsed(self, kind: type[M], data: bytes, grant: Grant) -> M:
-        """Return a message; one that may not write is refused before it is parsed."""
-        require_write(grant)
-        return parse(kind, data)
+        def delete(live: LiveDatastore) -> int:
+            deleted = live.delete(ids, namespace=namespace) if ids else 0
+            return deleted if epoch is None else deleted + live.delete_before(epoch, namespace=namespace)
+
+        deleted, sequence = await self._carried_out(served, delete, data, ids)
+        return pb.DeleteResponse(deleted=deleted, sequence=sequence).SerializeToString()
+
+    def _parsed(self, kind: type[W], data: bytes, grant: Grant) -> W:
+        """Return a message; of one that may not write, nothing is made."""
+        if not grant.may_write:
+            grant.require_write("")
+        request = parse(kind, data)
+        grant.require_write(request.namespace)
+        return request
 
     async def _carried_out(
-        self, served: HostedDatastore, write: Callable[[Any], T], size: int, parts: Sequence[str]
-    ) -> T:
-        """Return the result of a write. It goes on if the client leaves, and its size counts until it is done."""
-        size += _PART_BYTES * (1 + len(parts))
+        self, served: HostedDatastore, write: Callable[[Any], T], data: bytes, parts: Sequence[str]
+    ) -> tuple[T, int]:
+        """Return the result of a write, and the number of a change with which it is visible.
+
+        It goes on if the client leaves, and the size of its message counts until it is done.
+        """
+        live: Any = served.store
+        size = len(data) + _PART_BYTES * (1 + len(parts))
         self._waiting.take(size)
-        done = asyncio.get_running_loop().run_in_executor(self._threads, write, served.store)
+        done = asyncio.get_running_loop().run_in_executor(self._threads, write, live)
         done.add_done_callback(lambda _: self._waiting.give_back(size))
         try:
-            return await asyncio.shield(done)
+            return await asyncio.shield(done), live.newest_change
         except (StorageError, WriterError) as error:
             _log.warning("datastore %s: %s", served.name, error)
             raise StorageError(served.named(str(error))) from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 
 from rest_store.datastore.datastore import Datastore
-from rest_store.drafting.costs import DraftPolicy
-from rest_store.engines import batch_drafter
 from rest_store.live.export import export
 from rest_store.live.live_datastore import LiveDatastore
 from tests.engines.vllm.engine import Request, answers, engine
@@ -23,28 +21,17 @@ GREEDY = {"temperature": 0.0, "ignore_eos": True}
 @pytest.fixture(scope="session", autouse=True)
 def vllm_settings() -> Iterator[None]:
     """The engine runs in this process, with a small cache, and asks for nothing over a network."""
+    from tests.engines.vllm.on_cpu import sitecustomize  # before vLLM
+
     with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(sitecustomize.__file__).parent))  # of processes that vLLM starts
+        patch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+        patch.setenv("VLLM_CPU_CI_ENV", "1")  # nothing is compiled at the start
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         patch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
         patch.setenv("VLLM_NO_USAGE_STATS", "1")
         patch.setenv("HF_HUB_OFFLINE", "1")
         yield
-
-
-class Generous(DraftPolicy):
-    """Verifies all draft tokens, whatever they cost: the steps of a tiny model are too short for any to pay."""
-
-    def wants_drafts(self) -> bool:
-        return True
-
-    def chosen(self, scores: Sequence[Sequence[float]], rows: int) -> list[int]:
-        return [len(row) for row in scores]
-
-
-@pytest.fixture
-def all_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is drafted does not depend on how busy the machine is."""
-    monkeypatch.setattr(batch_drafter, "DraftPolicy", Generous)
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,6 @@ IN_VLLM = [
     pytest.mark.filterwarnings("default"),
 ]
 COMMAND = [sys.executable, "-m", "tests.engines.vllm.command"]
-DRAFTER = "rest_store.engines.vllm.Drafter"
 DRAFT_TOKENS = 5
 LENGTH = 160  # of the longest text, with its prompt
 ROWS = 6
@@ -49,17 +48,15 @@ class Request(NamedTuple):
     after: int = 0
 
 
-def speculative(drafter: str) -> dict[str, Any]:
-    """The speculative configuration of a class."""
-    return {"method": "custom_class", "model": drafter, "num_speculative_tokens": DRAFT_TOKENS}
+SPECULATIVE = {"method": "ngram", "num_speculative_tokens": DRAFT_TOKENS}
 
 
 @contextlib.contextmanager
 def engine(
     model: Path,
-    drafter: str | None = None,
     settings: Mapping[str, Any] | None = None,
     *,
+    head: Path | None = None,
     blocks: int = PLENTIFUL,
     ranks: int = 1,
 ) -> Iterator[Any]:
@@ -67,22 +64,27 @@ def engine(
 
     Args:
         model: directory.
-        drafter: its class; None: no drafts.
-        settings: of the drafter.
+        settings: of rest-store; None: nothing is drafted by it.
+        head: directory of a trained head; None: without settings, nothing is drafted at all.
         blocks: of the cache.
         ranks: workers that share each layer, in processes of their own if there are several.
     """
     from vllm import LLM
 
-    from tests.engines.vllm.sampling import repeat_settings
-
     drafted: dict[str, Any] = {}
-    if drafter is not None:
-        drafted = {"speculative_config": speculative(drafter), "disable_log_stats": False}
     if settings is not None:
-        drafted["additional_config"] = {"rest_store": dict(settings)}
-    llm = LLM(str(model), num_gpu_blocks_override=blocks, tensor_parallel_size=ranks, **drafted, **_SETTINGS)
-    repeat_settings()
+        drafted = {"speculative_config": SPECULATIVE, "additional_config": {"rest_store": dict(settings)}}
+    if head is not None:
+        eagle = {"method": "eagle", "model": str(head), "num_speculative_tokens": DRAFT_TOKENS}
+        drafted["speculative_config"] = eagle
+    llm = LLM(
+        str(model),
+        num_gpu_blocks_override=blocks,
+        tensor_parallel_size=ranks,
+        disable_log_stats=not drafted,
+        **drafted,
+        **_SETTINGS,
+    )
     try:
         yield llm
     finally:
@@ -92,9 +94,9 @@ def engine(
 
 
 def drafter_of(llm: Any) -> Any:
-    """The drafter in an engine."""
-    (drafter,) = llm.collective_rpc(lambda worker: worker.model_runner.drafter)
-    return drafter
+    """What drafts in an engine in this process."""
+    (speculator,) = llm.collective_rpc(lambda worker: worker.model_runner.speculator)
+    return speculator.rest_store.drafter
 
 
 def counted(llm: Any, name: str) -> int:

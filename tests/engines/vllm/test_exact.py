@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.engines.vllm.engine import (
-    DRAFTER,
     IN_VLLM,
     LENGTH,
     SCARCE,
@@ -26,7 +25,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "of the prompt": {"prompt_logprobs": 1},
     "repetition": {"repetition_penalty": 1.2},
     "presence and frequency": {"presence_penalty": 0.5, "frequency_penalty": 0.5},
-    "at least": {"min_tokens": 30, "stop_token_ids": list(range(0, 300, 2))},
+    "at least": {"min_tokens": 30, "stop_token_ids": list(range(0, 250, 2))},
     "stop at tokens": {"stop_token_ids": list(range(0, 350, 23))},
     "stop at text": {"stop": ["e", "a"]},
     "past the end": {"ignore_eos": True},
@@ -36,8 +35,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def drafted(model: Path, datastore: Path) -> Iterator[Any]:
-    """An engine with a drafter, short of memory."""
-    with engine(model, DRAFTER, {"datastores": [str(datastore)]}, blocks=SCARCE) as llm:
+    """An engine with drafts that are looked up a step ahead, short of memory."""
+    with engine(model, {"datastores": [str(datastore)], "lag": True}, blocks=SCARCE) as llm:
         yield llm
 
 
@@ -95,21 +94,3 @@ def test_structured_output(drafted: Any, plain: Any, requests: list[Request]) ->
     written = answers(drafted, asked())
     assert written == answers(plain, asked())
     assert plain.get_tokenizer().decode(written[1]).startswith("return ")
-
-
-def test_sampled_texts_and_greedy_ones(drafted: Any, requests: list[Request], texts: list[list[int]]) -> None:
-    """Of the likeliest token alone the texts are the greedy ones; others are not those without drafts.
-
-    Without top-k: on a CPU, vLLM 0.32.0 fails at it in a step that has no draft tokens, with any drafter.
-    """
-    kinds: list[dict[str, Any]] = [{"top_p": 0.8}, {"temperature": 2.0}, {"presence_penalty": 1.0}]
-    sampled = [
-        Request(request.prompt, {**GREEDY, "ignore_eos": True, "temperature": 1.0, **kind})
-        for request, kind in zip(requests, kinds, strict=False)
-    ]
-    likeliest = [
-        request._replace(settings={**request.settings, "temperature": 1.0, "top_p": 1e-6}) for request in requests[:3]
-    ]
-    written = answers(drafted, [*likeliest, *requests[3:5], *sampled])
-    assert written[:5] == texts[:5]
-    assert [len(text) for text in written[5:]] == [GREEDY["max_tokens"]] * len(kinds)

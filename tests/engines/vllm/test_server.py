@@ -18,7 +18,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rest_store.live.live_datastore import LiveDatastore
-from tests.engines.vllm.engine import COMMAND, DRAFTER, IN_VLLM, LENGTH, Request, speculative
+from tests.engines.vllm.engine import COMMAND, IN_VLLM, LENGTH, SPECULATIVE, Request
 from tests.shared.clients import free_port
 from tests.shared.live import until
 from tests.shared.services import PATIENCE
@@ -43,7 +43,7 @@ class Server:
         command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", LENGTH, "--max-num-seqs", 4]
         # Without this, vLLM kills its processes with what is not remembered yet.
         command += ["--shutdown-timeout", int(PATIENCE)]
-        command += ["--speculative-config", json.dumps(speculative(DRAFTER))]
+        command += ["--speculative-config", json.dumps(SPECULATIVE)]
         command += ["--additional-config", json.dumps({"rest_store": settings})]
         (figures := log.with_name("figures")).mkdir()
         with log.open("w") as out:

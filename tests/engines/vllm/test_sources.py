@@ -5,10 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import pytest
-
 from rest_store.live.live_datastore import LiveDatastore
-from tests.engines.vllm.engine import DRAFTER, IN_VLLM, Request, answers, counted, engine
+from tests.engines.vllm.engine import IN_VLLM, Request, answers, counted, engine
 from tests.shared.live import until
 from tests.shared.services import running
 
@@ -18,7 +16,8 @@ pytestmark = IN_VLLM
 def test_a_service_that_dies_costs_drafts_and_no_text(
     model: Path, datastore: Path, requests: list[Request], texts: list[list[int]]
 ) -> None:
-    with running(datastore) as service, engine(model, DRAFTER, {"datastores": [service.target]}) as llm:
+    settings = {"drafting": "remote", "source_timeout": 60}
+    with running(datastore) as service, engine(model, settings | {"datastores": [service.target]}) as llm:
         assert answers(llm, requests[:4]) == texts[:4]
         drafted = counted(llm, "spec_decode_num_accepted_tokens")
         assert drafted > 0
@@ -26,10 +25,9 @@ def test_a_service_that_dies_costs_drafts_and_no_text(
         assert answers(llm, requests) == texts
 
 
-@pytest.mark.usefixtures("all_drafts")
 def test_answers_are_remembered(model: Path, requests: list[Request], texts: list[list[int]], tmp_path: Path) -> None:
     """Finished requests and aborted ones, while the engine runs; they draft for later ones."""
-    with engine(model, DRAFTER, {"remember": str(tmp_path / "live")}) as llm:
+    with engine(model, {"remember": str(tmp_path / "live")}) as llm:
         assert answers(llm, requests, {5: 30})[0] == texts[0]
         with LiveDatastore.open(tmp_path / "live", read_only=True) as live:
             for text in texts:
@@ -41,6 +39,6 @@ def test_answers_are_remembered(model: Path, requests: list[Request], texts: lis
     assert again > 2 * before
     assert again > 200
     shutil.copytree(tmp_path / "live", tmp_path / "kept")
-    with engine(model, DRAFTER, {"datastores": [str(tmp_path / "kept")]}) as llm:
+    with engine(model, {"datastores": [str(tmp_path / "kept")]}) as llm:
         assert answers(llm, requests) == texts
         assert counted(llm, "spec_decode_num_accepted_tokens") > 200

@@ -1,0 +1,73 @@
+"""Answers to `Fetch`: the files of frozen datastores, for copies of them."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import AsyncIterator
+from functools import partial
+
+from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.manifest import FILE_NAME, TOKENIZER_FILE_NAME
+from rest_store.errors import FetchError, describe
+from rest_store.service.server.catalog import Catalog
+from rest_store.service.server.executor import Executor
+from rest_store.service.server.hosted_datastore import HostedDatastore, reading
+from rest_store.service.server.requests import parse
+from rest_store.service.tokens import Grant
+from rest_store.v1 import datastore_pb2 as pb
+
+_PIECE_BYTES = 1 << 20
+
+
+class Copies:
+    """Sends the files of the datastores of `catalog` as they were opened. For use within one event loop.
+
+    It keeps one piece of each file that is sent, and reads the next one when that has gone.
+    """
+
+    def __init__(self, catalog: Catalog, executor: Executor) -> None:
+        self._catalog = catalog
+        self._executor = executor
+
+    async def fetch(self, data: bytes, grant: Grant) -> AsyncIterator[bytes]:
+        """Answer a FetchRequest; raises an error of the table in service/errors.py."""
+        request = parse(pb.FetchRequest, data)
+        served = self._catalog.one(request.datastore, live=False)
+        content = await self._executor.run(partial(_content, served, request.file, request.build), small=False)
+        offset, size = request.offset, len(content)
+        if offset > size:
+            raise FetchError(describe("request", "offset", offset, f"at most {size}"))
+        while True:
+            piece = content[offset : offset + _PIECE_BYTES]
+            yield await self._executor.run(partial(_message, served, piece, size), small=False)
+            offset += len(piece)
+            if offset >= size:
+                return
+
+
+def _content(served: HostedDatastore, name: str, build: str) -> memoryview:
+    """Return a file, mapped where it is large; raise FetchError if there is none, or it is of another build."""
+    store = served.store
+    assert isinstance(store, Datastore)
+    manifest, where = store.manifest, f"datastore {served.name!r}"
+    if build not in ("", manifest.digest):
+        raise FetchError(
+            describe("service", f"build of {where}", manifest.digest, f"{build[:80]}, which it had before")
+        )
+    if name in ("", FILE_NAME):
+        return memoryview(manifest.to_json().encode())
+    if name == TOKENIZER_FILE_NAME and manifest.tokenizer_sha256 is not None:
+        try:
+            return memoryview((store.path / name).read_bytes())
+        except OSError as error:
+            raise FetchError(f"service: {name} of {where} cannot be read ({error.strerror})") from None
+    for file in store.files:
+        if file.path.name == name:
+            return memoryview(file.raw.data)
+    raise FetchError(describe("service", f"file {name[:80]!r} of {where}", "absent", "one of its manifest"))
+
+
+def _message(served: HostedDatastore, piece: memoryview, size: int) -> bytes:
+    with reading([served]):
+        checksum = zlib.crc32(piece)  # first: it waits for a disk without the GIL
+        return pb.FetchResponse(data=bytes(piece), checksum=checksum, size=size).SerializeToString()

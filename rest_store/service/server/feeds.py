@@ -1,0 +1,131 @@
+"""Answers to `Follow`: the changes of live datastores, for their replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import zlib
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, cast
+
+from rest_store.errors import DatastoreClosedError
+from rest_store.service.server.calls import shutting_down
+from rest_store.service.server.catalog import Catalog
+from rest_store.service.server.executor import Executor
+from rest_store.service.server.requests import parse
+from rest_store.service.tokens import Grant
+from rest_store.v1 import datastore_pb2 as pb
+
+if TYPE_CHECKING:
+    from rest_store.live.live_datastore import LiveDatastore
+
+_QUIET_SECONDS = 5.0  # after which a message has no changes
+_PAUSE_SECONDS = 0.01  # between messages to those who have everything: the changes of a burst go together
+
+
+class _Place(NamedTuple):
+    """How far a follower is: the newest change that it has, and of which datastore, with the namespaces it reads."""
+
+    after: int
+    datastore_id: str
+    namespaces: frozenset[str] | None
+
+
+class Feeds:
+    """Sends the changes of the live datastores of `catalog`. For use within one event loop.
+
+    Whoever is behind is sent what is stored, one message after the other, each read when the one before has gone.
+    """
+
+    def __init__(self, catalog: Catalog, executor: Executor) -> None:
+        self._catalog = catalog
+        self._executor = executor
+        self._feeds: dict[str, _Feed] = {}
+        self._is_draining = False
+
+    async def follow(self, data: bytes, grant: Grant) -> AsyncIterator[bytes]:
+        """Answer a FollowRequest, without an end; raises an error of the table in service/errors.py."""
+        request = parse(pb.FollowRequest, data)
+        served = self._catalog.one(request.datastore, request.tokenizer_fingerprint, live=True)
+        if served.name not in self._feeds:
+            self._feeds[served.name] = _Feed(cast("LiveDatastore", served.store), self._executor)
+        feed = self._feeds[served.name]
+        place = _Place(request.after, request.datastore_id, grant.namespaces)
+        while not self._is_draining:
+            message, place, is_all = await feed.read(place)
+            yield message
+            if is_all and not self._is_draining:
+                await feed.changed(place.after)
+        raise shutting_down()
+
+    def drain(self) -> None:
+        """End all streams, each as soon as its present message has gone."""
+        self._is_draining = True
+        for feed in self._feeds.values():
+            feed.woken.set()
+
+    def close(self) -> None:
+        """End the threads that wait for changes, once the datastores are closed."""
+        for feed in self._feeds.values():
+            feed.thread.shutdown()
+
+
+class _Feed:
+    """The changes of one live datastore, read once for all followers at the same place; one thread waits for them."""
+
+    def __init__(self, live: LiveDatastore, executor: Executor) -> None:
+        self.thread = ThreadPoolExecutor(1, "changes")
+        self.woken = asyncio.Event()  # after a wait
+        self._live = live
+        self._executor = executor
+        self._waiting: asyncio.Future[None] | None = None
+        self._reading: dict[_Place, asyncio.Future[tuple[bytes, _Place, bool]]] = {}
+
+    async def read(self, place: _Place) -> tuple[bytes, _Place, bool]:
+        """Return the next message to a follower, where it is then, and whether that is all there is."""
+        reading = self._reading.get(place)
+        if reading is None:
+            work = self._executor.run(partial(_message, self._live, place), small=False)
+            self._reading[place] = reading = asyncio.ensure_future(work)
+            reading.add_done_callback(lambda _: self._reading.pop(place))
+        return await asyncio.shield(reading)
+
+    async def changed(self, after: int) -> None:
+        """Wait until there are changes after number `after`, or for some seconds."""
+        if self._waiting is None or self._waiting.done():
+            self.woken.clear()
+            self._waiting = asyncio.ensure_future(self._wait(after))
+        await self.woken.wait()
+
+    async def _wait(self, after: int) -> None:
+        await asyncio.sleep(_PAUSE_SECONDS)
+        wait = partial(self._live.wait_for_change, after, _QUIET_SECONDS)
+        with suppress(DatastoreClosedError):  # which reading changes says, too
+            await asyncio.get_running_loop().run_in_executor(self.thread, wait)
+        self.woken.set()
+
+
+def _message(live: LiveDatastore, place: _Place) -> tuple[bytes, _Place, bool]:
+    view = ""  # what followers see of a datastore whose other namespaces they may not read, they see under another id
+    if place.namespaces is not None:
+        view = hashlib.sha256("\0".join(sorted(place.namespaces)).encode()).hexdigest()[:16]
+    datastore_id, _, seen = place.datastore_id.partition(":")
+    changes = live.changes(place.after, datastore_id if seen == view else "")
+    message = pb.Changes(
+        datastore_id=f"{changes.datastore_id}:{view}",
+        first=changes.first,
+        last=changes.last,
+        head=changes.head,
+        added=[
+            pb.AddedDocument(**document._asdict())
+            for document in changes.added
+            if place.namespaces is None or document.namespace in place.namespaces
+        ],
+        removed=[pb.Removal(**removal._asdict()) for removal in changes.removed],
+    )
+    data = message.SerializeToString()
+    response = pb.FollowResponse(changes=data, checksum=zlib.crc32(data)).SerializeToString()
+    return response, place._replace(after=changes.last, datastore_id=message.datastore_id), changes.last == changes.head

@@ -1,0 +1,3 @@
+"""What tests of remote files share."""
+
+from tests.shared.object_store import s3, s3_server  # noqa: F401 - fixtures

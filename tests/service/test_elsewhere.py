@@ -1,0 +1,314 @@
+"""Copies and replicas of what a service has: `Fetch` and `Follow`, and services that do not keep to them."""
+
+from __future__ import annotations
+
+import shutil
+import zlib
+from collections.abc import Iterator, Sequence
+from concurrent import futures
+from itertools import pairwise
+from pathlib import Path
+
+import grpc
+import pytest
+
+import rest_store
+from rest_store.datastore.datastore import Datastore
+from rest_store.datastore.manifest import FILE_NAME
+from rest_store.errors import (
+    DocumentError,
+    FetchError,
+    LiveFormatError,
+    PermissionDeniedError,
+    ProtocolError,
+    RestStoreError,
+    ServiceUnavailableError,
+    TargetError,
+    TokenizerMismatchError,
+    UnknownDatastoreError,
+)
+from rest_store.live.live_datastore import LiveDatastore
+from rest_store.live.upstream import Changes
+from rest_store.service.client.client import DatastoreClient
+from rest_store.service.client.elsewhere import ServiceFiles, ServiceUpstream, fetched
+from rest_store.v1 import datastore_pb2 as pb
+from tests.shared.builds import contents
+from tests.shared.live import until
+from tests.shared.services import PATIENCE, Service, reload, running
+from tests.shared.strategies import Corpus, identity, refused, write_datastore
+
+TOKENS = """
+all write
+reader
+one write namespace=one
+two namespace=two namespace=three
+"""
+DOCUMENTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
+
+
+@pytest.fixture(scope="module")
+def service(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service with a frozen datastore "a" and a live one "chat"."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    (folder / "tokens").write_text(TOKENS)
+    options = ["--live", str(folder / "chat"), "--token-file", str(folder / "tokens")]
+    with running(f"a={directory}", options=options, unix=True) as service:
+        yield service
+
+
+def upstream_of(service: Service, token: str = "all") -> ServiceUpstream:
+    return ServiceUpstream(f"{service.target}/chat", token, None)
+
+
+def caught_up(changes: Iterator[Changes]) -> list[Changes]:
+    """Those up to the newest."""
+    some = [next(changes)]
+    while some[-1].last < some[-1].head:
+        some.append(next(changes))
+    return some
+
+
+# --- Copies -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_copy_is_the_datastore_and_opens_without_the_service(directory: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    with running(f"a={directory}", unix=True) as service:
+        for location in (f"{service.target}/a", service.target, f"{service.unix}#a"):
+            with Datastore.open(location, cache=cache) as copy:
+                assert copy.draft([1]).tokens.tolist() == [2, 3]
+                path = copy.path
+                assert contents(path) == contents(directory)
+        service.kill()
+        with Datastore.open(f"{service.target}/a", cache=cache) as copy:
+            assert copy.path == path
+    with pytest.raises(ServiceUnavailableError, match="connection refused"):
+        fetched("127.0.0.1:9/a", cache)
+
+
+def test_a_file_is_read_from_any_byte_on(directory: Path, service: Service) -> None:
+    files = ServiceFiles(f"{service.target}/a", "reader", None)
+    assert files.manifest() == (directory / FILE_NAME).read_bytes()
+    name = next(path.name for path in directory.glob("*.tokens"))
+    content = (directory / name).read_bytes()
+    for offset in (0, 5, len(content)):
+        assert b"".join(files.read(name, offset)) == content[offset:]
+    refused(FetchError, lambda: list(files.read(name, len(content) + 1)), "offset")
+    for other in ("none", "../a", "/etc/passwd"):
+        if other:
+            refused(
+                FetchError, lambda other=other: list(files.read(other, 0)), "is absent, expected one of its manifest"
+            )
+    files.close()
+
+
+def test_a_copy_of_a_build_that_was_replaced_meanwhile_is_refused(tmp_path: Path) -> None:
+    served = tmp_path / "served"
+    served.mkdir()
+    write_datastore(served, Corpus(300, [[[1, 2, 3]]]))
+    with running(f"a={served}") as service:
+        files = ServiceFiles(f"{service.target}/a", None, None)
+        files.manifest()
+        name = next(path.name for path in served.glob("*.tokens"))
+        shutil.rmtree(served)
+        served.mkdir()
+        write_datastore(served, Corpus(300, [[[4, 5, 6]]]))
+        assert len(b"".join(files.read(name, 0))) > 0, "the service has opened the old one"
+        reload(service)
+        refused(FetchError, lambda: list(files.read(name, 0)), "build of datastore 'a'")
+
+
+@pytest.mark.parametrize(
+    ("location", "error", "fragment"),
+    [
+        ("{}/chat", LiveFormatError, "datastore 'chat' is live, expected a frozen one"),
+        ("{}/none", UnknownDatastoreError, "name of a datastore is 'none'"),
+        ("{},{}/a", TargetError, "target"),
+    ],
+)
+def test_what_cannot_be_copied_is_named(
+    location: str, error: type[RestStoreError], fragment: str, service: Service, tmp_path: Path
+) -> None:
+    target = location.replace("{}", service.target)
+    refused(error, lambda: Datastore.open(target, cache=tmp_path, token="all"), fragment)
+
+
+# --- Changes ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_follower_gets_all_changes_and_then_new_ones(service: Service) -> None:
+    upstream = upstream_of(service)
+    assert upstream.tokenizer.vocabulary_size == 300
+    ids, sequence = upstream.add(DOCUMENTS, None, namespace="", group="prompt", epoch=3)
+    changes = upstream.changes(0, "")
+    before = caught_up(changes)
+    assert before[0].first == 1
+    assert before[-1].last == sequence
+    newest = [one for some in before for one in some.added][-len(DOCUMENTS) :]
+    assert [len(one.symbols) // 2 for one in newest] == [3, 2, 4]
+    assert {(one.group, one.epoch, one.namespace) for one in newest} == {("prompt", 3, "")}
+    again, sequence = upstream.add([[9, 9]], ids[:1], namespace="", group="", epoch=0)
+    assert again.duplicates == ids[:1]
+    deleted, sequence = upstream.delete(ids[:2], namespace="")
+    assert deleted == 2
+    [new] = caught_up(changes)
+    assert (new.first, new.last) == (before[-1].last + 1, sequence)
+    assert not new.added
+    assert {number for one in new.removed for number in range(one.first, one.last + 1)} == {
+        one.number for one in newest[:2]
+    }
+    assert upstream.delete_before(4, namespace="")[0] == 1
+    assert caught_up(changes)[-1].removed
+    resumed = caught_up(upstream.changes(sequence, new.datastore_id))
+    assert resumed[0].first == sequence + 1
+    assert caught_up(upstream.changes(sequence, "another"))[0].first == 1
+    upstream.close()
+    with pytest.raises(ServiceUnavailableError):
+        list(changes)
+
+
+def test_without_changes_there_is_a_message_every_five_seconds(service: Service) -> None:
+    upstream = upstream_of(service)
+    changes = upstream.changes(0, "")
+    last = caught_up(changes)[-1]
+    quiet = next(changes)
+    assert (quiet.first, quiet.last, quiet.head) == (last.last + 1, last.last, last.head)
+    upstream.close()
+
+
+def test_what_is_stored_is_sent_in_pieces(service: Service) -> None:
+    upstream = upstream_of(service)
+    for _ in range(3):
+        upstream.add([[1] * 300_000], None, namespace="", group="", epoch=0)
+    some = caught_up(upstream.changes(0, ""))
+    assert len(some) > 2
+    assert all(later.first == earlier.last + 1 for earlier, later in pairwise(some))
+    upstream.close()
+
+
+def test_a_service_that_ends_lets_followers_go(tmp_path: Path) -> None:
+    LiveDatastore.open(tmp_path / "chat", tokenizer=identity(300)).close()
+    with running(options=["--live", str(tmp_path / "chat")]) as service:
+        changes = upstream_of(service).changes(0, "")
+        next(changes)
+        assert service.stop() == 0
+        with pytest.raises(ServiceUnavailableError, match="shutting down"):
+            list(changes)
+
+
+# --- Namespaces -------------------------------------------------------------------------------------------------------
+
+
+def test_a_token_reads_writes_and_follows_its_namespaces_alone(service: Service) -> None:
+    def client(token: str, namespace: str) -> DatastoreClient:
+        return DatastoreClient(service.target, datastore="chat", namespace=namespace, token=token, timeout=PATIENCE)
+
+    with client("all", "one") as every, client("one", "one") as one, client("two", "two") as two:
+        every.add([[20, 21, 22]], namespace="two", group="g", epoch=1)
+        ids = one.add([[20, 21, 23]], ["id"])
+        assert (one.count([20, 21]), two.count([20, 21]), every.count([20, 21])) == (1, 1, 1)
+        with rest_store.DraftSession([one], prompt=[20, 21]) as session:
+            assert session.draft(4).tokens.tolist() == [23]
+        for call in (
+            lambda: one.add([[1]], namespace="two"),
+            lambda: one.delete(["id"], namespace=""),
+            lambda: one.delete_before(5, namespace="two"),
+            lambda: client("two", "one").count([1]),
+            lambda: client("one", "").draft([1]),
+        ):
+            refused(PermissionDeniedError, call, "namespace is ")
+        refused(PermissionDeniedError, lambda: two.delete(["id"]), "one that only reads")
+        for token, expected in (("one", {"one"}), ("two", {"two"}), ("reader", {"", "one", "two"})):
+            followed = caught_up(upstream_of(service, token).changes(0, ""))
+            assert {document.namespace for some in followed for document in some.added} == expected
+            assert followed[-1].last == followed[-1].head
+        ids_of = {
+            token: next(upstream_of(service, token).changes(0, "")).datastore_id for token in ("one", "two", "reader")
+        }
+        assert len(set(ids_of.values())) == 3, "a replica begins anew when its token allows other namespaces"
+        assert one.delete(ids) == 1
+        assert every.delete_before(2, namespace="two") == 1
+    refused(DocumentError, lambda: client("all", "x" * 257), "a namespace")
+
+
+# --- Services that lie ------------------------------------------------------------------------------------------------
+
+
+def message_of(changes: pb.Changes, checksum: int | None = None) -> bytes:
+    data = changes.SerializeToString()
+    return pb.FollowResponse(changes=data, checksum=checksum or zlib.crc32(data)).SerializeToString()
+
+
+def added(number: int, symbols: bytes = b"\0\1\0\2") -> pb.Changes:
+    document = pb.AddedDocument(number=number, digest=number.to_bytes(16, "big"), added=1.0, symbols=symbols)
+    return pb.Changes(datastore_id="x", first=number, last=number, head=number, added=[document])
+
+
+NOT_CHANGES = pb.FollowResponse(changes=b"\xff", checksum=zlib.crc32(b"\xff")).SerializeToString()
+LIES: dict[str, tuple[bytes, str]] = {
+    "no message": (b"\xff", "FollowResponse is 1 malformed bytes"),
+    "no changes": (NOT_CHANGES, "Changes is 1 malformed bytes"),
+    "a message that is too large": (bytes(70 << 20), "message is too large"),
+    "another checksum": (message_of(added(2), 1), "checksum"),
+    "a gap": (message_of(added(4)), "the first change is 4, expected 2"),
+    "tokens of another tokenizer": (message_of(added(2, b"\1\x2c")), "a token is 300"),
+}
+
+
+class Liar:
+    """A gRPC server with a live datastore "chat" and a frozen one "a", whose streams are fixed."""
+
+    def __init__(self, follow: Sequence[bytes] = (), fetch: Sequence[bytes] = (), vocabulary_size: int = 300) -> None:
+        tokenizer = pb.TokenizerDescription(**identity(vocabulary_size).to_manifest())
+        described = pb.DescribeResponse(
+            datastores=[
+                pb.DatastoreDescription(name="a", tokenizer=tokenizer),
+                pb.DatastoreDescription(name="chat", tokenizer=tokenizer, live=True),
+            ]
+        ).SerializeToString()
+        methods = {
+            "Describe": grpc.unary_unary_rpc_method_handler(lambda *_: described),
+            "Follow": grpc.unary_stream_rpc_method_handler(lambda *_: iter(follow)),
+            "Fetch": grpc.unary_stream_rpc_method_handler(lambda *_: iter(fetch)),
+        }
+        self.server = grpc.server(futures.ThreadPoolExecutor(2), options=[("grpc.max_send_message_length", -1)])
+        self.server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("rest_store.v1.DatastoreService", methods),)
+        )
+        self.target = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
+        self.server.start()
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_replica_of_a_service_that_lies_keeps_what_it_has_and_says_why(lie: str, tmp_path: Path) -> None:
+    sent, fragment = LIES[lie]
+    liar = Liar([message_of(added(1)), sent])
+    with LiveDatastore.open(f"{liar.target}/chat", cache=tmp_path) as replica:
+        until(lambda: fragment in str(replica.info().failure))
+        assert liar.target in str(replica.info().failure)
+        assert replica.count([1, 2]) == 1
+    liar.server.stop(None)
+
+
+def test_pieces_that_cannot_be_are_named() -> None:
+    sound = pb.FetchResponse(data=b"abc", checksum=zlib.crc32(b"abc"), size=3).SerializeToString()
+    broken = pb.FetchResponse(data=b"abd", checksum=zlib.crc32(b"abc"), size=3).SerializeToString()
+    large = bytes(1 << 20)
+    endless = pb.FetchResponse(data=large, checksum=zlib.crc32(large)).SerializeToString()
+    for sent, fragment in (([sound, broken], "checksum"), ([b"\xff"], "malformed"), ([endless] * 999, "endless")):
+        liar = Liar(fetch=sent)
+        files = ServiceFiles(f"{liar.target}/a", None, None)
+        refused(ProtocolError, files.manifest, fragment)
+        files.close()
+        liar.server.stop(None)
+
+
+def test_a_frozen_datastore_or_another_tokenizer_is_not_followed(service: Service) -> None:
+    upstream = ServiceUpstream(f"{service.target}/a", "all", None)
+    refused(LiveFormatError, lambda: upstream.tokenizer, "datastore 'a' is frozen, expected a live one")
+    liar = Liar(vocabulary_size=301)
+    upstream = ServiceUpstream(f"{liar.target}/chat", "all", None)
+    assert upstream.tokenizer.vocabulary_size == 301
+    upstream._part.endpoints = upstream_of(service)._part.endpoints  # another one answers at that address by now
+    refused(TokenizerMismatchError, lambda: next(upstream.changes(0, "")), "tokenizer")
+    liar.server.stop(None)
