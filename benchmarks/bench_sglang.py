@@ -1,6 +1,6 @@
 """Trees of sessions against the n-gram lookup of SGLang, with the same corpus: tokens and nodes of a step, on a CPU.
 
-    PYTHONPATH=. .venv-sglang/bin/python benchmarks/bench_sglang.py --model smollm2 --datastore demo/python.ds --corpus texts.jsonl
+    PYTHONPATH=. .venv-sglang/bin/python benchmarks/bench_sglang.py --model MODEL --datastore python.ds --corpus t.jsonl
 
 It runs SGLang's engine with the kernels of tests/engines/sglang/on_cpu, so only counts are meaningful, not times. The
 corpus has the datastore's texts for SGLang: JSON lines, a string each.

@@ -14,9 +14,7 @@ from typing import Any
 import pytest
 
 IN_SGLANG = [
-    pytest.mark.skipif(
-        importlib.util.find_spec("sglang") is None, reason="no SGLang: `make test-sglang`"
-    ),
+    pytest.mark.skipif(importlib.util.find_spec("sglang") is None, reason="no SGLang: `make test-sglang`"),
     pytest.mark.filterwarnings("default"),
 ]
 ON_CPU = Path(__file__).with_name("on_cpu")  # what SGLang takes there: kernels in torch, and attention over trees
@@ -27,7 +25,8 @@ SERVER: dict[str, Any] = {
     "sampling_backend": "pytorch",
     "dtype": "float32",
     "disable_cuda_graph": True,
-    "mem_fraction_static": 0.2,
+    "mem_fraction_static": 0.6,
+    "max_total_tokens": 4096,
     "skip_server_warmup": True,
     "log_level": "info",
     "max_running_requests": 4,
