@@ -2,9 +2,9 @@
 
 Recordings are replayed as in an engine that verifies K draft tokens a step: drafts from a text as it is, and from the
 text as it was before the step under way, with a chain or a tree of so many nodes for each token that a lookup must
-reach (2 K + 1). Of a lookup ahead, the device takes the tokens that follow what that step has written. Where it has none,
-rows have those of vLLM's n-gram lookup on the device, after the latest of the longest n-grams of 2 to 5 tokens. The
-first step, which reads the prompt, has no drafts.
+reach (2 K + 1). Of a lookup ahead, the device takes the tokens that follow what that step has written. Where it has
+none, rows have those of vLLM's n-gram lookup on the device, after the latest of the longest n-grams of 2 to 5 tokens.
+The first step, which reads the prompt, has no drafts.
 
 Reported by set: M, the nodes of a lookup, the tokens verified in a step, and the median microseconds of a lookup.
 """
