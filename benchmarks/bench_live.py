@@ -1,10 +1,9 @@
-"""Measure a live datastore: what adding costs, what queries cost meanwhile, and opening.
+"""Measure a live datastore: what adding costs, what queries cost meanwhile, and replicas.
 
 - add: 500 tokens, durable and visible, in turns with SQLite's bare commit of the same bytes.
 - queries: drafts and steps of a session from a live datastore while a thread adds to it at full speed, mostly single
   documents. For comparison, a frozen datastore of the documents that it had at the beginning is queried, alone before
   and in turns meanwhile.
-- open: as a process left it that was killed, in a process of its own.
 - fleet: a service of it and replicas: until a document added at one is drafted from at another, until a new replica is
   complete, and documents a second through the service with 8 replicas in processes of their own.
 
@@ -14,7 +13,6 @@ Documents are pieces of those of --datastore.
 from __future__ import annotations
 
 import gc
-import json
 import os
 import shutil
 import sqlite3
@@ -47,14 +45,6 @@ SIZE = 500  # tokens of a document
 TURN = 2_000  # contexts
 SESSIONS, STEPS = 50, 4  # of a turn, each in a context of its own; and of a session
 CONTEXT = 32
-OPEN = """
-import json, sys, time
-from rest_store.live.live_datastore import LiveDatastore
-began = time.perf_counter()
-with LiveDatastore.open(sys.argv[1]) as live:
-    seconds, info = time.perf_counter() - began, live.info()
-print(json.dumps({"seconds": round(seconds, 3), "tokens": info.token_count, "segments": info.shard_count}))
-"""
 FOLLOWERS, DOCUMENTS, AT_ONCE = 8, 10_000, 50  # replicas, what is added beside them, and in one request
 FOLLOW = """
 import sys, time
@@ -70,7 +60,7 @@ with LiveDatastore.open(location, cache=cache) as replica:
 Asking = Callable[[Store, list[list[int]]], list[float]]  # queries a store after contexts: the microseconds of each
 
 
-PARTS = ("add", "queries", "open", "fleet")
+PARTS = ("add", "queries", "fleet")
 
 
 class Source:
@@ -99,7 +89,7 @@ class Source:
     epilog="Example: python benchmarks/bench_live.py --datastore python.ds --out live_datastore.json",
 )
 @click.option("--datastore", metavar="DIR", type=PATH, required=True, help="Source of the tokens.")
-@click.option("--tokens", metavar="N", default=4_000_000, help="Tokens of the datastores that are queried and opened.")
+@click.option("--tokens", metavar="N", default=4_000_000, help="Tokens of the datastores at the beginning.")
 @click.option("--rounds", metavar="N", type=click.IntRange(1), default=10, help="Turns of 200 additions and queries.")
 @click.option(
     "--part", "parts", multiple=True, type=click.Choice(PARTS), default=PARTS, help="What is measured. Repeatable."
@@ -124,7 +114,6 @@ def main(
         measures: dict[str, Callable[[], dict[str, Any]]] = {
             "add": lambda: show("add", measure_adding(source, place, 200 * rounds)),
             "queries": lambda: measure_queries(source, place, tokens, rounds),
-            "open": lambda: show("open", measure_opening(source, place, tokens)),
             "fleet": lambda: show("fleet", measure_fleet(source, place, tokens, 20 * rounds)),
         }
         results |= {part: measures[part]() for part in parts}
@@ -244,19 +233,6 @@ def growing(live: LiveDatastore, source: Source) -> Iterator[None]:
     finally:
         stop.set()
         thread.join()
-
-
-def measure_opening(source: Source, place: Path, tokens: int) -> dict[str, float]:
-    """Open a datastore as it was left by a process that was killed: a part of it is in no segment."""
-    directory = place / "opened"
-    with LiveDatastore.open(directory, tokenizer=source.tokenizer) as live:
-        for _ in range(10):
-            live.add(source.documents(tokens // SIZE // 10))
-            live.compact()
-        live.add(source.documents(tokens // SIZE // 10))
-    run = subprocess.run([sys.executable, "-c", OPEN, str(directory)], check=True, stdout=subprocess.PIPE, text=True)
-    figures: dict[str, float] = json.loads(run.stdout)
-    return figures
 
 
 def measure_fleet(source: Source, place: Path, tokens: int, additions: int) -> dict[str, float]:

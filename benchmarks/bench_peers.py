@@ -36,7 +36,7 @@ from rest_store.bench.options import (
 )
 from rest_store.bench.recordings import Recording, identity_of_texts, read_all, remembered, unfitted
 from rest_store.bench.remembering import add_outputs, new_live_datastore
-from rest_store.bench.replay import Outcome, replay, walk
+from rest_store.bench.replay import Outcome, fresh, replay, walk
 from rest_store.bench.results import write_result
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
@@ -240,7 +240,7 @@ def remembering(
     calibration = Calibration.default()
     with new_live_datastore(tokenizer) as live:
         add_outputs(live, range(len(known)), everything)
-        own = [*sources, live]
+        own = [*fresh(sources), live]  # logits of an earlier row would know these recordings
         for number in range(len(known), len(everything)):
             one = [everything[number]]
             outcomes.append(replay(one, own, calibration, max_nodes=nodes, share_logits=True, times=times))

@@ -103,7 +103,7 @@ def prompts_option(*, required: bool = True) -> Decorator[Any]:
         metavar="FILE",
         required=required,
         type=PATH,
-        help="Plain text, one prompt a line; or JSON lines or a JSON list of texts, token ids, or objects with prompt "
+        help="Plain text, one prompt a line; or JSON lines of texts, token ids, or objects with prompt "
         "or turns (texts, of which the first is used). May end in .gz.",
     )
 

@@ -31,14 +31,13 @@ class Prompt:
 
 
 def read_prompts(path: Path, encode: Callable[[str], Sequence[int]]) -> list[Prompt]:
-    """Read prompts: plain text, one a line; JSON lines; or a JSON list. All also as `.gz`.
+    """Read prompts: plain text, one a line, or JSON lines; also as `.gz`.
 
     In JSON, a prompt is a text, a list of token ids, or an object with `prompt`, as text or token ids, or `turns`, a
     list of texts. Of `turns` (the layout of MT-Bench and Spec-Bench) the first is taken. An object may have `set` or
     `category`, the family, and `id` or `question_id`.
 
-    A file is JSON if it is named `.json` or `.jsonl`, if all of it is a JSON list, or if its first line is a JSON
-    object.
+    A file is JSON if it is named `.json` or `.jsonl`, or if its first line is a JSON object.
 
     Args:
         path: the file.
@@ -70,9 +69,6 @@ def read_prompts(path: Path, encode: Callable[[str], Sequence[int]]) -> list[Pro
 def _entries(path: Path) -> list[tuple[int, str, Any]]:
     """Return the prompts of a file as they stand there, each with its number and where it is, for messages."""
     lines = [(number, line.removesuffix("\n")) for number, line in lines_of(path)]
-    listed = _parsed("\n".join(line for _, line in lines))
-    if isinstance(listed, list):
-        return [(number, f"{path}, prompt {number}", entry) for number, entry in enumerate(listed, 1)]
     named = path.name.removesuffix(".gz").endswith((".json", ".jsonl"))
     is_json = named or (lines and isinstance(_parsed(lines[0][1]), dict))
     return [(number, f"{path}, line {number}", _parsed(line) if is_json else line) for number, line in lines]

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.bench.cost_model import Batch
-from rest_store.bench.intervals import interval
 from rest_store.bench.recordings import Recording
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
@@ -24,8 +23,23 @@ from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import RecycledLogits
 from rest_store.errors import RecordingError, describe
 
+_SAMPLES = 1000  # of a bootstrap
 _BINS = 20  # of scores, in which they are compared with what was accepted
 Tokens = npt.NDArray[np.int32]
+Sums = npt.NDArray[np.float64]
+
+
+def interval(rows: Sequence[Sequence[float]], figure: Callable[[Sums], Sums]) -> tuple[float, float]:
+    """Return where a figure lies for 95% of samples of as many rows, drawn from these with replacement (bootstrap).
+
+    Args:
+        rows: what each prompt or recording adds, such as tokens and forward passes; at least one.
+        figure: given float64[columns, samples], the sums of samples, returns the figure of each.
+    """
+    table = np.array(rows, np.float64)
+    drawn = np.random.default_rng(0).integers(0, len(table), (_SAMPLES, len(table)))
+    low, high = np.percentile(figure(table[drawn].sum(axis=1).T), (2.5, 97.5))
+    return float(low), float(high)
 
 
 class Replayed(NamedTuple):

@@ -14,7 +14,6 @@ from typing import Any
 import click
 
 import rest_store
-from rest_store.bench.intervals import interval
 from rest_store.bench.options import (
     Destination,
     calibration_option,
@@ -34,6 +33,7 @@ from rest_store.bench.prompts import (
     require_known_tokens,
 )
 from rest_store.bench.recordings import encoder, read_recordings, unfitted, without
+from rest_store.bench.replay import interval
 from rest_store.bench.results import write_result
 from rest_store.datastore.render import counted
 from rest_store.drafting.calibration import Calibration

@@ -58,9 +58,12 @@ def test_each_answer_of_a_conversation_is_a_recording(tmp_path: Path) -> None:
 def test_each_choice_of_a_servers_log_is_a_recording(tmp_path: Path, nested: bool) -> None:
     messages = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "earlier"}]
     messages += [{"role": "user", "content": "again"}]
-    answers: Any = {"choices": [{"message": {"role": "assistant", "content": text}} for text in ("four", None, "fives")]}
+    answers: Any = {
+        "choices": [{"message": {"role": "assistant", "content": text}} for text in ("four", None, "fives")]
+    }
     asked: Any = {"model": "m", "messages": messages}
-    recordings = read(tmp_path, {"request": asked, "response": answers} if nested else {**asked, **answers})
+    line = {"request": asked, "response": answers} if nested else {**asked, **answers}
+    recordings = read(tmp_path, line)
     assert [(one.prompt.tolist(), one.output.tolist()) for one in recordings] == [([3], [4]), ([3], [5])]
     assert {one.family for one in recordings} == {"m"}
 

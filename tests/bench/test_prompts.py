@@ -28,8 +28,6 @@ def texts(path: Path) -> list[str]:
 FORMS = {
     "prompts.txt": "def add(a, b):\n\n    for i in\r\nnaïve {x}\n",
     "prompts": '\ufeffdef add(a, b):\n\n    for i in\n{"not": JSON}\n[INST] x\n',
-    "list.json": '[\n  "def add(a, b):",\n  "    for i in"\n]',
-    "a list of another name": '["def add(a, b):", "    for i in"]',
     "lines.jsonl": '"def add(a, b):"\n{"prompt": "    for i in"}\n',
     "lines of another name": '{"prompt": "def add(a, b):"}\n\n{"turns": ["    for i in", "and?"]}\n',
 }
@@ -51,19 +49,16 @@ def test_plain_prompts_are_of_one_family_and_numbered_by_line(tmp_path: Path) ->
     prompts = read_prompts(tmp_path / "prompts.txt", encode)
     assert prompts == [Prompt("all", "1", [97]), Prompt("all", "3", [98])]
     entries: list[Any] = ["a", [5, 6], {"prompt": "b", "set": "code", "id": "x"}]
-    (tmp_path / "prompts.json").write_text(json.dumps(entries))
+    (tmp_path / "prompts.json").write_text("".join(json.dumps(entry) + "\n" for entry in entries))
     expected = [Prompt("all", "1", [97]), Prompt("all", "2", [5, 6]), Prompt("code", "x", [98])]
     assert read_prompts(tmp_path / "prompts.json", encode) == expected
 
 
 @pytest.mark.parametrize("line", ["null", "5", '{"text": "a"}', '["a"]', '{"prompt": {"a": 1}}', '{"prompt": "a'])
 def test_what_is_no_prompt_is_refused_by_its_place(line: str, tmp_path: Path) -> None:
-    lines, listed = tmp_path / "prompts.jsonl", tmp_path / "prompts.json"
+    lines = tmp_path / "prompts.jsonl"
     lines.write_text(f'"a"\n{line}\n')
     refused(RecordingError, lambda: read_prompts(lines, encode), f"{lines}, line 2", "prompt is malformed")
-    listed.write_text(f'["a", {line}]')
-    where = f"{listed}, prompt 2" if line.count('"') % 2 == 0 else f"{listed}, line 1"
-    refused(RecordingError, lambda: read_prompts(listed, encode), where, "prompt is malformed")
 
 
 def test_families_take_turns_and_may_be_limited() -> None:

@@ -101,7 +101,6 @@ def test_a_live_datastore_is_measured(folder: Path, tmp_path: Path) -> None:
     figures = run(bench_live, tmp_path / "live.json", *options)
     assert figures["add"]["median_us"] > 0
     assert set(figures["queries"]) == {"draft of 16", "draft of 64", "step of 16", "step of 64"}
-    assert figures["open"]["tokens"] == 22_000
 
 
 def test_a_walk_stands_in_a_long_context_and_knows_what_the_model_had_read() -> None:

@@ -98,6 +98,54 @@ def test_the_table_of_remembering() -> None:
         assert cells == [f"{measured[name, nodes, stores]:.2f}" for nodes in (16, 64) for stores in (False, True)]
 
 
+def test_the_table_of_agents() -> None:
+    names = {
+        "prompt lookup, 3-gram, 10 tokens": "prompt lookup, 3-gram",
+        "suffix decoding": "suffix decoding",
+        "`DraftSession`, memory alone": "session",
+        "`DraftSession`, memory and corpora": "session, corpora",
+    }
+    measured: dict[str, dict[str, list[str]]] = {}
+    for row in results("peers_agents"):
+        measured.setdefault(row["drafting"], {}).setdefault(row["knows"], []).append(f"{row['M']:.2f}")
+    expected = {shown: [" / ".join(cell) for cell in measured[name].values()] for shown, name in names.items()}
+    assert rows(section(BENCHMARKS, "Agents")) == expected
+
+
+def test_the_table_of_peers() -> None:
+    measured = {(row["knows"], row["drafting"]): row["M"] for row in results("peers_traces")}
+    shown = rows(section(BENCHMARKS, "Other systems"))
+    names = {"suffix decoding": "suffix decoding", "`DraftSession`, memory alone": "session"}
+    names |= {"dejavuu, `suffix_decoding`": "dejavuu, suffix_decoding"}
+    names |= {"`DraftSession`, memory and recycled logits": "session, recycled logits"}
+    for row, name in names.items():
+        expected = [f"{measured[knows, name]:.2f}" for knows in ("nothing", "traces_dev.jsonl.gz")]
+        assert [cell.split(",")[0] for cell in shown[row]] == expected
+
+
+def test_the_table_of_memories_with_other_texts() -> None:
+    files = {"agents": "remember_agents_chats", "C++ headers": "remember_agents_headers"}
+    files["Llama's outputs"] = "remember_llama31_8b"
+    lines = [
+        line.strip("|").split("|")
+        for line in section(BENCHMARKS, "Agents").splitlines()
+        if re.search(r"\| \d\.\d\d, ", line)
+    ]
+    assert len(lines) == 3
+    for replayed, also, *cells in ([cell.strip() for cell in line] for line in lines):
+        known = results(files.get(also, files[replayed]))["known"]
+        expected = [
+            ", ".join(
+                f"{row['M']:.2f}"
+                for row in known
+                if (row["nodes"], row["datastores"]) == (nodes, stores) and row["remembered"] != "nothing"
+            )
+            for stores in (False, True)
+            for nodes in (16, 48)
+        ]
+        assert [cell.strip() for cell in cells] == expected
+
+
 def test_the_table_of_vllm() -> None:
     runs = [results("lag_traces")["rows"], results("lag_llama31_8b")["rows"]]
     ways = {"vLLM's n-gram lookup": "n-grams alone", "ahead, a chain of 2 K + 1": "ahead, a chain"}
