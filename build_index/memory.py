@@ -1,7 +1,7 @@
 """The memory of a build, and the size of shard that fits into it.
 
 Resident at the peak are: the process with its packages and tokenizer; documents being read and tokenized; digests of
-documents already read; shards being sorted, with the pages of their tokens files; and worker processes, each with its
+documents already read; shards being sorted; and worker processes, each with its
 own packages, tokenizer and documents. The size of shards does not depend on workers, which take what is left. The bytes
 of a shard are bounded for any tokens (`suffix_array.peak_bytes`), so real text leaves some of the budget unused. A
 document is held whole; larger ones than `LARGEST_DOCUMENT_BYTES` are refused, and so are row groups of parquet files
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from build_index.size import MIB, size_text
 from build_index.suffix_array import max_positions, peak_bytes
-from rest_store.datastore.header import MAX_POSITIONS, token_width
+from rest_store.datastore.header import MAX_POSITIONS
 from rest_store.datastore.memory import available_bytes
 from rest_store.errors import BuildError, MemoryBudgetError, describe
 
@@ -87,7 +87,7 @@ def plan_memory(
     if shard_positions is not None:
         sizes = [shard_positions]
     for positions, work in [*((size, WORK_BYTES) for size in sizes), (sizes[-1], LEAST_WORK_BYTES)]:
-        shard = shard_bytes(positions, vocabulary_size)
+        shard = peak_bytes(positions, vocabulary_size)
         spare = budget - process - digests - work - shard
         if spare >= 0:
             fitting = min(workers, spare // (process + work))
@@ -96,23 +96,10 @@ def plan_memory(
             more_sorts = min(sorts - 1, spare // shard)
             decoder_bytes = 2 * work // 5 + (spare - more_sorts * shard) // (processes + 1)
             return MemoryPlan(budget, digests, decoder_bytes, positions, shard, 1 + more_sorts, processes)
-    needed = process + LEAST_WORK_BYTES + shard_bytes(sizes[-1], vocabulary_size)
+    needed = process + LEAST_WORK_BYTES + peak_bytes(sizes[-1], vocabulary_size)
     needed = -(-needed * _DIGESTS_SHARE // (_DIGESTS_SHARE - 1))
     expected = f"at least {size_text(needed)} for shards of {sizes[-1]} tokens (--memory, --shard-tokens)"
     raise MemoryBudgetError(describe("build", "the memory budget", size_text(budget), expected))
-
-
-def shard_bytes(positions: int, vocabulary_size: int) -> int:
-    """Return a bound on the bytes that sorting and writing a shard takes, mapped pages included.
-
-    Args:
-        positions: tokens and separators of the shard.
-        vocabulary_size: `V`.
-    """
-    mapped = token_width(vocabulary_size) * positions
-    # Writing: the suffix array, blocks of at most 2^20 entries, and keys of at most 2^26, measured.
-    written = 4 * positions + 16 * min(positions, 1 << 20) + 5 * min(positions, 1 << 26) // 4 + MIB
-    return mapped + max(peak_bytes(positions, vocabulary_size), written)
 
 
 def resident_bytes(field: str = "VmRSS") -> int:

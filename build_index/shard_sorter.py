@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
+
 from build_index.errors import output_errors
-from build_index.memory import shard_bytes
 from build_index.size import size_text
 from build_index.staging import whole_file
-from build_index.suffix_array import suffix_array
+from build_index.suffix_array import peak_bytes, sorted_suffixes
+from rest_store.datastore.header import HEADER_SIZE
 from rest_store.datastore.shard import TokensFile, write_suffixes
 from rest_store.errors import MemoryBudgetError, describe
 
@@ -30,6 +32,7 @@ def sort_shard(directory: Path, name: str, vocabulary_size: int, is_wanted: Call
     Raises:
         OutputError: a file cannot be written.
         MemoryBudgetError: there is not enough memory.
+        ChecksumError: the tokens file was changed.
     """
     start = time.perf_counter()
     path, output = directory / f"{name}.tokens", directory / f"{name}.suffixes"
@@ -37,13 +40,17 @@ def sort_shard(directory: Path, name: str, vocabulary_size: int, is_wanted: Call
         return 0.0
     with output_errors(path):
         tokens = TokensFile.open(path)
+        tokens.require_checksum()  # it may be from a build that was interrupted long ago
+        header = tokens.header
+        del tokens
+        symbols = np.fromfile(path, np.uint8, offset=HEADER_SIZE)  # a mapping would change if the file did
     try:
-        order = suffix_array(tokens.payload.reshape(-1, tokens.header.width), vocabulary_size=vocabulary_size)
+        keys, entries = sorted_suffixes(symbols, header.width, header.token_count)
     except MemoryError as error:
-        size = size_text(shard_bytes(tokens.header.position_count, vocabulary_size))
+        size = size_text(peak_bytes(header.position_count, vocabulary_size))
         expected = f"{size} free; choose a smaller --memory"
         raise MemoryBudgetError(describe(name, "memory for sorting", "exhausted", expected)) from error
     if is_wanted():
         with whole_file(output) as unfinished:
-            write_suffixes(unfinished, tokens, order)
+            write_suffixes(unfinished, header, keys, entries)
     return time.perf_counter() - start

@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from rest_store.datastore.header import (
     HEADER_SIZE,
-    KEY_STRIDE,
     TAIL_SIZE,
     SuffixesHeader,
     TokensHeader,
@@ -33,8 +32,6 @@ from rest_store.errors import (
     TokenRangeError,
     describe,
 )
-
-_BLOCK = 1 << 20  # entries or symbols processed at once; a multiple of 64
 
 Symbols = npt.NDArray[np.unsignedinteger[Any]]
 
@@ -112,46 +109,26 @@ def decode_symbols(raw: npt.NDArray[np.uint8], width: int) -> Symbols:
     return wide.view(">u4")[:, 0].astype(np.uint32)
 
 
-def write_suffixes(path: Path, tokens: TokensFile, suffix_array: npt.NDArray[np.integer[Any]]) -> SuffixesHeader:
-    """Write the suffixes file of `tokens`.
+def write_suffixes(
+    path: Path, tokens: TokensHeader, keys: npt.NDArray[np.uint64], entries: npt.NDArray[np.uint8]
+) -> SuffixesHeader:
+    """Write a suffixes file.
 
     Args:
         path: file to create.
-        tokens: the tokens file.
-        suffix_array: int[N], the position of every token in the order of FORMAT.md, section 3.
+        tokens: header of the tokens file.
+        keys: the first eight bytes of every 64th suffix, uint64[K].
+        entries: the bit string of the suffix array and the tail, uint8.
     """
-    bits = entry_bits(tokens.header.position_count)
-    sha256 = hashlib.sha256()
+    sha256 = hashlib.sha256(keys.astype("<u8").data)
+    sha256.update(entries[:-TAIL_SIZE].data)
+    header = SuffixesHeader(entry_bits(tokens.position_count), tokens.token_count, sha256.digest(), tokens.sha256)
     with path.open("wb") as file:
         file.write(bytes(HEADER_SIZE))
-        for start in range(0, len(suffix_array), KEY_STRIDE * _BLOCK):
-            sampled = suffix_array[start : start + KEY_STRIDE * _BLOCK : KEY_STRIDE]
-            data = tokens.keys(sampled).astype("<u8").tobytes()
-            file.write(data)
-            sha256.update(data)
-        for start in range(0, len(suffix_array), _BLOCK):
-            data = pack_entries(suffix_array[start : start + _BLOCK], bits)
-            file.write(data)
-            sha256.update(data)
-        file.write(bytes(TAIL_SIZE))
-        header = SuffixesHeader(bits, len(suffix_array), sha256.digest(), tokens.header.sha256)
+        file.write(keys.astype("<u8").data)
+        file.write(entries.data)
         seal(file, header.pack())
     return header
-
-
-def pack_entries(entries: npt.NDArray[np.integer[Any]], bits: int) -> bytes:
-    """Return `entries` int[n] as a bit string of `bits` each, least significant first, padded to 8 bytes."""
-    groups = -(-entries.size // 64)
-    padded = np.zeros(groups * 64, dtype=np.uint64)
-    padded[: entries.size] = entries
-    rows = padded.reshape(groups, 64)
-    words = np.zeros((groups, bits), dtype=np.uint64)  # 64 entries fill exactly `bits` words
-    for column in range(64):
-        word, shift = divmod(column * bits, 64)
-        words[:, word] |= rows[:, column] << np.uint64(shift)
-        if shift + bits > 64:
-            words[:, word + 1] |= rows[:, column] >> np.uint64(64 - shift)
-    return words.astype("<u8").tobytes()[: 8 * -(-entries.size * bits // 64)]
 
 
 def gather_entries(raw: npt.NDArray[np.uint8], bits: int, ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

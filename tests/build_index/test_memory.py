@@ -13,10 +13,9 @@ from build_index.memory import (
     available_budget,
     plan_memory,
     resident_bytes,
-    shard_bytes,
 )
 from build_index.size import parse_size, size_text
-from build_index.suffix_array import max_positions
+from build_index.suffix_array import max_positions, peak_bytes
 from rest_store.datastore.memory import available_bytes
 from rest_store.errors import BuildError, MemoryBudgetError
 from tests.shared.corpora import write_files
@@ -36,14 +35,14 @@ def test_the_parts_fit_into_the_budget_and_the_shard_is_as_large_as_it_allows(
     limit = max_positions(vocabulary_size)
     fixed = process + plan.digests + WORK_BYTES
     assert fixed + plan.sorts * plan.shard + plan.workers * (process + WORK_BYTES) <= budget
-    assert plan.shard == shard_bytes(plan.shard_positions, vocabulary_size)
+    assert plan.shard == peak_bytes(plan.shard_positions, vocabulary_size)
     assert 1 <= plan.sorts <= sorts
     assert plan.workers == 0 or 2 <= plan.workers <= workers
     assert plan.decoder_bytes >= 128 * MIB
     assert plan.shard_positions == plan_memory(budget, process, vocabulary_size).shard_positions
     if plan.shard_positions < limit:
         assert plan.shard_positions & (plan.shard_positions - 1) == 0
-        twice = shard_bytes(min(2 * plan.shard_positions, limit), vocabulary_size)
+        twice = peak_bytes(min(2 * plan.shard_positions, limit), vocabulary_size)
         assert fixed + 64 * MIB + twice > budget
 
 

@@ -20,7 +20,7 @@ from rest_store.datastore.check import check_datastore
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.header import separator_id, token_width
 from rest_store.datastore.manifest import FILE_NAME, TOKENIZER_FILE_NAME, Manifest
-from rest_store.datastore.shard import Shard, pack_entries
+from rest_store.datastore.shard import Shard
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import (
     ChecksumError,
@@ -30,7 +30,16 @@ from rest_store.errors import (
     SuffixOrderError,
 )
 from tests.shared.models import serialized, word_level
-from tests.shared.strategies import Corpus, corpora, edit_file, edit_manifest, refused, seal_datastore, write_datastore
+from tests.shared.strategies import (
+    Corpus,
+    corpora,
+    edit_file,
+    edit_manifest,
+    pack_entries,
+    refused,
+    seal_datastore,
+    write_datastore,
+)
 
 WIDTHS = pytest.mark.parametrize("vocabulary_size", [300, 70_000])
 FULL = pytest.mark.parametrize("full", [False, True], ids=["sampled", "full"])
@@ -152,7 +161,7 @@ def change_entries(directory: Path, change: Callable[[list[int]], object], *, ke
     change(entries)
     limit, bits = shard.tokens.header.position_count, shard.suffixes.header.bits
     sampled = shard.tokens.keys(np.minimum(entries[::64], limit - 1)) if keys else shard.suffixes.keys.copy()
-    payload = sampled.astype("<u8").tobytes() + pack_entries(np.array(entries), bits)
+    payload = sampled.astype("<u8").tobytes() + pack_entries(entries, bits)
     edit_file(shard.suffixes.path, lambda data: data.__setitem__(slice(256, -8), payload))
     seal_datastore(directory)
     assert Datastore.open(directory)
@@ -284,7 +293,7 @@ def test_any_other_order_of_the_entries_is_refused(data: st.DataObject, corpus: 
         entries = shard.suffixes.entries(0, shard.suffixes.header.entry_count).tolist()
         other = data.draw(st.permutations(entries).filter(lambda order: order != entries))
         payload = shard.tokens.keys(np.array(other[::64])).astype("<u8").tobytes()
-        payload += pack_entries(np.array(other), shard.suffixes.header.bits)
+        payload += pack_entries(other, shard.suffixes.header.bits)
         edit_file(shard.suffixes.path, lambda file: file.__setitem__(slice(256, -8), payload))
         seal_datastore(directory)
         with pytest.raises(SuffixOrderError):

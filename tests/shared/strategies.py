@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from build_index.suffix_array import suffix_array
+from build_index import suffix_array
 from rest_store.datastore.datastore import Datastore
-from rest_store.datastore.header import separator_id
+from rest_store.datastore.header import TAIL_SIZE, entry_bits, separator_id
 from rest_store.datastore.manifest import FILE_NAME, Manifest, ShardRecord
 from rest_store.datastore.shard import Shard, TokensFile, TokensWriter, write_suffixes
 from rest_store.datastore.tokenizer import TokenizerIdentity
@@ -72,6 +72,12 @@ def sorted_suffixes(symbols: list[int], separator: int) -> list[int]:
     return sorted((p for p, symbol in enumerate(symbols) if symbol != separator), key=lambda p: symbols[p:])
 
 
+def pack_entries(entries: list[int], bits: int) -> bytes:
+    """The bit string of FORMAT.md, section 3, as one number."""
+    whole = sum(entry << bits * rank for rank, entry in enumerate(entries))
+    return whole.to_bytes(8 * -(-len(entries) * bits // 64), "little")
+
+
 def identity(vocabulary_size: int) -> TokenizerIdentity:
     return TokenizerIdentity("test", "sha256:" + f"{vocabulary_size:064x}", vocabulary_size, {}, {})
 
@@ -88,11 +94,13 @@ def write_datastore(directory: Path, corpus: Corpus) -> Path:
         tokens = TokensFile.open(directory / f"{name}.tokens")
         symbols = tokens.symbols()
         if symbols.size < 2_000:
-            order = np.array(sorted_suffixes(symbols.tolist(), separator_id(corpus.vocabulary_size)))
+            order = sorted_suffixes(symbols.tolist(), separator_id(corpus.vocabulary_size))
+            packed = pack_entries(order, entry_bits(symbols.size)) + bytes(TAIL_SIZE)
+            keys, entries = tokens.keys(np.array(order[::64])), np.frombuffer(packed, np.uint8)
         else:
-            rows = tokens.payload.reshape(-1, tokens.header.width)
-            order = suffix_array(rows, vocabulary_size=corpus.vocabulary_size)
-        write_suffixes(directory / f"{name}.suffixes", tokens, order)
+            header = tokens.header
+            keys, entries = suffix_array.sorted_suffixes(tokens.payload_and_tail, header.width, header.token_count)
+        write_suffixes(directory / f"{name}.suffixes", tokens.header, keys, entries)
         records.append(ShardRecord.of(name, Shard.open(directory, name)))
     manifest = Manifest("rest-store test", identity(corpus.vocabulary_size), tuple(records), (), {})
     (directory / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")

@@ -29,10 +29,12 @@ inline void pack_suffixes(std::span<const std::int32_t> order, std::span<const s
     const auto place = static_cast<std::uint32_t>(at);
     if (place >= size) throw std::out_of_range("a place past the end");
     if (place % width != 0) continue;
-    const std::uint64_t key = load_big(symbols.data() + place);
-    if (key >> (64 - 8 * width) == separator) continue;
-    if (rank == room || rank / kKeyStride >= keys.size()) throw std::out_of_range("arrays of other sizes");
-    if (rank % kKeyStride == 0) keys[rank / kKeyStride] = key;
+    if (rank % kKeyStride == 0 || rank + 64 > room) {  // separators come last, and reading each key takes long
+      const std::uint64_t key = load_big(symbols.data() + place);
+      if (key >> (64 - 8 * width) == separator) break;
+      if (rank == room || rank / kKeyStride >= keys.size()) throw std::out_of_range("arrays of other sizes");
+      if (rank % kKeyStride == 0) keys[rank / kKeyStride] = key;
+    }
     ++rank;
     const std::uint64_t position = place / width;
     word |= position << used;
