@@ -20,6 +20,7 @@ __all__ = ["TargetTokenizer", "load_tokenizer", "loaded_apart"]
 
 _LOAD = """
 import json, sys
+sys.modules["torch"] = None  # which transformers would import, and tokenizers do not need
 from dataclasses import asdict
 from pathlib import Path
 from rest_store.errors import TokenizerLoadError
@@ -55,7 +56,7 @@ def load_tokenizer(tokenizer: object, *, chat_template: str | None = None) -> Ta
 def loaded_apart(tokenizer: object) -> object:
     """Return what `load_tokenizer` takes, loaded by a process of its own if `transformers` has to do it.
 
-    It would import torch, if that is installed, which takes 190 MiB of this process for good.
+    It would import torch, if that is installed, which takes 190 MiB of this process for good, and most of the time.
 
     Raises:
         TokenizerLoadError: as `load_tokenizer`.
@@ -65,7 +66,8 @@ def loaded_apart(tokenizer: object) -> object:
     if os.path.isfile(local_path(tokenizer)):  # noqa: PTH113 - False for names that the system refuses
         return tokenizer
     name = os.fspath(tokenizer)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    quiet = {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}  # that torch is absent
+    environment = {**os.environ, **quiet, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "tokenizer"
         file.write_text(json.dumps(name))

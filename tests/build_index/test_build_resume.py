@@ -199,6 +199,10 @@ def test_a_damaged_shard_is_refused(interrupted):
     assert len(other) != len(before)
     tokens.write_bytes(other)
     refuse(interrupted, r"shard-00001\.tokens: the number of positions is \d+, expected \d+; or build without --resume")
+    (tokens.parent / "shard-00001.suffixes").unlink()
+    tokens.write_bytes(before[:300] + bytes([before[300] ^ 1]) + before[301:])
+    with pytest.raises(ResumeError, match=r"unfinished build is damaged \(.*: SHA-256 of the payload is "):
+        build(interrupted)
 
 
 # --- Without `resume` ------------------------------------------------------------------------------------------------

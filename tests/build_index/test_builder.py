@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import sys
 import threading
 from itertools import pairwise
@@ -15,7 +16,7 @@ import rest_store
 from build_index import builder, slices, stages, workers
 from build_index.builder import BuildOptions, build
 from build_index.corpus_spec import CorpusSpec
-from build_index.tokenization import load_tokenizer
+from build_index.tokenization import load_tokenizer, loaded_apart
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.manifest import Manifest
 from rest_store.errors import CorpusError, TokenizerLoadError
@@ -272,6 +273,18 @@ def test_the_memory_of_the_example_suffices(corpus, out, tmp_path, form):
     assert process.returncode == 0, process.stderr
     summary = json.loads(process.stdout)
     assert summary["peak_memory"] < summary["memory"] / 2
+
+
+def test_a_directory_of_a_tokenizer_is_loaded_without_torch(tmp_path, monkeypatch, tokenizer):
+    """Which takes most of the time, and is not needed for it."""
+    (tmp_path / "tokenizer").mkdir()
+    shutil.copy(tokenizer, tmp_path / "tokenizer" / "tokenizer.json")
+    (tmp_path / "tokenizer" / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    (tmp_path / "torch.py").write_text("import os; os._exit(3)")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    loaded = load_tokenizer(loaded_apart(tmp_path / "tokenizer"))
+    assert loaded.identity == load_tokenizer(tokenizer).identity
 
 
 @pytest.mark.parametrize("name", ["a\0b", "x" * 300, "nobody/nothing"])
