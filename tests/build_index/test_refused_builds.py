@@ -73,7 +73,7 @@ def test_sorting_that_runs_out_of_memory_is_a_memory_error(corpus, tokenizer, ou
     def exhausted(*arguments, **others):
         raise MemoryError
 
-    monkeypatch.setattr(shard_sorter, "suffix_array", exhausted)
+    monkeypatch.setattr(shard_sorter, "sorted_suffixes", exhausted)
     with pytest.raises(MemoryBudgetError, match=r"shard-00000: memory for sorting is exhausted, expected .* free"):
         build_quick(corpus, tokenizer, out)
     assert not out.exists()
