@@ -90,7 +90,7 @@ class Source:
 @click.option("--tokens", metavar="N", default=4_000_000, help="Tokens of the datastores at the beginning.")
 @click.option("--rounds", metavar="N", type=click.IntRange(1), default=10, help="Turns of 200 additions and queries.")
 @click.option(
-    "--part", "parts", multiple=True, type=click.Choice(PARTS), default=PARTS, help="What is measured; repeatable."
+    "--part", "parts", multiple=True, type=click.Choice(PARTS), default=PARTS, help="What is measured. Repeatable."
 )
 @click.option("--work", metavar="DIR", type=PATH, show_default="a temporary one", help="Folder for what is written.")
 @seed_option
