@@ -101,9 +101,6 @@ class NativeRecycledLogits:
     def add_rows(self, rows: npt.NDArray[np.int32], vocabulary_size: int, /) -> bool:
         """Add such rows; return False, and add nothing, if one is malformed."""
 
-    def memory(self) -> int:
-        """Return the bytes of the rows."""
-
 class NativeSession:
     """One generation's text, sources and draft tree (`session/tree_builder.hpp`). Not thread-safe.
 
@@ -135,12 +132,8 @@ class NativeSession:
     def add_reference(self, tokens: Tokens, /) -> None:
         """Add a text that the output will probably resemble, before `prompt`."""
 
-    def prompt(self, tokens: Tokens, top_k: TopK | None) -> None:
-        """Begin the text; `top_k` is of its last tokens.
-
-        Raises:
-            ValueError: `top_k` has more rows than there are tokens.
-        """
+    def prompt(self, tokens: Tokens, /) -> None:
+        """Begin the text."""
 
     # For each step.
     def draft(
@@ -197,14 +190,12 @@ def merge_trees(
 def packed_top_k(top_k: TopK, /) -> tuple[bytes, int]:
     """Return what sessions read of rows of likely tokens, int32[n, width], and the width."""
 
-def top_tokens(logits: npt.NDArray[np.float32], count: int, drafted: Tokens | None) -> bytes:
+def top_tokens(logits: npt.NDArray[np.float32], count: int, /) -> bytes:
     """Return the `count` likeliest tokens of each row of logits, int32[n, count], -1 where there are fewer.
 
     Args:
         logits: [n, vocabulary]; rows may have gaps between them.
         count: 1..8.
-        drafted: the draft token verified after each row, -1 at the end of a chain of rows. Rows behind one whose
-            likeliest token is not its draft token are not read. None: all are.
     """
 
 def fit_gbdt(

@@ -24,6 +24,7 @@ from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup
 
 _LONGEST = 20  # tokens that the recorded heads drafted at most
+_NO_TREE = TokenTree([], [], [], scores=[])
 _WRONG = -1  # stands for a token of the head that the model did not write: what it was is not recorded
 
 
@@ -45,7 +46,13 @@ class _BesideHead:
     def draft(self, max_nodes: int, costs: npt.NDArray[np.float64] | None = None) -> TokenTree:
         """Return what is verified; the tokens of the head are those of the output, as far as they were accepted."""
         assert costs is not None  # as a batch has them
-        self._plan = plan = self._head.plan(self._session.draft(max_nodes), costs)
+        tree = self._session.draft(max_nodes) if self._head.wants_tree() else None
+        if tree is None:
+            self.seconds -= self._batch.of_sessions
+        self._plan = self._head.plan(tree, costs)
+        return self._with_head(self._plan)
+
+    def _with_head(self, plan: Plan) -> TokenTree:
         self._brought = min(int(self._accepted[self._position]) - 1, plan.head_tokens)
         if not plan.head_tokens:
             return plan.tree
@@ -65,6 +72,26 @@ class _BesideHead:
         self._session.close()
 
 
+class _Oracle(_BesideHead):
+    """Verifies in each step the one of the two that brings the most tokens per second, as the output shows."""
+
+    def draft(self, max_nodes: int, costs: npt.NDArray[np.float64] | None = None) -> TokenTree:
+        """Return the session's tree, cut by its costs, or as much of the head's chain as brings most."""
+        assert costs is not None  # as a batch has them
+        tree, cached = self._session.draft(max_nodes, costs), self._prompt + self._position
+        written = 1 + len(tree.longest_path(self._text[self._position :]))
+        speeds = [written / (costs[len(tree)] + self._batch.of_sessions)]
+        for tokens in range(1, _LONGEST + 1):
+            seconds = self._batch.time(cached, 1 + tokens) + self._batch.beside(self._name, cached, tokens)
+            speeds.append(min(int(self._accepted[self._position]), 1 + tokens) / seconds)
+        head_tokens = int(np.argmax(speeds))
+        if head_tokens:
+            tree = _NO_TREE
+            self.seconds -= self._batch.of_sessions
+        self._plan = Plan(tree, head_tokens, 0.0, 0.0, 0)
+        return self._with_head(self._plan)
+
+
 def replay_beside(
     recordings: Sequence[Recording],
     sources: Sequence[object],
@@ -72,16 +99,17 @@ def replay_beside(
     name: str,
     batch: Batch,
     max_nodes: int,
+    *,
+    kind: type[_BesideHead] = _BesideHead,
 ) -> Outcome:
     """Return what sessions bring beside the head of this name, for the recordings that have it, in their order."""
     chosen = [one for one in recordings if one.drafters.get(name) is not None and one.output.size]
     cached = int(np.median([one.prompt.size + one.output.size // 2 for one in chosen] or [0]))
-    head = Head([0.0, *(batch.beside(name, cached, tokens) for tokens in range(1, _LONGEST + 1))])
+    head = Head([0.0, *(batch.beside(name, cached, tokens) for tokens in range(1, _LONGEST + 1))], batch.of_sessions)
     outcome = Outcome()
     for one in chosen:
-        head.begin()
         session = DraftSession([*sources, PromptLookup()], one.prompt, calibration=calibration, learn=False)
-        drafter = _BesideHead(session, head, one, name, batch)
+        drafter = kind(session, head.for_text(), one, name, batch)
         replayed = walk([one], partial(_ended, drafter), max_nodes=max_nodes, batch=batch)
         modelled = replayed.replays[0].modelled + drafter.seconds
         replayed.replays = [replayed.replays[0]._replace(modelled=modelled)]
@@ -104,6 +132,9 @@ def beside_heads(
     for name in sorted({name for recording in recordings for name in recording.drafters}):
         for batch in batches:
             if name in batch.model.drafters and batch.model.drafters[name].fixed:
-                outcome = replay_beside(recordings, sources, calibration, name, batch, max_nodes)
-                row = {"beside": name, "batch": batch.rows, **outcome.as_json()}
-                yield f"session beside {name}, batch of {batch.rows}: {outcome.summary()}", row
+                arguments = (recordings, sources, calibration, name, batch, max_nodes)
+                outcome = replay_beside(*arguments)
+                share = outcome.modelled_speeds[0] / replay_beside(*arguments, kind=_Oracle).modelled_speeds[0]
+                row = {"beside": name, "batch": batch.rows, "share_of_oracle": round(share, 4), **outcome.as_json()}
+                line = f"session beside {name}, batch of {batch.rows}: {share:.2f} of an oracle's choice per step"
+                yield f"{line}; {outcome.summary()}", row

@@ -107,6 +107,11 @@ class Batch:
         drafting = measured if self.drafting is None else self.drafting
         return self.time(cached, 1 + drafted) + self.rows * drafting
 
+    @property
+    def of_sessions(self) -> float:
+        """Seconds that drafting takes in a step, for all rows; 0 where it is measured."""
+        return self.rows * (self.drafting or 0.0)
+
     def plain(self, begin: int, end: int) -> float:
         """Return the seconds of the steps that write the tokens from `begin` to `end` one by one."""
         return (end - begin) * (self.time(begin, 1) + self.time(end - 1, 1)) / 2

@@ -18,13 +18,18 @@ from rest_store.datastore.validation import IntSequence
 from rest_store.errors import TreeError, describe
 
 Floats = npt.NDArray[np.float64]
+_EMPTY = TokenTree([], [], [], scores=[])
 
 _BUCKETS = (0.1, 0.3, 0.5, 0.7, 0.9)  # of the score of a tree's likeliest node: where it is sure, the head is, too
+_SURE = 3  # the first bucket of those in which it is sure
+_NOT_ASKED = len(_BUCKETS) + 1  # the bucket of steps without a draft of the session
 _FIRST, _LATER = 0.7, 0.75  # acceptance of a head's first token, and of each later one, that is assumed at first
 _ASSUMED = 4.0  # tokens' worth of that assumption
 _KNOWN = 30.0  # tokens' worth of what all texts have shown, for a new one
 _KEPT, _KEPT_OF_TEXT = 0.9995, 0.99  # what a token of the head leaves of earlier ones
 _MOST = 0.98  # acceptance that is believed
+_SMOOTHING = 1 / 16  # of what asking the session saves
+_LONGEST_PAUSE = 7
 
 
 class Plan(NamedTuple):
@@ -53,29 +58,28 @@ class Head:
 
     Args:
         seconds: float[k + 1], the time that it takes to draft 0, 1, .. k tokens, in the unit of a step's costs.
+        drafting: the time that a session takes to draft its tree, in the same unit.
 
     Not thread-safe.
     """
 
-    def __init__(self, seconds: Sequence[float] | Floats) -> None:
+    def __init__(self, seconds: Sequence[float] | Floats, drafting: float = 0.0) -> None:
         self._seconds = np.asarray(seconds, np.float64)
+        self._drafting = drafting
+        self._saved, self._pause, self._left = 0.0, 0, 0  # by asking the session; steps in which it is not asked
         # Tokens accepted, and tried: the first of a chain and later ones, by bucket.
-        shape = (2, len(_BUCKETS) + 1)
+        shape = (2, _NOT_ASKED + 1)
         self._tried = np.full(shape, _ASSUMED)
         self._accepted = self._tried * np.array([[_FIRST], [_LATER]])
         self._of_text = np.zeros((2, *shape))
         # Nodes accepted, and promised by their scores.
         self._promises, self._promises_of_text = np.full(2, _ASSUMED), np.zeros(2)
 
-    def begin(self) -> None:
-        """Begin another text: what is known of the one before counts for it as for any."""
-        self._of_text[:] = 0.0
-        self._promises_of_text[:] = 0.0
-
     def for_text(self) -> Head:
         """Return the same head for another text: what one learns for all texts, both know."""
         head = copy.copy(self)
         head._of_text, head._promises_of_text = np.zeros_like(self._of_text), np.zeros(2)
+        head._saved, head._pause, head._left = 0.0, 0, 0
         return head
 
     def prefers_session(self, scores: Sequence[float]) -> bool:
@@ -100,22 +104,32 @@ class Head:
         else:
             self._learn_promises(accepted, sum(scores))
 
-    def plan(self, tree: TokenTree, costs: Sequence[float] | Floats) -> Plan:
+    def wants_tree(self) -> bool:
+        """Return whether to ask the session in this step, too; called once for each.
+
+        In texts that the head alone drafts better, the session is asked now and then.
+        """
+        self._left -= 1
+        return self._left < 0
+
+    def plan(self, tree: TokenTree | None, costs: Sequence[float] | Floats) -> Plan:
         """Return what a step is to verify: what has the most expected tokens per second.
 
         Args:
-            tree: a session's, with scores, not cut by costs.
+            tree: a session's, with scores, not cut by costs; None: it was not asked.
             costs: float[n + 1], the time of a step that verifies 0, 1, .. n draft tokens, in any unit.
 
         Raises:
             TreeError: the tree has no scores, such as one of `Datastore.draft`.
         """
+        was_asked = tree is not None
+        tree = _EMPTY if tree is None else tree
         if tree.scores is None:
             raise TreeError(describe("head", "scores of the tree", "absent", "those that a session gives"))
         times = np.asarray(costs, np.float64)
         order = np.argsort(-tree.scores, kind="stable")  # no child comes before its parent
         scores = tree.scores[order].astype(np.float64)
-        bucket = _bucket(scores)
+        bucket = _bucket(scores) if was_asked else _NOT_ASKED
         by_depth = np.zeros((1 + scores.size, max(int(tree.depths.max(initial=0)), self._seconds.size - 1)))
         by_depth[1 + np.arange(scores.size), tree.depths[order] - 1] = scores
         # Chances that at least so many tokens are accepted: of the best n nodes, and of k tokens of the head.
@@ -124,14 +138,22 @@ class Head:
         survival = self._survival(bucket)
         for count in range(1, self._seconds.size):
             of_head[count, :count] = survival[:count]
-        # Either of two that are independent, given the bucket.
-        both = np.einsum("nd,kd->nk", of_tree, of_head)
+        # Either of two: where the session is sure, they accept the same; elsewhere they are independent.
+        if _SURE <= bucket < _NOT_ASKED:
+            both = np.minimum(of_tree[:, None, :], of_head[None, :, :]).sum(axis=2)
+        else:
+            both = np.einsum("nd,kd->nk", of_tree, of_head)
         tokens = 1 + of_tree.sum(axis=1)[:, None] + of_head.sum(axis=1)[None, :] - both
         drafted = np.arange(1 + scores.size)[:, None] + np.arange(self._seconds.size)[None, :]
         seconds = times[np.minimum(drafted, times.size - 1)] + self._seconds[None, :]
         speeds = np.where(drafted < times.size, tokens / seconds, 0.0)
         nodes, head_tokens = divmod(int(speeds.argmax()), self._seconds.size)
         best = float(tokens[nodes, head_tokens]), float(seconds[nodes, head_tokens])
+        if was_asked:  # in what the head alone would write meanwhile
+            saved = best[0] - float(speeds[0].max()) * (best[1] + self._drafting)
+            self._saved += _SMOOTHING * (saved - self._saved)
+            self._pause = 0 if saved >= 0 or self._saved > 0 else min(2 * self._pause + 1, _LONGEST_PAUSE)
+            self._left = self._pause
         return Plan(_part(tree, np.sort(order[:nodes])), head_tokens, *best, bucket)
 
     def learn(self, plan: Plan, of_tree: int, of_head: int) -> None:

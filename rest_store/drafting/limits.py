@@ -40,7 +40,7 @@ class DraftLimits(NamedTuple):
         nodes = limit("max_nodes", max_nodes, MAX_NODES, least=0, where="draft session")
         if shape not in ("tree", "chain"):
             raise LimitError(describe("draft session", "shape", repr(shape), "'tree' or 'chain'"))
-        score = real(min_score)
+        score = min_score if type(min_score) is float else real(min_score)
         if not 0 <= score <= 1:
             raise LimitError(describe("draft session", "min_score", repr(min_score), "0..1"))
         if costs is None:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.limits import DraftLimits
+from rest_store.errors import TreeError
 
 
 def merge_trees(trees: Sequence[TokenTree], limits: DraftLimits) -> tuple[TokenTree, list[npt.NDArray[np.int32]]]:
@@ -29,16 +30,20 @@ def merge_trees(trees: Sequence[TokenTree], limits: DraftLimits) -> tuple[TokenT
         the merged tree that it is part of; -1: it was cut.
 
     Raises:
-        ValueError: a tree has no scores or origins, or a score that is not between 0 and its parent's.
+        TreeError: a tree has no scores or origins, or a score that is not between 0 and its parent's.
 
     Thread-safe.
     """
-    (packed, scores, origins), nodes = native_kernel().merge_trees([_packed(tree) for tree in trees], *limits)
+    columns = [_packed(tree) for tree in trees]
+    try:
+        (packed, scores, origins), nodes = native_kernel().merge_trees(columns, *limits)
+    except ValueError as error:
+        raise TreeError(f"merge_trees: {error}") from None
     merged = TokenTree.from_packed(packed, (0, 0), scores, origins)
     return merged, [np.frombuffer(places, np.int32) for places in nodes]
 
 
 def _packed(tree: TokenTree) -> tuple[bytes, bytes, bytes]:
     if tree.scores is None or tree.origins is None:
-        raise ValueError("a tree without scores or origins")
+        raise TreeError("merge_trees: a tree without scores or origins")
     return tree.packed, tree.scores.tobytes(), tree.origins.tobytes()

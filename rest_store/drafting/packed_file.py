@@ -13,8 +13,6 @@ from uuid import uuid4
 
 from rest_store.errors import RestStoreError, describe
 
-_LARGEST = 64 << 20  # bytes of a payload: a small file can hold a thousand times its size
-
 
 @dataclass(frozen=True)
 class PackedFile:
@@ -75,15 +73,10 @@ class PackedFile:
             raise self.error(describe(where, "version", version, self.version))
         if hashlib.sha256(packed).hexdigest() != digest:
             raise self.error(describe(where, f"checksum of the {self.payload}", "wrong", digest))
-        inflate = zlib.decompressobj()
         try:
-            payload = inflate.decompress(packed, _LARGEST + 1)
+            return fields, zlib.decompress(packed)
         except zlib.error as error:
             raise self.error(describe(where, self.payload, f"damaged ({error})", "compressed by zlib")) from error
-        if len(payload) > _LARGEST or not inflate.eof:
-            found = f"damaged ({f'more than {_LARGEST} bytes' if len(payload) > _LARGEST else 'incomplete'})"
-            raise self.error(describe(where, self.payload, found, "compressed by zlib"))
-        return fields, payload
 
     def damaged_header(self, where: object) -> RestStoreError:
         """Return the error of a file whose JSON is none, or lacks something."""

@@ -15,7 +15,7 @@ from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.kernel_session import OpenStore, follow_changes, kernel_session
+from rest_store.drafting.kernel_session import follow_changes, kernel_session
 from rest_store.drafting.limits import DraftLimits, TopK
 from rest_store.drafting.members import Member, MemberSettings, MemberSource, Origins
 from rest_store.drafting.merge import merge_trees
@@ -26,6 +26,7 @@ from rest_store.errors import (
     SessionClosedError,
     SourceError,
     TokenizerMismatchError,
+    TreeError,
     describe,
     error_text,
 )
@@ -67,13 +68,11 @@ class OpenMember:
 
     Attributes:
         source: name of its source.
-        place: of its source in the session.
         member: the member.
         nodes: of its tree since the latest `accept`; None: whether it has one is unknown.
     """
 
     source: str
-    place: int
     member: Member
     nodes: Nodes | None = None
 
@@ -140,7 +139,7 @@ class SessionSources:
             raise SourceError(describe("draft session", "sources", "without a PromptLookup", "one, for the references"))
         for reference in references:
             self.native.add_reference(reference)
-        self.native.prompt(prompt, None)
+        self.native.prompt(prompt)
         self._references = bool(references)
         recycled = next((source.key for source in sources if isinstance(source, RecycledLogits)), None)
         for place, (name, source) in enumerate(zip(self._names, sources, strict=True)):
@@ -151,7 +150,7 @@ class SessionSources:
             origins = Origins(1 << place, places.get(PromptLookup, 0), places.get(RecycledLogits, 0))
             settings = MemberSettings(learn, tokenizer, PromptLookup in places, recycled, origins)
             try:
-                self.members += [OpenMember(name, place, member) for member in source.members(settings, self._text)]
+                self.members += [OpenMember(name, member) for member in source.members(settings, self._text)]
             except Exception as error:
                 self._left_out.append(Drop.of(name, error))
 
@@ -198,6 +197,8 @@ class SessionSources:
         for opened in waiting:
             try:
                 tree = opened.member.receive(None if self._ends is None else max(0.0, self._ends - monotonic()))
+                if tree.scores is None or tree.origins is None:
+                    raise TreeError(describe(opened.source, "tree", "without scores or origins", "both"))
             except Exception as error:
                 self._drop(opened, error)
             else:
@@ -348,12 +349,9 @@ def _draft_here(
     sessions: Sequence[SessionSources], limits: Sequence[DraftLimits], chosen: Collection[int]
 ) -> dict[int, PackedDraft]:
     """Return what the kernel drafts for the `chosen` sessions."""
-    opened: dict[Store, OpenStore] = {}
+    opened = {datastore.store: datastore for i in chosen for datastore in sessions[i].datastores.values()}
     for i in chosen:
-        datastores = sessions[i].datastores.values()
-        follow_changes(sessions[i].native, datastores)
-        for datastore in datastores:
-            opened[datastore.store] = datastore
+        follow_changes(sessions[i].native, sessions[i].datastores.values())
     drafts = _draft_by_kernel(sessions, limits, chosen)
     if any(datastore.fault() for datastore in opened.values()):
         drafts |= _draft_by_kernel(sessions, limits, [i for i in chosen if sessions[i].leave_out_unreadable()])

@@ -110,11 +110,6 @@ class RecycledLogits:
         copy.native.add_rows(rows, vocabulary_size)
         return copy
 
-    @property
-    def memory(self) -> int:
-        """Bytes of the rows."""
-        return int(self.native.memory())
-
     def __repr__(self) -> str:
         return f"RecycledLogits({counted(len(self), 'row')})"
 

@@ -23,5 +23,5 @@ def most_likely(logits: npt.NDArray[np.float32], count: int) -> npt.NDArray[np.i
         NativeKernelError: the kernel was not compiled.
         ValueError: `count` is out of range, or rows have gaps.
     """
-    packed = native_kernel().top_tokens(logits, count, None)
+    packed = native_kernel().top_tokens(logits, count)
     return np.frombuffer(bytearray(packed), np.int32).reshape(len(logits), count)

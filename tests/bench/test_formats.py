@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from rest_store.bench.beside_head import replay_beside
+from rest_store.bench.beside_head import beside_heads, replay_beside
 from rest_store.bench.cost_model import Batch, CostModel, DrafterCosts
 from rest_store.bench.other_drafters import replay_other
 from rest_store.bench.recordings import Recording, read_recordings
@@ -96,6 +96,9 @@ def test_a_session_beside_a_head_is_as_fast_as_the_better_of_both(tmp_path: Path
     assert beside.tokens == alone.tokens
     assert beside.steps < min(alone.steps, replay_other(recordings, "eagle", batch, 20).steps)
     assert beside.modelled_speeds[0] > max(head, alone.modelled_speeds[0])
+    [(_, row)] = beside_heads(recordings, sources, calibration, [batch], 32)
+    assert row["modelled_speed_median"] == round(beside.modelled_speeds[0], 4)
+    assert 0.5 < row["share_of_oracle"] < 1.2
 
 
 def test_costs_are_those_of_the_formula() -> None:

