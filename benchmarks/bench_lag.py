@@ -124,7 +124,14 @@ def chain_of(tokens: Sequence[int]) -> TokenTree:
 @recordings_option()
 @datastores_option
 @every_option
-@click.option("--draft-tokens", metavar="K", multiple=True, default=(4, 8), type=click.IntRange(1, 16))
+@click.option(
+    "--draft-tokens",
+    metavar="N",
+    multiple=True,
+    default=(4, 8),
+    type=click.IntRange(1, 16),
+    help="Draft tokens that a step verifies. Repeatable.",
+)
 @result_options
 def main(
     recordings: tuple[Path, ...],
