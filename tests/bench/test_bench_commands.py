@@ -60,9 +60,9 @@ def test_recordings_are_what_the_model_writes_and_finds_likely(folder: Path) -> 
 
 @pytest.mark.parametrize("command", ["record", "speed"])
 def test_tokens_that_the_model_does_not_have_are_refused(folder: Path, tmp_path: Path, command: str) -> None:
-    (tmp_path / "prompts.json").write_text("[[1], [999999]]")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": [1]}\n{"prompt": [999999]}\n')
     out = ["--out", tmp_path / "out"] if command == "record" else []
-    status, shown = run("bench", command, "--model", folder / "model", "--prompts", tmp_path / "prompts.json", *out)
+    status, shown = run("bench", command, "--model", folder / "model", "--prompts", tmp_path / "prompts.jsonl", *out)
     assert (status, "prompt 2: a token id is 999999" in shown) == (1, True), shown
 
 
