@@ -104,12 +104,12 @@ def test_one_that_is_dropped_is_closed(tmp_path: Path, read_only: bool) -> None:
 EXIT = """
 import sys, threading
 from rest_store.datastore.tokenizer import TokenizerIdentity
-from rest_store.live import segment
+from build_index import suffix_array
 from rest_store.live.documents import Documents
 from rest_store.live.live_datastore import LiveDatastore
 from tests.shared.strategies import identity
 
-native, busy, go = segment.native_kernel(), threading.Event(), threading.Event()
+native, busy, go = suffix_array.native_kernel(), threading.Event(), threading.Event()
 
 class Slow:
     def sort_suffixes(self, *arguments):
@@ -120,7 +120,7 @@ class Slow:
         return status
 
 live = LiveDatastore.open(sys.argv[1], tokenizer=identity(300))
-segment.native_kernel = Slow
+suffix_array.native_kernel = Slow
 threading.Thread(target=live.add, args=([[1, 2]],), daemon=True).start()
 busy.wait()
 end = threading.Timer(0.05, go.set)
