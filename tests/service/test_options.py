@@ -69,7 +69,7 @@ def test_generate_reaches_services_with_its_options(
     options = [*certificates.server, "--token-file", str(tokens)]
     with running(directory, options=options) as service, click.Context(main):
         reach = Access(tokens, False, certificates.authority, None, None, None).arguments()
-        client: Any = generation_command._client(service.target, {**reach, "tokenizer": identity(300)})
+        client: Any = generation_command._client(service.target, identity(300), reach)
         assert client.info(timeout=10).tokenizer == identity(300)
 
 
