@@ -1,4 +1,4 @@
-"""The scripts of `benchmarks/`: their command lines, and small runs whose results a report shows."""
+"""The scripts of `benchmarks/`: their command lines, and small runs and their results."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ from walks import CONTEXT, long_walks
 
 from rest_store.bench.cost_model import CostModel
 from rest_store.bench.recordings import Recording
-from rest_store.bench.report import page
-from rest_store.bench.results import read_results
 from rest_store.datastore.tree import TokenTree
-from tests.shared.html import read
 from tests.shared.strategies import Corpus, write_datastore
 
 SCRIPTS = sorted(path.stem for path in (Path(__file__).resolve().parents[2] / "benchmarks").glob("bench_*.py"))
@@ -33,10 +30,9 @@ def run(script: ModuleType, out: Path, *arguments: Any) -> Any:
     """Run a script; return its figures."""
     done = CliRunner().invoke(script.main, [*map(str, arguments), "--out", str(out)], catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    results = read_results(out.parent)
-    read(page(results))
-    assert {"commit", "cpu", "python", "data"} <= results[out.stem].facts.keys()
-    return results[out.stem].figures
+    facts = json.loads(out.read_text())
+    assert {"commit", "cpu", "python", "data"} <= facts.keys()
+    return facts["results"]
 
 
 @pytest.fixture(scope="module")
