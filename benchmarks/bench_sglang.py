@@ -15,27 +15,40 @@ from typing import Any
 
 import click
 
+from rest_store.bench.options import Destination, result_options
+from rest_store.bench.results import write_result
+from rest_store.options import PATH, SETTINGS, max_new_tokens_option, model_option
 from tests.engines.sglang.engine import answers
 
 GREEDY = {"temperature": 0.0}
+PROMPTS = Path(__file__).with_name("prompts.jsonl")
 
 
-@click.command()
-@click.option("--model", required=True, help="Directory of the model.")
-@click.option("--datastore", required=True, type=click.Path(exists=True, path_type=Path), help="What is drafted from.")
-@click.option("--corpus", required=True, type=click.Path(exists=True, path_type=Path), help="The same for SGLang.")
-@click.option("--prompts", type=click.Path(exists=True, path_type=Path), default=Path("benchmarks/prompts.jsonl"))
-@click.option("--requests", default=8, show_default=True, help="Prompts that are used, one after the other.")
-@click.option("--max-new-tokens", default=64, show_default=True)
-@click.option("--nodes", multiple=True, default=(8, 16), show_default=True, type=int, help="Of a step; repeatable.")
+@click.command(
+    help=__doc__,
+    context_settings=SETTINGS,
+    epilog="Example: python benchmarks/bench_sglang.py --model MODEL --datastore python.ds --corpus texts.jsonl",
+)
+@model_option
+@click.option("--datastore", metavar="DIR", type=PATH, required=True, help="What is drafted from.")
+@click.option("--corpus", metavar="FILE", type=PATH, required=True, help="The same for SGLang.")
+@click.option("--requests", metavar="N", default=8, help="Prompts that are used, one after the other.")
+@max_new_tokens_option(64)
+@click.option("--nodes", metavar="N", multiple=True, default=(8, 16), help="Of a step. Repeatable.")
+@result_options
 def main(
-    model: str, datastore: Path, corpus: Path, prompts: Path, requests: int, max_new_tokens: int, nodes: tuple[int, ...]
+    model: str,
+    datastore: Path,
+    corpus: Path,
+    requests: int,
+    max_new_tokens: int,
+    nodes: tuple[int, ...],
+    out: Destination,
 ) -> None:
-    """Print a table of M, the tokens of a step, by algorithm and nodes."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
-    texts = [json.loads(line)["prompt"] for line in prompts.read_text().splitlines()]
+    texts = [json.loads(line)["prompt"] for line in PROMPTS.read_text().splitlines()]
     texts = texts[:: max(1, len(texts) // requests)][:requests]
     rounds = [
         [
@@ -50,16 +63,18 @@ def main(
     ]
     click.echo(f"{requests} prompts, {max_new_tokens} tokens at most, one request at a time\n")
     click.echo("| algorithm | nodes | M | accepted of a step's drafts |\n| --- | --- | --- | --- |")
+    rows = []
     for width in nodes:
         settings = {"datastores": [str(datastore.resolve())]}
-        row("trees of sessions", width, run(model, rounds, settings, width))
-        row("chains of sessions", width, run(model, rounds, settings, width, speculative_eagle_topk=1))
         ngram = {
             "speculative_algorithm": "NGRAM",
             "speculative_ngram_external_corpus_path": str(corpus.resolve()),
             "speculative_ngram_external_sam_budget": width - 1,
         }
-        row("SGLang's NGRAM", width, run(model, rounds, None, width, **ngram))
+        rows.append(row("trees of sessions", width, run(model, rounds, settings, width)))
+        rows.append(row("chains of sessions", width, run(model, rounds, settings, width, speculative_eagle_topk=1)))
+        rows.append(row("SGLang's NGRAM", width, run(model, rounds, None, width, **ngram)))
+    write_result(out, "sglang", click.get_current_context().params, ("rest-store",), rows)
 
 
 def run(
@@ -72,11 +87,12 @@ def run(
     return [answer["meta_info"] for answered in outputs for answer in answered]
 
 
-def row(name: str, width: int, known: list[dict[str, Any]]) -> None:
-    """Print a row of the table; the first token of a request comes with its prompt."""
+def row(name: str, width: int, known: list[dict[str, Any]]) -> dict[str, Any]:
+    """Print a row of the table and return it; the first token of a request comes with its prompt."""
     tokens = sum(one["completion_tokens"] - 1 for one in known)
     steps = sum(one["spec_verify_ct"] for one in known)
     click.echo(f"| {name} | {width} | {tokens / steps:.2f} | {tokens / steps - 1:.2f} of {width - 1} |")
+    return {"algorithm": name, "nodes": width, "M": round(tokens / steps, 4)}
 
 
 if __name__ == "__main__":
