@@ -131,48 +131,6 @@ def test_the_documentation_is_searched_from_files(tab: Any, tmp_path: Path) -> N
     tab.wait_for_selector(".md-search-result__item a")
 
 
-# Of each element with text of its own: the contrast of its colour with the nearest opaque background.
-CONTRASTS = """() => {
-  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
-  function rgb(colour) {
-    canvas.clearRect(0, 0, 1, 1);
-    canvas.fillStyle = colour;
-    canvas.fillRect(0, 0, 1, 1);
-    return canvas.getImageData(0, 0, 1, 1).data;
-  }
-  function luminance(parts) {
-    const [r, g, b] = [...parts].slice(0, 3).map((v) => v / 255)
-      .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  }
-  function background(element) {
-    for (let one = element; one; one = one.parentElement) {
-      const parts = rgb(getComputedStyle(one).backgroundColor);
-      if (parts[3] === 255) return parts;
-    }
-    return [255, 255, 255];
-  }
-  return [...document.body.querySelectorAll("*")]
-    .filter((one) => !one.matches(":disabled, script"))
-    .filter((one) => [...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim()))
-    .map((one) => {
-      const [a, b] = [luminance(rgb(getComputedStyle(one).color)), luminance(background(one))];
-      return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), one.className + " " + one.textContent.slice(0, 40)];
-    });
-}"""
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_stands_out_from_its_background(scheme: str, tab: Any, place: str) -> None:
-    tab.emulate_media(color_scheme=scheme)
-    tab.goto(place)
-    contrasts = tab.evaluate(CONTRASTS)
-    assert len(contrasts) > 20
-    assert [text for contrast, text in contrasts if contrast < 4.5] == []
-    back = tab.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert (back == "rgb(255, 255, 255)") == (scheme == "light")
-
-
 def test_on_paper_the_page_is_light_and_without_buttons(tab: Any, place: str) -> None:
     tab.emulate_media(media="print", color_scheme="dark")
     tab.goto(place)
