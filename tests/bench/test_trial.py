@@ -129,22 +129,17 @@ FIGURES = {
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({}, "5 prompts, drafts of all sources beside plain generation: 1.94 times as fast (1.90 to 1.98 in 4 pairs of "
-         "runs); the datastore raised M from 2.12 to 2.90; prompt lookup alone, which transformers has, gives 1.41."),
-        ({"speedup": Speedup(0.8, 0.78, 0.81, 4), "prompts": 1},
-         "1 prompt, drafts of all sources beside plain generation: 0.80 times as fast (0.78 to 0.81 in 4 pairs of "
-         "runs); the datastore raised M from 2.12 to 2.90; prompt lookup alone, which transformers has, gives more: "
-         "1.41."),
-        ({"speedup": Speedup(1.4, 0.62, 1.9, 6), "without_datastore": 2.91, "other_texts": 2},
-         "5 prompts, drafts of all sources beside plain generation: this machine is too busy for a verdict: 0.62 to "
-         "1.90 in 6 pairs of runs (1.40 times as fast in the median); the datastore brought nothing, M is 2.90 with it "
-         "and 2.91 without; prompt lookup alone, which transformers has, gives 1.41; 2 of the texts differ from plain "
-         "generation's."),
-        ({"without_datastore": 3.21},
-         "5 prompts, drafts of all sources beside plain generation: 1.94 times as fast (1.90 to 1.98 in 4 pairs of "
-         "runs); the datastore did harm, M is 2.90 with it and 3.21 without; prompt lookup alone, which transformers "
-         "has, gives 1.41."),
+        ({}, "1.94 times as fast (1.90 to 1.98 in 4 pairs of runs); the datastore raised M from 2.12 to 2.90; prompt "
+         "lookup alone, which transformers has, gives 1.41."),
+        ({"speedup": Speedup(0.8, 0.78, 0.81, 4)}, "prompt lookup alone, which transformers has, gives more: 1.41."),
+        ({"speedup": Speedup(1.4, 0.62, 1.9, 6)},
+         ": this machine is too busy for a verdict: 0.62 to 1.90 in 6 pairs of runs (1.40 times as fast in the median)"),
+        ({"without_datastore": 2.91}, "; the datastore brought nothing, M is 2.90 with it and 2.91 without; "),
+        ({"without_datastore": 3.21}, "; the datastore did harm, M is 2.90 with it and 3.21 without; "),
+        ({"other_texts": 2}, "; 2 of the texts differ from plain generation's."),
     ],
 )  # fmt: skip
 def test_the_verdict_says_what_is_so(changed: dict[str, Any], expected: str) -> None:
-    assert Trial(**{**FIGURES, **changed}).verdict() == expected
+    verdict = Trial(**{**FIGURES, **changed}).verdict()
+    assert verdict.startswith("5 prompts, drafts of all sources beside plain generation: ")
+    assert expected in verdict

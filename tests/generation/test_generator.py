@@ -76,6 +76,9 @@ def test_pieces_are_what_is_written(rows: int) -> None:
         for row in range(rows):
             written[row] += piece.tokens[row]
             origins[row] += piece.origins[row]
+            nodes = piece.accepted[row]
+            assert piece.trees[row].tokens[nodes].tolist() == piece.tokens[row][: len(nodes)]
+        assert 0 < piece.forward_seconds <= piece.seconds
         assert pieces.statistics.forward_passes == passes
         assert torch.is_grad_enabled(), "the caller's own mode, between passes"
     assert written == plain[:, 14:].tolist()
