@@ -133,7 +133,7 @@ FIGURES = {
          "lookup alone, which transformers has, gives 1.41."),
         ({"speedup": Speedup(0.8, 0.78, 0.81, 4)}, "prompt lookup alone, which transformers has, gives more: 1.41."),
         ({"speedup": Speedup(1.4, 0.62, 1.9, 6)},
-         ": this machine is too busy for a verdict: 0.62 to 1.90 in 6 pairs of runs (1.40 times as fast in the median)"),
+         "this machine is too busy for a verdict: 0.62 to 1.90 in 6 pairs of runs (1.40 times as fast in the median)"),
         ({"without_datastore": 2.91}, "; the datastore brought nothing, M is 2.90 with it and 2.91 without; "),
         ({"without_datastore": 3.21}, "; the datastore did harm, M is 2.90 with it and 3.21 without; "),
         ({"other_texts": 2}, "; 2 of the texts differ from plain generation's."),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any
 
@@ -136,8 +135,6 @@ def test_no_drafter_is_plain_decoding() -> None:
         assert torch.equal(output.sequences, plain)
         assert output.statistics.forward_passes == FIXED["max_new_tokens"]
         assert output.statistics.drafts.asked == 0
-    ask = functools.partial(model.generate, **prompts(1), **FIXED, custom_generate=rest_store.generate)
-    assert torch.equal(ask(use_cache=False), ask())
 
 
 # --- Text ------------------------------------------------------------------------------------------------------------
