@@ -30,11 +30,9 @@ from rest_store.bench.formats import Encode
 from rest_store.bench.options import every_option, recordings_option
 from rest_store.bench.recordings import Recording, encoder, read_recordings, split
 from rest_store.bench.remembering import (
-    Chosen,
     Known,
     Order,
     among_others,
-    every_one,
     in_turn,
     logits_of,
     new_live_datastore,
@@ -91,7 +89,7 @@ def outcome_of(job: Job, calibration: Calibration, tokenizer: TokenizerIdentity,
         sources = [*job.sources, live] if job.is_live else job.sources
         return Outcome.sum_of(
             replay([one], with_logits(sources, known), calibration, share_logits=True, **options)
-            for one, known in job.order(job.recordings, live, every_one)
+            for one, known in job.order(job.recordings, live)
         )
 
 
@@ -100,9 +98,9 @@ def with_logits(sources: Sequence[object], known: Sequence[Recording]) -> list[o
     return [logits_of(known) if isinstance(source, RecycledLogits) else source for source in sources]
 
 
-def without_logits(recordings: Sequence[Recording], live: LiveDatastore, chosen: Chosen = every_one) -> Known:
+def without_logits(recordings: Sequence[Recording], live: LiveDatastore) -> Known:
     """As `in_turn`, but the recycled logits are new."""
-    return ((recording, ()) for recording, _ in in_turn(recordings, live, chosen))
+    return ((recording, ()) for recording, _ in in_turn(recordings, live))
 
 
 def shuffled(recordings: Sequence[Recording], seed: int = 0) -> list[Recording]:

@@ -93,7 +93,8 @@ def measure_known(
         with new_live_datastore(tokenizer) as memory:
             return Outcome.sum_of(
                 replay_one(recording, known, [*sources, memory], variant)
-                for recording, known in order(recordings, memory, lambda one: id(one) in reported_ids)
+                for recording, known in order(recordings, memory)
+                if id(recording) in reported_ids
             )
 
     def with_logits_of_others(sources: Sequence[object], variant: Variant) -> Outcome:

@@ -22,14 +22,8 @@ if TYPE_CHECKING:
 
 # A recording to replay, and those that are known meanwhile.
 Known = Iterator[tuple[Recording, Sequence[Recording]]]
-Chosen = Callable[[Recording], bool]
-# In which order those recordings are replayed that are chosen, and which others a live datastore holds meanwhile.
-Order = Callable[[Sequence[Recording], "LiveDatastore", Chosen], Known]
-
-
-def every_one(recording: Recording) -> bool:
-    """Choose all recordings."""
-    return True
+# In which order recordings are replayed, and which others a live datastore holds meanwhile.
+Order = Callable[[Sequence[Recording], "LiveDatastore"], Known]
 
 
 @contextmanager
@@ -54,21 +48,20 @@ def logits_of(recordings: Iterable[Recording]) -> RecycledLogits:
     return logits
 
 
-def in_turn(recordings: Sequence[Recording], live: LiveDatastore, chosen: Chosen = every_one) -> Known:
-    """Yield each recording that is `chosen`, in order, while `live` holds all before it; and those before it."""
+def in_turn(recordings: Sequence[Recording], live: LiveDatastore) -> Known:
+    """Yield each recording, in order, while `live` holds all before it; and those before it."""
     for number, recording in enumerate(recordings):
-        if chosen(recording):
-            yield recording, recordings[:number]
+        yield recording, recordings[:number]
         add_outputs(live, [number], recordings)
 
 
-def among_others(recordings: Sequence[Recording], live: LiveDatastore, chosen: Chosen = every_one) -> Known:
-    """Yield each recording that is `chosen` while `live` holds all of other tasks, and these."""
+def among_others(recordings: Sequence[Recording], live: LiveDatastore) -> Known:
+    """Yield each recording while `live` holds all of other tasks, and these."""
     tasks: dict[object, list[int]] = defaultdict(list)
     for number, recording in enumerate(recordings):
         tasks[recording.key or recording.prompt.tobytes()].append(number)
     add_outputs(live, range(len(recordings)), recordings)
-    for recording in filter(chosen, recordings):
+    for recording in recordings:
         absent = tasks[recording.key or recording.prompt.tobytes()]
         live.delete([str(number) for number in absent])
         yield recording, [other for number, other in enumerate(recordings) if number not in absent]
@@ -78,9 +71,9 @@ def among_others(recordings: Sequence[Recording], live: LiveDatastore, chosen: C
 def holding(others: Sequence[Recording]) -> Order:
     """Return the order of recordings as they are, while a live datastore holds `others`."""
 
-    def order(recordings: Sequence[Recording], live: LiveDatastore, chosen: Chosen = every_one) -> Known:
+    def order(recordings: Sequence[Recording], live: LiveDatastore) -> Known:
         add_outputs(live, range(len(others)), others)
-        return ((recording, others) for recording in filter(chosen, recordings))
+        return ((recording, others) for recording in recordings)
 
     return order
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from rest_store.bench.known import OTHERS
 from rest_store.bench.recordings import Recording
-from rest_store.bench.remembering import among_others, holding, in_turn, new_live_datastore
+from rest_store.bench.remembering import among_others, in_turn, new_live_datastore
 from rest_store.cli import main
 from tests.shared.strategies import Corpus, identity, write_datastore
 
@@ -46,14 +46,6 @@ def test_a_live_datastore_holds_what_each_order_says(order: Callable[..., Any], 
             assert [recordings.index(other) for other in known] == held_now()
             replayed.append((one, held_now()))
         assert replayed == list(zip(recordings, held, strict=True))
-
-
-def test_a_live_datastore_holds_what_is_given() -> None:
-    others = [recording(3), recording(4)]
-    with new_live_datastore(identity(VOCABULARY)) as live:
-        replayed = list(holding(others)([recording(0), recording(1)], live, lambda one: one.part == 1))
-        assert [(one.part, known) for one, known in replayed] == [(1, others)]
-        assert live.info().document_count == 2
 
 
 def bench_replay(tmp_path: Path, *options: object) -> Any:

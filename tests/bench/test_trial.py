@@ -12,7 +12,6 @@ import pytest
 from click.testing import CliRunner
 
 from rest_store.bench import trial as trying
-from rest_store.bench.results import read_results
 from rest_store.bench.trial import Trial
 from rest_store.cli import main
 from rest_store.datastore.manifest import Manifest
@@ -53,24 +52,24 @@ def first(folder: Path) -> Any:
         return trial(folder, "--out", folder / "out")
 
 
-def test_one_command_builds_records_measures_and_writes_the_page(folder: Path, first: Any) -> None:
+def test_one_command_builds_records_and_measures(folder: Path, first: Any) -> None:
     out = folder / "out"
     assert Manifest.read(out / "datastore").document_count == 1
     assert len((out / "recordings.jsonl").read_text().splitlines()) == 5
-    results = read_results(out / "results")
-    assert set(results) == {"replay", "speed"}
-    assert results["replay"].figures["reported"] == 5
-    rows = {row["drafting"] for row in results["replay"].figures["rows"]}
+    replayed, timed = (
+        json.loads((out / "results" / f"{name}.json").read_text())["results"] for name in ("replay", "speed")
+    )
+    assert replayed["reported"] == 5
+    rows = {row["drafting"] for row in replayed["rows"]}
     assert {"session", "session without datastore", "session, prompt lookup alone", "REST's rule, datastore"} <= rows
-    methods = results["speed"].figures["families"]["all"]
+    methods = timed["families"]["all"]
     assert set(methods) == {"plain", "transformers prompt lookup", "DraftSession"}
     assert methods["DraftSession"]["prompts"] == 5
     assert methods["DraftSession"]["identical"] == 1
-    assert "rest-store on model" in (out / "report.html").read_text(encoding="utf-8")
     *_, place, verdict = first.stdout.splitlines()
-    assert place.startswith(f"{out}/report.html: ")
+    assert place.startswith(f"{out}/results: ")
     assert verdict.startswith("5 prompts, drafts of all sources beside plain generation: ")
-    ranges = results["speed"].figures["rounds"]
+    ranges = timed["rounds"]
     assert f"{ranges['DraftSession']['low']:.2f} to {ranges['DraftSession']['high']:.2f} in " in verdict
     shown = re.search(r"DraftSession +([\d.]+) ", first.stdout)
     assert shown is not None
@@ -87,7 +86,7 @@ def test_a_datastore_of_the_same_corpora_is_used_again(folder: Path, first: Any)
     facts = json.loads(done.stdout)
     assert facts["verdict"].endswith(".")
     assert facts["prompts"] == 5
-    assert Path(facts["page"]).exists()
+    assert Path(facts["results"]).is_dir()
     other = folder / "prompts.txt"
     assert "datastore: building" in trial(folder, "--corpus", other, "--out", folder / "out").stderr
 
@@ -130,22 +129,17 @@ FIGURES = {
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({}, "5 prompts, drafts of all sources beside plain generation: 1.94 times as fast (1.90 to 1.98 in 4 pairs of "
-         "runs); the datastore raised M from 2.12 to 2.90; prompt lookup alone, which transformers has, gives 1.41."),
-        ({"speedup": Speedup(0.8, 0.78, 0.81, 4), "prompts": 1},
-         "1 prompt, drafts of all sources beside plain generation: 0.80 times as fast (0.78 to 0.81 in 4 pairs of "
-         "runs); the datastore raised M from 2.12 to 2.90; prompt lookup alone, which transformers has, gives more: "
-         "1.41."),
-        ({"speedup": Speedup(1.4, 0.62, 1.9, 6), "without_datastore": 2.91, "other_texts": 2},
-         "5 prompts, drafts of all sources beside plain generation: this machine is too busy for a verdict: 0.62 to "
-         "1.90 in 6 pairs of runs (1.40 times as fast in the median); the datastore brought nothing, M is 2.90 with it "
-         "and 2.91 without; prompt lookup alone, which transformers has, gives 1.41; 2 of the texts differ from plain "
-         "generation's."),
-        ({"without_datastore": 3.21},
-         "5 prompts, drafts of all sources beside plain generation: 1.94 times as fast (1.90 to 1.98 in 4 pairs of "
-         "runs); the datastore did harm, M is 2.90 with it and 3.21 without; prompt lookup alone, which transformers "
-         "has, gives 1.41."),
+        ({}, "1.94 times as fast (1.90 to 1.98 in 4 pairs of runs); the datastore raised M from 2.12 to 2.90; prompt "
+         "lookup alone, which transformers has, gives 1.41."),
+        ({"speedup": Speedup(0.8, 0.78, 0.81, 4)}, "prompt lookup alone, which transformers has, gives more: 1.41."),
+        ({"speedup": Speedup(1.4, 0.62, 1.9, 6)},
+         "this machine is too busy for a verdict: 0.62 to 1.90 in 6 pairs of runs (1.40 times as fast in the median)"),
+        ({"without_datastore": 2.91}, "; the datastore brought nothing, M is 2.90 with it and 2.91 without; "),
+        ({"without_datastore": 3.21}, "; the datastore did harm, M is 2.90 with it and 3.21 without; "),
+        ({"other_texts": 2}, "; 2 of the texts differ from plain generation's."),
     ],
 )  # fmt: skip
 def test_the_verdict_says_what_is_so(changed: dict[str, Any], expected: str) -> None:
-    assert Trial(**{**FIGURES, **changed}).verdict() == expected
+    verdict = Trial(**{**FIGURES, **changed}).verdict()
+    assert verdict.startswith("5 prompts, drafts of all sources beside plain generation: ")
+    assert expected in verdict

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForCausalLM
 
 import rest_store
 from tests.shared.builds import build_quick, documents, write_jsonl
@@ -57,22 +57,6 @@ def test_a_trusted_model_generates_with_drafts(directory: Path, monkeypatch: pyt
     options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 40, "do_sample": False}
     assert drafting.generate(ids, adaptive=False, **options).tolist() == plain.generate(ids, **options).tolist()
     assert sum(drafted) > 0
-
-
-def test_stop_strings_end_a_text(directory: Path) -> None:
-    plain = AutoModelForCausalLM.from_pretrained(directory)
-    drafting = AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=True)
-    tokenizer = AutoTokenizer.from_pretrained(directory)
-    ids = torch.tensor([[5, 6, 7, 8, 9, 7, 8]])
-    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 40, "do_sample": False}
-    whole = plain.generate(ids, **options)
-    stop = next(text for token in whole[0, 17:-6] if (text := tokenizer.decode(token)).isascii() and text.strip())
-    expected = plain.generate(ids, **options, stop_strings=[stop], tokenizer=tokenizer)
-    assert expected.shape[1] < whole.shape[1]
-    config = GenerationConfig(max_new_tokens=40, do_sample=False, stop_strings=[stop])
-    mask = {"attention_mask": options["attention_mask"], "tokenizer": tokenizer}
-    assert torch.equal(drafting.generate(ids, **options, stop_strings=[stop], tokenizer=tokenizer), expected)
-    assert torch.equal(drafting.generate(ids, generation_config=config, **mask), expected)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from rest_store.bench.baselines import tree_of
 from rest_store.datastore.tree import TokenTree
 from rest_store.errors import DraftingWarning
 from rest_store.generation.draft_sessions import pruned
-from tests.shared.tiny import VOCABULARY, Drafted, Scripted, drafted, futures_of, prompts, right, tiny_model
+from tests.shared.tiny import VOCABULARY, Drafted, drafted, prompts, tiny_model
 
 FIXED = {"max_new_tokens": 24, "do_sample": False}
 
@@ -97,36 +97,3 @@ def test_a_draft_is_cut_to_the_depth_that_can_be_accepted() -> None:
     assert len(pruned(tree, 0)) == len(pruned(tree, -1)) == 0
     scored = pruned(TokenTree([1, 2, 3], [-1, 0, -1], [1] * 3, origins=[1, 2, 3], scores=[0.5, 0.25, 1.0]), 1)
     assert (scored.origins.tolist(), scored.scores.tolist()) == ([1, 3], [0.5, 1.0])  # type: ignore[union-attr]
-
-
-def test_sessions_are_closed_in_order_when_a_generation_ends_or_fails() -> None:
-    model = tiny_model("llama")
-    inputs = prompts(3)
-    futures = futures_of(inputs, model.generate(**inputs, **FIXED))
-    closed: list[int] = []
-
-    class Closing(Scripted):
-        def __init__(self, prompt: list[int]) -> None:
-            super().__init__(prompt, futures, right)
-            self.row = list(futures).index(tuple(prompt))
-
-        def close(self) -> None:
-            closed.append(self.row)
-
-    model.generate(**inputs, **FIXED, custom_generate=entry.generate, drafter=[Drafted(Closing)])
-    assert closed == [0, 1, 2]
-
-    def interrupted(ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
-        if ids.shape[1] > 20:
-            raise KeyboardInterrupt
-        return torch.tensor([False])
-
-    with pytest.raises(KeyboardInterrupt):
-        model.generate(
-            **inputs,
-            **FIXED,
-            custom_generate=entry.generate,
-            drafter=[Drafted(Closing)],
-            stopping_criteria=[interrupted],
-        )
-    assert closed == [0, 1, 2] * 2

@@ -7,16 +7,14 @@ import re
 import shutil
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from transformers import GenerationMixin
 
 import rest_store
 from rest_store.cli import main
 from rest_store.errors import ModelLoadError
-from rest_store.generation import comparison, generator, loop
+from rest_store.generation import comparison
 from rest_store.generation.model import load_model
 from tests.shared.html import read
 from tests.shared.live import until
@@ -92,44 +90,11 @@ def test_the_command_refuses_numbers_and_places_before_it_loads_anything(words: 
     assert "not loaded" not in done.output
 
 
-def test_a_comparison_times_preparing_on_both_sides(model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Clock:
-        """Stands still while text is written."""
-
-        now = 0.0
-
-        def perf_counter(self) -> float:
-            return self.now
-
-        process_time = perf_counter
-
-    clock, generate = Clock(), GenerationMixin.generate
-
-    def slowly(*arguments: Any, **options: Any) -> Any:
-        clock.now += 1.0
-        return generate(*arguments, **options)
-
-    monkeypatch.setattr(GenerationMixin, "generate", slowly)
-    for module in (generator, comparison, loop):
-        monkeypatch.setattr(module, "time", clock)
-    done = write(model_directory, "--prompt", "for i in", "--compare", "--json")
-    assert done.exit_code == 0, done.output
-    assert json.loads(done.stdout)["speedup"] == 1.0
-
-
 def test_words_are_explained_where_they_first_stand() -> None:
     text = " ".join(CliRunner().invoke(main, ["generate", "--help"]).output.split())
     assert "M is the mean number of tokens that a pass writes; without drafts it is 1." in text
     assert "Most draft tokens (nodes of the draft tree) that one forward pass verifies." in text
     assert "--prepacked-weights Copy float32 weights into the layout that this CPU is fastest with" in text
-
-
-def test_an_answer_without_gain_says_why(model_directory: Path) -> None:
-    words = ["--prompt", "abcdefghij", "--max-nodes", "1"]
-    assert "M 1.00 tokens a pass" in (shown := write(model_directory, *words).stdout)
-    assert "; no draft was accepted: " in shown
-    (remark,) = json.loads(write(model_directory, *words, "--json").stdout)["remarks"]
-    assert re.match("no draft was accepted: .*(without a match that pays|drafting paused in)", remark)
 
 
 def test_a_reason_is_cut_between_words(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Where a generation goes on from: filled caches, and streams that were left."""
+"""Where a generation goes on from: filled caches, and processors with a state."""
 
 from __future__ import annotations
 
@@ -106,28 +106,6 @@ def test_processors_remember_for_each_row(rows: int) -> None:
     output = model.generate(**inputs, **FIXED, logits_processor=[Remembering()], **ways(plain))
     assert torch.equal(output.sequences, plain)
     assert output.statistics.drafts.accepted > 0
-
-
-# --- Streams ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("architecture", ["llama", "mistral with a sliding window"])
-def test_a_stream_that_is_left_leaves_the_callers_cache_with_what_it_wrote(architecture: str) -> None:
-    model = tiny_model(architecture)
-    ids = prompts(1)["input_ids"]
-    plain = model.generate(ids, **FIXED)
-    cache = DynamicCache(config=model.config)
-    pieces = rest_store.Generator(model, None, [Drafted(lambda prompt: Along(plain, prompt))], adaptive=False).stream(
-        ids, **FIXED, past_key_values=cache
-    )
-    written: list[int] = []
-    while len(written) < 9:
-        written += next(iter(pieces)).tokens[0]
-    pieces.close()
-    assert int(cache.get_seq_length()) == 14 + len(written) - 1
-    text = torch.cat([ids, torch.tensor([written])], dim=1)
-    left = model.generate(text, past_key_values=cache, max_new_tokens=NEW - len(written), do_sample=False)
-    assert torch.equal(left, plain)
 
 
 # --- Memory -----------------------------------------------------------------------------------------------------------

@@ -104,18 +104,3 @@ def test_a_service_that_goes_away_half_way_changes_nothing(
         assert output.sequences[0].tolist() == plain
         assert sum(output.statistics.drafts.dropped.values()) > 0
         assert output.statistics.drafts.errors == [], "the session goes on without the source"
-
-
-@SEND_TEXT
-def test_a_drained_service_hands_a_generation_over_to_another(
-    model: Any, inputs: dict[str, torch.Tensor], plain: list[int], datastore: Path, send_text: bool
-) -> None:
-    """With all sources: not one step goes without."""
-    with running(datastore) as first, running(datastore) as second:
-        targets = [first.target, second.target]
-        with rest_store.DatastoreClient(targets, timeout=10, send_text=send_text) as client:
-            sources = [client, rest_store.PromptLookup(), rest_store.RecycledLogits()]
-            output = drafted(model, inputs, sources, OnTokens(NEW_TOKENS // 2, first.stop))
-            assert output.sequences[0].tolist() == plain
-            assert output.statistics.drafts.dropped == {}
-            assert output.statistics.mean_tokens > 2

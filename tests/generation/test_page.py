@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
-import numpy as np
 import pytest
 
-import rest_store
-from rest_store.datastore.tree import TokenTree
 from rest_store.generation.comparison import Comparison, Speedup
 from rest_store.generation.draft_sessions import EMPTY
 from rest_store.generation.output import Piece
 from rest_store.generation.page import letters, look
 from tests.shared.html import read
-from tests.shared.tiny import Drafted, Scripted, bushy, futures_of, prompts, text_tokenizer, tiny_model
+from tests.shared.tiny import text_tokenizer
 from tests.shared.traces import LABELS, page_of, traced
 
 COMPARISON = Comparison(
@@ -29,30 +25,6 @@ HOSTILE = "</script><script>alert(1)</script><!-- <img src=x onerror=alert(2)> &
 @pytest.fixture(scope="module")
 def words() -> Any:
     return text_tokenizer()
-
-
-def test_pieces_tell_what_each_pass_drafted_and_accepted() -> None:
-    model, inputs = tiny_model("llama"), prompts(2)
-    options = {"max_new_tokens": 24, "do_sample": False}
-    expected = model.generate(**inputs, **options)
-    futures = futures_of(inputs, expected)
-    maker = functools.partial(Scripted, futures=futures, script=bushy)
-    generator = rest_store.Generator(model, None, [Drafted(maker)], max_nodes=64, adaptive=False)
-    generation = generator.stream(inputs, **options)
-    pieces = list(generation)
-    assert generation.result().tolist() == expected.tolist()
-    for row, origins in enumerate(generation.statistics.origins):
-        drafted = []
-        for piece in pieces:
-            nodes = piece.accepted[row]
-            assert piece.trees[row].tokens[nodes].tolist() == piece.tokens[row][: len(nodes)]
-            drafted += [1] * len(nodes) + [0] * (len(piece.tokens[row]) - len(nodes))
-        assert drafted == [int(origin > 0) for origin in origins]
-        assert sum(drafted) > 0
-    statistics = generation.statistics
-    assert all(0 < piece.forward_seconds <= piece.seconds for piece in pieces)
-    assert sum(piece.drafting_seconds for piece in pieces) == pytest.approx(statistics.drafting_seconds)
-    assert statistics.drafting_seconds + statistics.forward_seconds < statistics.seconds
 
 
 def test_the_page_is_whole_and_needs_no_network(words: Any) -> None:
@@ -120,13 +92,6 @@ def test_special_tokens_and_pieces_of_characters_are_seen(words: Any) -> None:
     assert "<|endoftext|>" in [step["bonus"] for step in reader.data["passes"]] + reader.data["passes"][-1]["texts"]
     broken = read(page_of(traced(ids[:2], nodes=3), words))
     assert "\ufffd" in broken.text
-
-
-def test_numbers_that_no_probability_has_do_not_break_the_page(words: Any) -> None:
-    scores = [math.nan, math.inf, -1.0, 2.0, 0.0004]
-    tree = TokenTree([70, 71, 72, 73, 74], [-1] * 5, [0] * 5, scores=np.array(scores), origins=[1] * 5)
-    [step] = read(page_of([Piece([[70, 71]], [[1, 0]], [tree], [[0]])], words)).data["passes"]
-    assert step["scores"] == [-1, -1, -1, 1000, 0]
 
 
 def test_a_generation_without_drafts_or_without_anything_has_a_page(words: Any) -> None:

@@ -20,33 +20,6 @@ from tests.shared.members import ScriptedSource, scored
 from tests.shared.strategies import Corpus, write_datastore
 from tests.shared.tiny import VOCABULARY, Drafted, SameTree, Scripted, futures_of, prompts, right, tiny_model
 
-
-def test_a_generation_measures_and_hands_costs_to_its_session() -> None:
-    model = tiny_model("llama")
-    inputs = prompts(1)
-    plain = model.generate(**inputs, max_new_tokens=60, do_sample=False)
-    futures = futures_of(inputs, plain)
-    given = []
-
-    class Asking(Scripted):
-        def draft(self, *, max_nodes: int, costs: Any) -> Any:
-            given.append((max_nodes, costs))
-            return super().draft(max_nodes=max_nodes, costs=costs)
-
-    output = model.generate(
-        **inputs,
-        max_new_tokens=60,
-        do_sample=False,
-        custom_generate=entry.generate,
-        drafter=[Drafted(lambda prompt: Asking(prompt, futures, right))],
-        max_nodes=9,
-        return_dict_in_generate=True,
-    )
-    assert torch.equal(output.sequences, plain)
-    assert all(1 <= nodes <= 9 and costs.shape == (nodes + 1,) and (costs > 0).all() for nodes, costs in given)
-    assert given[-1][0] == 9
-
-
 # --- Generations by a clock of their own ------------------------------------------------------------------------------
 
 

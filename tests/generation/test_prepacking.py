@@ -9,7 +9,6 @@ import torch
 
 import rest_store
 from rest_store.errors import ModelNotSupportedError
-from rest_store.generation import prepacking
 from tests.shared.tiny import prompts, tiny_model
 
 
@@ -29,38 +28,6 @@ def test_logits_agree_up_to_rounding_and_plain_layers_come_back(architecture: st
         assert all("forward" in vars(layer) for layer in layers)
     assert not any("forward" in vars(layer) for layer in layers)
     assert torch.equal(logits(model), expected)
-
-
-@pytest.mark.parametrize("faster", ["usual", "prepacked"])
-def test_the_faster_layout_computes_few_rows(faster: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock by which the layers in one layout take longer than in the other, for one row or never."""
-    layer, now = torch.nn.Linear(4, 4), 0.0
-    with torch.no_grad():
-        usual = [layer(torch.ones(rows, 4)) for rows in range(1, 9)]
-    pack, multiply = torch.ops.mkldnn._reorder_linear_weight, torch.ops.mkldnn._linear_pointwise
-    of_torch = torch.nn.functional.linear
-    computed: list[int] = []  # rows, by the operator for packed weights
-
-    def in_usual_layout(*arguments: Any) -> torch.Tensor:
-        nonlocal now
-        now += 2.0
-        return of_torch(*arguments)
-
-    def prepacked(rows: torch.Tensor, *arguments: Any) -> torch.Tensor:
-        nonlocal now
-        now += 3.0 if faster == "usual" and len(rows) == 1 else 1.0
-        computed.append(len(rows))
-        result: torch.Tensor = multiply(rows, *arguments)
-        return result
-
-    monkeypatch.setattr(prepacking, "_operators", lambda: (pack, prepacked))
-    monkeypatch.setattr(torch.nn.functional, "linear", in_usual_layout)
-    monkeypatch.setattr(prepacking.time, "perf_counter", lambda: now)
-    with rest_store.prepacked_weights(layer), torch.no_grad():
-        computed.clear()
-        for rows in range(1, 9):
-            torch.testing.assert_close(layer(torch.ones(rows, 4)), usual[rows - 1])
-    assert computed == list(range(2 if faster == "usual" else 1, 9))
 
 
 def test_drafted_text_is_that_of_plain_decoding() -> None:

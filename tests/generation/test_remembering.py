@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import subprocess
 import sys
 import threading
-import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -136,21 +134,17 @@ def test_what_was_written_before_an_early_end_is_remembered(model: Any, way: str
     assert target.documents == [plain[: 14 + 8]]
 
 
-def test_a_generator_waits_for_all_that_is_remembered_and_nothing_is_held_longer(model: Any) -> None:
+def test_a_generator_waits_for_all_that_is_remembered(model: Any) -> None:
     targets = [Kept(), Kept()]
     for target in targets:
         target.open.clear()
         generator = rest_store.Generator(model, None, [], remember=target)
         list(generator.stream(prompts(1), max_new_tokens=8))
-    gone = weakref.ref(targets[1])
     for target in targets:
         assert not generator.flush(0.0)
         target.open.set()
     assert generator.flush()
     assert [len(target.documents) for target in targets] == [1, 1]
-    del target, targets, generator
-    gc.collect()
-    assert gone() is None
 
 
 def test_a_failing_target_is_counted_and_changes_nothing(model: Any) -> None:

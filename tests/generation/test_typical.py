@@ -38,20 +38,6 @@ def path(tree: TokenTree, logits: torch.Tensor, *processors: Any, ends: Sequence
     return typical_path(children, row, logits, lambda token: token in ends)
 
 
-def logits_of(*distributions: Sequence[float]) -> torch.Tensor:
-    return torch.tensor(distributions).log()
-
-
-def test_the_rule_is_medusas() -> None:
-    sharp = logits_of([0.97, 0.01, 0.01, 0.01])  # entropy 0.17 nats, so the threshold decides
-    flat = logits_of([0.4, 0.21, 0.2, 0.19])  # entropy 1.33 nats: 0.3 * exp(-1.33) = 0.079
-    assert plausible(sharp, [0, 1], 0.2, 0.3) == pytest.approx([0.97, 0])
-    assert plausible(flat, [3, 1, 2, 0], 0.2, 0.3) == pytest.approx([0.19, 0.21, 0.2, 0.4])
-    assert plausible(flat, [3, 1], 0.2, 2.0) == pytest.approx([0, 0.21])
-    assert plausible(logits_of([0.5, 0.5, 0.0]), [0, 2], 0.0, 0.3) == [0.5, 0]
-    assert plausible(logits_of([1.0, 0.0]), [0], 1.0, math.inf) == [0]
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_the_longest_path_is_that_of_medusas_code(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """`evaluate_posterior` of Medusa (`fast`) judges all paths from root to leaf; it is written out here for a tree."""

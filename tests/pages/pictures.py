@@ -25,9 +25,8 @@ def main(pages: tuple[Path, ...], out: Path) -> None:
                 size = {"width": width, "height": height}
                 tab = running.new_page(viewport=size, color_scheme=scheme)  # type: ignore[arg-type]
                 tab.goto(page.absolute().as_uri())
-                drawn = tab.query_selector("#pass")  # of a generation; on to one that accepts several draft tokens
-                for _ in range(_MOST_PASSES if drawn is not None else 0):
-                    if re.search(r"\b[3-9] of \d+ draft tokens accepted", drawn.inner_text()):
+                for _ in range(_MOST_PASSES):  # on to one that accepts several draft tokens
+                    if re.search(r"\b[3-9] of \d+ draft tokens accepted", tab.inner_text("#pass")):
                         break
                     tab.keyboard.press("ArrowRight")
                 if ending:  # past the summary, to the text and the tree below it
