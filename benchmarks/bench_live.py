@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 from timing import percentiles, time_each
 
-from rest_store.bench.options import Destination, result_options
+from rest_store.bench.options import Destination, result_options, seed_option
 from rest_store.bench.results import write_result
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.store import Store
@@ -44,12 +44,12 @@ Asking = Callable[[Store, list[list[int]]], list[float]]  # queries a store afte
 class Source:
     """Documents cut from those of a datastore."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, seed: int) -> None:
         store = Datastore.open(path)
         symbols = np.concatenate([shard.tokens.symbols() for shard in store.shards])
         self.tokenizer = store.tokenizer
         self.tokens = symbols[symbols < store.vocabulary_size].astype(np.int32)
-        self.random = np.random.default_rng(0)
+        self.random = np.random.default_rng(seed)
 
     def documents(self, count: int, size: int = SIZE) -> list[npt.NDArray[np.int32]]:
         """Return pieces from random places."""
@@ -69,21 +69,26 @@ class Source:
 @click.option("--datastore", metavar="DIR", type=PATH, required=True, help="Source of the tokens.")
 @click.option("--tokens", metavar="N", default=4_000_000, help="Tokens of the datastores at the beginning.")
 @click.option("--rounds", metavar="N", type=click.IntRange(1), default=10, help="Turns of 200 additions and queries.")
+@click.option("--work", metavar="DIR", type=PATH, show_default="a temporary one", help="Folder for what is written.")
+@seed_option
 @result_options
 def main(
     datastore: Path,
     tokens: int,
     rounds: int,
+    work: Path | None,
+    seed: int,
     out: Destination,
 ) -> None:
-    source = Source(datastore)
+    source = Source(datastore, seed)
     results: dict[str, Any] = {"document": SIZE, "tokens": tokens}
     gc.disable()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(dir=work) as folder:
         place = Path(folder)
         results["add"] = show("add", measure_adding(source, place, 200 * rounds))
         results["queries"] = measure_queries(source, place, tokens, rounds)
-    write_result(out, "live_datastore", click.get_current_context().params, ("numpy", "pydivsufsort"), results)
+    parameters = {**click.get_current_context().params, "work": None}
+    write_result(out, "live_datastore", parameters, ("numpy", "pydivsufsort"), results)
 
 
 def show(name: str, figures: dict[str, Any]) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from rest_store.bench.options import (
     datastores_option,
     every_option,
     recordings_option,
+    require_datastores,
     result_options,
 )
 from rest_store.bench.recordings import read_recordings, split
@@ -64,6 +65,7 @@ def main(
     seconds: float,
     out: Destination,
 ) -> None:
+    require_datastores(datastores, "bench_service.py")
     others, held_out = split([one for path in recordings for one in read_recordings(path)], "bench_service.py")
     walks = long_walks(held_out[::every], others)
     stores = list(open_datastores(datastores).values())
