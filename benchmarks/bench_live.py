@@ -1,9 +1,11 @@
-"""Measure a live datastore: what adding costs, and what queries cost meanwhile.
+"""Measure a live datastore: what adding costs, what queries cost meanwhile, and replicas.
 
 - add: 500 tokens, durable and visible, in turns with SQLite's bare commit of the same bytes.
 - queries: drafts and steps of a session from a live datastore while a thread adds to it at full speed, mostly single
   documents. For comparison, a frozen datastore of the documents that it had at the beginning is queried, alone before
   and in turns meanwhile.
+- fleet: a service of it and replicas: until a document added at one is drafted from at another, until a new replica is
+  complete, and documents a second through the service with 8 replicas in processes of their own.
 
 Documents are pieces of those of --datastore.
 """
@@ -11,11 +13,16 @@ Documents are pieces of those of --datastore.
 from __future__ import annotations
 
 import gc
+import os
+import shutil
 import sqlite3
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,7 +45,22 @@ SIZE = 500  # tokens of a document
 TURN = 2_000  # contexts
 SESSIONS, STEPS = 50, 4  # of a turn, each in a context of its own; and of a session
 CONTEXT = 32
+FOLLOWERS, DOCUMENTS, AT_ONCE = 8, 10_000, 50  # replicas, what is added beside them, and in one request
+FOLLOW = """
+import sys, time
+from rest_store.live.live_datastore import LiveDatastore
+location, cache, documents = sys.argv[1:]
+with LiveDatastore.open(location, cache=cache) as replica:
+    print("open", flush=True)
+    began = time.process_time()
+    while replica.info().document_count < int(documents):
+        replica.wait_for_change(replica.newest_change, 1.0)
+    print(time.process_time() - began)
+"""
 Asking = Callable[[Store, list[list[int]]], list[float]]  # queries a store after contexts: the microseconds of each
+
+
+PARTS = ("add", "queries", "fleet")
 
 
 class Source:
@@ -69,6 +91,9 @@ class Source:
 @click.option("--datastore", metavar="DIR", type=PATH, required=True, help="Source of the tokens.")
 @click.option("--tokens", metavar="N", default=4_000_000, help="Tokens of the datastores at the beginning.")
 @click.option("--rounds", metavar="N", type=click.IntRange(1), default=10, help="Turns of 200 additions and queries.")
+@click.option(
+    "--part", "parts", multiple=True, type=click.Choice(PARTS), default=PARTS, help="What is measured. Repeatable."
+)
 @click.option("--work", metavar="DIR", type=PATH, show_default="a temporary one", help="Folder for what is written.")
 @seed_option
 @result_options
@@ -76,6 +101,7 @@ def main(
     datastore: Path,
     tokens: int,
     rounds: int,
+    parts: tuple[str, ...],
     work: Path | None,
     seed: int,
     out: Destination,
@@ -85,8 +111,12 @@ def main(
     gc.disable()
     with tempfile.TemporaryDirectory(dir=work) as folder:
         place = Path(folder)
-        results["add"] = show("add", measure_adding(source, place, 200 * rounds))
-        results["queries"] = measure_queries(source, place, tokens, rounds)
+        measures: dict[str, Callable[[], dict[str, Any]]] = {
+            "add": lambda: show("add", measure_adding(source, place, 200 * rounds)),
+            "queries": lambda: measure_queries(source, place, tokens, rounds),
+            "fleet": lambda: show("fleet", measure_fleet(source, place, tokens, 20 * rounds)),
+        }
+        results |= {part: measures[part]() for part in parts}
     parameters = {**click.get_current_context().params, "work": None}
     write_result(out, "live_datastore", parameters, ("numpy", "pydivsufsort"), results)
 
@@ -203,6 +233,81 @@ def growing(live: LiveDatastore, source: Source) -> Iterator[None]:
     finally:
         stop.set()
         thread.join()
+
+
+def measure_fleet(source: Source, place: Path, tokens: int, additions: int) -> dict[str, float]:
+    """Follow a service that has `tokens` tokens: documents one by one, all of them, and many at full speed."""
+    directory = place / "served"
+    with LiveDatastore.open(directory, tokenizer=source.tokenizer) as live:
+        live.add(source.documents(tokens // SIZE))
+        live.compact()
+    command = [sys.executable, "-m", "rest_store", "serve", "--live", f"chat={directory}", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
+        assert service.stdout is not None
+        location = service.stdout.readline().split()[-1] + "/chat"
+        try:
+            began = time.perf_counter()
+            with LiveDatastore.open(location, cache=place / "one") as one:
+                while one.info().token_count < tokens // SIZE * SIZE:
+                    one.wait_for_change(one.newest_change, 1.0)
+                complete = time.perf_counter() - began
+                with LiveDatastore.open(location, cache=place / "two") as two:
+                    while two.newest_change < one.newest_change:
+                        two.wait_for_change(two.newest_change, 1.0)
+                    seen = time_each(lambda document: add_and_wait(one, two, document), source.documents(additions))
+            following = measure_following(source, place, location, tokens // SIZE + additions, service.pid)
+        finally:
+            service.terminate()
+    figures = percentiles([microseconds / 1e3 for microseconds in seen])
+    return {
+        "complete_s": round(complete, 2),
+        "seen_median_ms": figures["median"],
+        "seen_p99_ms": figures["p99"],
+        **following,
+    }
+
+
+def add_and_wait(one: LiveDatastore, two: LiveDatastore, document: npt.NDArray[np.int32]) -> None:
+    """Add a document at a replica, and wait until another one has it."""
+    before = two.newest_change
+    one.add([document])
+    while two.newest_change < one.newest_change:
+        two.wait_for_change(before, 1.0)
+
+
+def measure_following(source: Source, place: Path, location: str, stored: int, service: int) -> dict[str, float]:
+    """Add documents until all replicas, which were complete before, have them; and the processor time of each."""
+    from rest_store.service.client.client import DatastoreClient
+
+    followers = []
+    for number in range(FOLLOWERS):
+        shutil.copytree(place / "one", place / f"follower {number}")
+        arguments = [location, str(place / f"follower {number}"), str(stored + DOCUMENTS)]
+        command = [sys.executable, "-c", FOLLOW, *arguments]
+        followers.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+    for follower in followers:
+        assert follower.stdout is not None
+        follower.stdout.readline()
+    some = source.documents(DOCUMENTS)
+    target, _, name = location.partition("/")
+    began, worked = time.perf_counter(), processor_seconds(service)
+    with DatastoreClient(target, datastore=name) as client, ThreadPoolExecutor(4) as threads:
+        for _ in threads.map(lambda start: client.add(some[start : start + AT_ONCE]), range(0, DOCUMENTS, AT_ONCE)):
+            pass
+    added = time.perf_counter() - began
+    replicas = [float(follower.communicate()[0]) for follower in followers]
+    return {
+        "documents_per_s": round(DOCUMENTS / (time.perf_counter() - began)),
+        "added_per_s": round(DOCUMENTS / added),
+        "service_cpu_us_a_document": round(1e6 * (processor_seconds(service) - worked) / DOCUMENTS),
+        "replica_cpu_us_a_document": round(1e6 * float(np.mean(replicas)) / DOCUMENTS),
+    }
+
+
+def processor_seconds(process: int) -> float:
+    """Return the processor time of a process so far."""
+    fields = Path(f"/proc/{process}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

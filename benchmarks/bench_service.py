@@ -1,10 +1,11 @@
 """Measure what drafting costs through services, beside the same in process, in turns.
 
-The service runs on this machine, in a process of its own.
+Services run on this machine, each in a process of its own: one of all datastores, and one for each datastore, whose
+trees a session merges.
 
-Steps: generations (`walks.py`) are replayed by sessions in process, and through the service over TCP and over a Unix
-socket. Reported: median and 99th percentile of a step in microseconds, without the first one of each session, the
-median of these, M, and steps without an answer.
+Steps: generations (`walks.py`) are replayed by sessions in process, through the one service over TCP and over a Unix
+socket, and through the services of single datastores. Reported: median and 99th percentile of a step in microseconds,
+without the first one of each session, the median of these, M, and steps without an answer.
 
 At once, steps a second: 16 processes each run one session after another for some seconds; in process as many as there
 are cores.
@@ -73,11 +74,14 @@ def main(
     results: dict[str, Any] = {"context": CONTEXT, "datastores": tokens}
     with contextlib.ExitStack() as stack:
         tcp, unix = stack.enter_context(serving(datastores, "127.0.0.1:0"))
+        single = [stack.enter_context(serving([path]))[0] for path in datastores] if len(datastores) > 1 else []
         ways: dict[str, Sources] = {
             "in process": stores,
             "service, TCP": [stack.enter_context(client_of(tcp))],
             "service, Unix socket": [stack.enter_context(client_of(unix))],
         }
+        if single:
+            ways["a service each, Unix sockets"] = [stack.enter_context(client_of(target)) for target in single]
         for nodes in NODES:
             results[f"{nodes} nodes"] = steps_in_turns(ways, walks, nodes)
         results["at once"] = at_once({"in process": datastores, "service, Unix socket": unix}, walks, seconds)

@@ -75,6 +75,7 @@ def test_a_service_is_measured(inputs: list[Any], tmp_path: Path) -> None:
         ways = figures[nodes]
         assert {way["without an answer"] for way in ways.values()} == {0}
         assert ways["service, TCP"]["M"] == ways["service, Unix socket"]["M"] == ways["in process"]["M"] > 1
+        assert ways["a service each, Unix sockets"]["M"] > 1
     assert all(rate > 0 for rate in figures["at once"].values())
 
 
