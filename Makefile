@@ -148,7 +148,7 @@ sanitize: setup
 proto: setup
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=. --pyi_out=. --grpc_python_out=. proto/rest_store/v1/*.proto
 
-# The benchmarks, small: a look at this machine.
+# The benchmarks, small: a look at this machine, and one page of everything.
 BENCH := build/bench
 RESULTS := $(BENCH)/results
 REPLAYED = --recordings $(BENCH)/recordings.jsonl.gz --datastore $(DEMO)
@@ -163,6 +163,7 @@ bench: $(DEMO)/manifest.json
 	$(BIN)/rest-store bench replay $(REPLAYED) --memory --out $(RESULTS)/replay.json
 	$(BIN)/rest-store bench speed --model "$(MODEL)" $(REPLAYED) --prepacked-weights --per-family 1 --max-new-tokens 48 \
 	  --method "transformers prompt lookup" --method DraftSession --out $(RESULTS)/speed.json
+	$(BIN)/rest-store bench report $(RESULTS)
 
 # The documentation as a site, in build/docs; a warning is an error (not with --quiet), and so is what comes from elsewhere.
 docs: setup

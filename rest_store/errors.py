@@ -38,7 +38,7 @@
     |-- CalibrationError                a calibration is unreadable or of another release (ValueError)
     |-- RecycledLogitsError             recycled logits are unreadable or of another release (ValueError)
     |-- RecordingError                  recordings are unreadable or insufficient        (ValueError)
-    |-- ResultsError                    benchmark results cannot be written              (ValueError)
+    |-- ResultsError                    benchmark results are unreadable or incomplete   (ValueError)
     |-- ServiceError                    a service cannot start, or a call failed
     |   |-- ServeError                  the service cannot start                         (OSError)
     |   |-- TargetError                 a client's address, token or certificate is invalid (ValueError)
@@ -296,7 +296,7 @@ class RecordingError(RestStoreError, ValueError):
 
 
 class ResultsError(RestStoreError, ValueError):
-    """Benchmark results cannot be written."""
+    """Benchmark results cannot be read, or lack what a report needs."""
 
 
 class GenerationError(RestStoreError):

@@ -106,7 +106,7 @@ def test_a_wheel_carries_the_kernel_and_runs(source: Path, tmp_path: Path, datas
     assert (package / "rest_store" / "py.typed").exists()
     assert (package / "rest_store" / "datastore" / "FORMAT.md").exists()
     assert (package / "rest_store" / "drafting" / "default.calibration").exists()
-    assert {path.name for path in package.rglob("*.css")} == {"base.css", "page.css"}
+    assert {path.name for path in package.rglob("*.css")} == {"base.css", "page.css", "report.css"}
     assert (package / "rest_store" / "generation" / "page.js").exists()
     assert not list(package.rglob("*.hpp"))
     shown = run_info(package, datastore)

@@ -7,6 +7,7 @@ import click
 from rest_store.bench.calibrate import calibrate
 from rest_store.bench.record import record
 from rest_store.bench.replay_command import replay_command
+from rest_store.bench.report import report
 from rest_store.bench.speed import speed
 from rest_store.options import SETTINGS, Group
 
@@ -19,5 +20,5 @@ def bench() -> None:
 
 
 bench.add_command(replay_command, "replay")
-for _command in (record, speed):
+for _command in (record, report, speed):
     bench.add_command(_command)

@@ -1,4 +1,4 @@
-"""Results of measurements: JSON files with commit, machine, versions and data."""
+"""Results of measurements: JSON files with commit, machine, versions and data, written here and read for reports."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,69 @@ from rest_store.datastore.manifest import FILE_NAME
 from rest_store.errors import ResultsError, describe
 
 _ROOT = Path(__file__).resolve().parents[2]
+_FACTS = ("date", "commit", "cpu", "platform", "python", "packages", "data")
 _LEFT_OUT = ("out", "as_json")  # of the arguments
+_EMPTY: tuple[Any, ...] = (None, "", [], {})
+
+
+@dataclass(frozen=True)
+class Result:
+    """One result.
+
+    Attributes:
+        name: of its file, without `.json`.
+        benchmark: which one wrote it, such as "query".
+        facts: commit, machine, versions and data, as texts by name.
+        figures: the measurements; their shape depends on the benchmark.
+        arguments: of the command, as texts by name, without those that were not given.
+    """
+
+    name: str
+    benchmark: str
+    facts: Mapping[str, str]
+    figures: Any
+    arguments: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_results(folder: str | Path) -> dict[str, Result]:
+    """Read every JSON file of `folder`.
+
+    Returns:
+        Results by name, in order of names.
+
+    Raises:
+        ResultsError: the folder does not exist or holds no JSON file, or a file is not a valid result.
+    """
+    paths = sorted(Path(folder).glob("*.json"))
+    if not paths:
+        found = "without any JSON file" if Path(folder).is_dir() else "absent"
+        raise ResultsError(describe(folder, "folder", found, "results that `rest-store bench` wrote with --out"))
+    return {path.stem: _read(path) for path in paths}
+
+
+def _read(path: Path) -> Result:
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ResultsError(describe(path, "file", f"unreadable ({error})", "a result as JSON")) from error
+    if not isinstance(fields, dict) or not isinstance(fields.get("arguments", {}), dict):
+        raise ResultsError(describe(path, "content", "something else", "a result, as a benchmark writes it"))
+    facts = {name: _text(fields[name]) for name in _FACTS if name in fields}
+    given = fields.get("arguments", {}).items()
+    arguments = {name: _text(value) for name, value in given if value is not False and value not in _EMPTY}
+    figures = fields.get("results", {})
+    return Result(path.stem, str(fields.get("benchmark", path.stem)), facts, figures, arguments)
+
+
+def _text(value: Any) -> str:
+    """Return JSON as a short text."""
+    if value is True:
+        return "yes"
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {_text(item)}" for name, item in value.items())
+    if isinstance(value, list):
+        return " ".join(map(_text, value))
+    return str(value)
 
 
 def write_result(

@@ -20,7 +20,8 @@ from rest_store.bench.record import write_recordings
 from rest_store.bench.recordings import read_recordings
 from rest_store.bench.replay import Outcome
 from rest_store.bench.replay_command import measure
-from rest_store.bench.results import write_result
+from rest_store.bench.report import in_order, page
+from rest_store.bench.results import read_results, write_result, write_text
 from rest_store.bench.speed import PACKAGES, make_methods, measure_speed, show
 from rest_store.datastore.manifest import FILE_NAME, Manifest
 from rest_store.datastore.render import counted
@@ -109,7 +110,9 @@ class Trial:
 @dtype_option("float32")
 @device_option
 @prepacked_option
-@click.option("--out", metavar="DIR", type=PATH, default="trial", help="Folder for the datastore and the results.")
+@click.option(
+    "--out", metavar="DIR", type=PATH, default="trial", help="Folder for the datastore, the results and the page."
+)
 @json_option
 def try_(
     model: str,
@@ -128,7 +131,7 @@ def try_(
 
     Builds a datastore of the corpus, records what the model writes, replays that with and without each source, times
     plain generation, prompt lookup of transformers and drafts of all sources in turns, until the result is certain or
-    two minutes have passed. The last line is the verdict. Speeds are those of whole greedy
+    two minutes have passed, and writes a page. The last line is the verdict. Speeds are those of whole greedy
     generations, in the median. A datastore of the same corpora that is in the folder already is used again: remove it
     after changes to them.
     """
@@ -182,13 +185,16 @@ def try_(
         without_datastore=of_rows[f"session without {_STORE}"],
         other_texts=round(len(prompts) * (1 - families["all"][OURS]["identical"])),
     )
+    report = out / "report.html"
+    title = f"rest-store on {Path(model).name}"
+    write_text(report, page(in_order(read_results(results)), title=title, verdict=trial.verdict()))
     seconds = time.perf_counter() - began
     if as_json:
-        facts = {"datastore": str(place), "results": str(results), "seconds": round(seconds, 1)}
+        facts = {"datastore": str(place), "page": str(report), "seconds": round(seconds, 1)}
         click.echo(json.dumps({"verdict": trial.verdict(), **asdict(trial), **facts}))
         return
     show(families)
-    click.echo(f"{results}: all figures, after {seconds:.0f} seconds")
+    click.echo(f"{report}: all figures, after {seconds:.0f} seconds")
     click.echo(trial.verdict())
 
 

@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from rest_store.bench import speed
 from rest_store.bench.prompts import Prompt, chat_tokens
 from rest_store.bench.recordings import FIT_PARTS, part_of
-from rest_store.bench.results import file_hash
+from rest_store.bench.results import file_hash, read_results
 from rest_store.cli import main
 from rest_store.drafting.calibration import Calibration
 from rest_store.errors import RecordingError, SourceError
@@ -53,19 +53,34 @@ def test_all_methods_sample_from_the_same_seeds_and_ours_write_the_plain_text(fo
     methods = [word for name in (*THEIRS, *OURS) for word in ("--method", name)]
     status, shown = run(*command, *methods, "--out", tmp_path / "speed_nucleus.json")
     assert status == 0, shown
-    figures = json.loads((tmp_path / "speed_nucleus.json").read_text())["results"]
-    families = figures["families"]
+    result = read_results(tmp_path)["speed_nucleus"]
+    families = result.figures["families"]
     assert set(families) == {"humaneval-raw", "qa", "all"}
     assert set(families["all"]) == {"plain", *THEIRS, *OURS}
     for name in OURS:
         assert families["all"][name]["identical"] == 1, name
         assert families["all"][name]["prompts"] == 4
-    assert [one["seed"] for one in figures["prompts"]] == list(range(40, 44))
-    assert Counter(one["family"] for one in figures["prompts"]) == dict.fromkeys(set(families) - {"all"}, 2)
-    assert figures["sampling"]["humaneval-raw"] == {
+    assert [one["seed"] for one in result.figures["prompts"]] == list(range(40, 44))
+    assert Counter(one["family"] for one in result.figures["prompts"]) == dict.fromkeys(set(families) - {"all"}, 2)
+    assert result.figures["sampling"]["humaneval-raw"] == {
         "do_sample": True, "top_k": 0, "temperature": 0.8, "top_p": 0.95,
     }  # fmt: skip
-    assert figures["sampling"]["qa"] == {"do_sample": True, "top_k": 0, "temperature": 0.7, "top_p": 0.8}
+    assert result.figures["sampling"]["qa"] == {"do_sample": True, "top_k": 0, "temperature": 0.7, "top_p": 0.8}
+
+
+def test_greedy_decoding_of_all_methods_writes_the_plain_text(folder: Path, tmp_path: Path) -> None:
+    command = ["bench", "speed", "--model", folder / "model", "--recordings", folder / "traces.jsonl"]
+    command += ["--max-new-tokens", 12]
+    command += ["--datastore", folder / "ds", "--per-family", 1]
+    status, shown = run(*command, "--out", tmp_path / "speed.json")
+    assert status == 0, shown
+    figures = read_results(tmp_path)["speed"].figures
+    methods = {"plain", *OURS, *THEIRS}
+    assert {name: one["identical"] for name, one in figures["families"]["all"].items()} == dict.fromkeys(methods, 1)
+    assert figures["sampling"] == {"kind": "greedy", "humaneval-raw": {"do_sample": False}}
+    assert figures["families"]["all"]["plain"]["mean_tokens"] == 1
+    session = figures["families"]["all"]["DraftSession"]
+    assert session["low"] <= session["speedup"] <= session["high"]
 
 
 def test_rounds_are_repeated_until_it_is_certain_and_methods_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,15 +109,12 @@ def test_rounds_are_repeated_until_it_is_certain_and_methods_take_turns(monkeypa
 
 def test_all_of_ones_own_prompts_are_taken(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("for i in\ndef add\n")
-    command = ["bench", "speed", "--model", folder / "model", "--max-new-tokens", 2]
+    command = ["bench", "speed", "--model", folder / "model", "--max-new-tokens", 2, "--method", "DraftSession"]
     command += ["--prompts", tmp_path / "prompts.txt", "--chat", "--recordings", folder / "traces.jsonl"]
     status, shown = run(*command, "--out", tmp_path / "speed.json")
     assert status == 0, shown
     assert "62 prompts\n" in shown, "nothing is held back"
-    figures = json.loads((tmp_path / "speed.json").read_text())["results"]
-    assert figures["sampling"]["kind"] == "greedy"
-    methods = {name: (row["prompts"], row["identical"]) for name, row in figures["families"]["all"].items()}
-    assert methods == dict.fromkeys(["plain", *THEIRS, *OURS], (62, 1))
+    assert read_results(tmp_path)["speed"].figures["families"]["all"]["plain"]["prompts"] == 62
     own = Calibration.default()
     own.provenance["data"] = [file_hash(folder / "traces.jsonl")]
     own.save(tmp_path / "own.calibration")

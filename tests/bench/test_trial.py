@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from rest_store.bench import trial as trying
+from rest_store.bench.results import read_results
 from rest_store.bench.trial import Trial
 from rest_store.cli import main
 from rest_store.datastore.manifest import Manifest
@@ -52,24 +53,24 @@ def first(folder: Path) -> Any:
         return trial(folder, "--out", folder / "out")
 
 
-def test_one_command_builds_records_and_measures(folder: Path, first: Any) -> None:
+def test_one_command_builds_records_measures_and_writes_the_page(folder: Path, first: Any) -> None:
     out = folder / "out"
     assert Manifest.read(out / "datastore").document_count == 1
     assert len((out / "recordings.jsonl").read_text().splitlines()) == 5
-    replayed, timed = (
-        json.loads((out / "results" / f"{name}.json").read_text())["results"] for name in ("replay", "speed")
-    )
-    assert replayed["reported"] == 5
-    rows = {row["drafting"] for row in replayed["rows"]}
+    results = read_results(out / "results")
+    assert set(results) == {"replay", "speed"}
+    assert results["replay"].figures["reported"] == 5
+    rows = {row["drafting"] for row in results["replay"].figures["rows"]}
     assert {"session", "session without datastore", "session, prompt lookup alone", "REST's rule, datastore"} <= rows
-    methods = timed["families"]["all"]
+    methods = results["speed"].figures["families"]["all"]
     assert set(methods) == {"plain", "transformers prompt lookup", "DraftSession"}
     assert methods["DraftSession"]["prompts"] == 5
     assert methods["DraftSession"]["identical"] == 1
+    assert "rest-store on model" in (out / "report.html").read_text(encoding="utf-8")
     *_, place, verdict = first.stdout.splitlines()
-    assert place.startswith(f"{out}/results: ")
+    assert place.startswith(f"{out}/report.html: ")
     assert verdict.startswith("5 prompts, drafts of all sources beside plain generation: ")
-    ranges = timed["rounds"]
+    ranges = results["speed"].figures["rounds"]
     assert f"{ranges['DraftSession']['low']:.2f} to {ranges['DraftSession']['high']:.2f} in " in verdict
     shown = re.search(r"DraftSession +([\d.]+) ", first.stdout)
     assert shown is not None
@@ -86,7 +87,7 @@ def test_a_datastore_of_the_same_corpora_is_used_again(folder: Path, first: Any)
     facts = json.loads(done.stdout)
     assert facts["verdict"].endswith(".")
     assert facts["prompts"] == 5
-    assert Path(facts["results"]).is_dir()
+    assert Path(facts["page"]).exists()
     other = folder / "prompts.txt"
     assert "datastore: building" in trial(folder, "--corpus", other, "--out", folder / "out").stderr
 

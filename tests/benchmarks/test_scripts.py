@@ -1,4 +1,4 @@
-"""The scripts of `benchmarks/`: their command lines, and small runs and their results."""
+"""The scripts of `benchmarks/`: their command lines, and small runs whose results a report shows."""
 
 from __future__ import annotations
 
@@ -15,10 +15,17 @@ import bench_service
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from walks import CONTEXT, long_walks
 
 from rest_store.bench.cost_model import CostModel
+from rest_store.bench.recordings import Recording
+from rest_store.bench.report import page
+from rest_store.bench.results import read_results
+from rest_store.datastore.tree import TokenTree
+from tests.shared.html import read
 from tests.shared.strategies import Corpus, write_datastore
 
+SCRIPTS = sorted(path.stem for path in (Path(__file__).resolve().parents[2] / "benchmarks").glob("bench_*.py"))
 VOCABULARY = 300
 
 
@@ -26,9 +33,10 @@ def run(script: ModuleType, out: Path, *arguments: Any) -> Any:
     """Run a script; return its figures."""
     done = CliRunner().invoke(script.main, [*map(str, arguments), "--out", str(out)], catch_exceptions=False)
     assert done.exit_code == 0, done.output
-    facts = json.loads(out.read_text())
-    assert {"commit", "cpu", "python", "data"} <= facts.keys()
-    return facts["results"]
+    results = read_results(out.parent)
+    read(page(results))
+    assert {"commit", "cpu", "python", "data"} <= results[out.stem].facts.keys()
+    return results[out.stem].figures
 
 
 @pytest.fixture(scope="module")
@@ -93,3 +101,21 @@ def test_a_live_datastore_is_measured(folder: Path, tmp_path: Path) -> None:
     figures = run(bench_live, tmp_path / "live.json", *options)
     assert figures["add"]["median_us"] > 0
     assert set(figures["queries"]) == {"draft of 16", "draft of 64", "step of 16", "step of 64"}
+
+
+def test_a_walk_stands_in_a_long_context_and_knows_what_the_model_had_read() -> None:
+    def recording_of(prompt: list[int], output: list[int]) -> Recording:
+        """A recording whose top-k after each token are the token's hundredfold and one more."""
+        tokens = np.array([*prompt, *output], np.int32)
+        top_k = 100 * tokens[:, None] + np.arange(2, dtype=np.int32)
+        return Recording("a", 9, tokens[: len(prompt)], tokens[len(prompt) :], top_k)
+
+    (walk,) = long_walks([recording_of([1, 2], [3, 4, 5, 6])], [recording_of([7, 3], [8] * 3000)])
+    assert (walk.start, walk.text.size) == (CONTEXT, CONTEXT + 4)
+    assert walk.text[CONTEXT - 2 :].tolist() == [1, 2, 3, 4, 5, 6]
+    tree = TokenTree([3, 8, 4, 9], [-1, -1, 0, 2], [1, 1, 2, 3])
+    path = tree.longest_path(walk.text[CONTEXT:])
+    assert walk.end_of(CONTEXT, path) == CONTEXT + 3
+    likely = walk.likely(CONTEXT, tree, path)
+    assert likely["top_k"].tolist() == [[300, 301], [400, 401], [-1, -1]], "the bonus token was not read"
+    assert likely["node_top_k"].tolist() == [[200, 201], [300, 301], [800, 801], [400, 401], [-1, -1]]

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 
+from rest_store.bench.report import page as report_page
+from rest_store.bench.results import read_results
+from tests.shared.results import quality_result, speed_result
 from tests.shared.tiny import text_tokenizer
 from tests.shared.traces import page_of, traced
 
@@ -34,13 +37,23 @@ def running() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The address of a page."""
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The addresses of a page of each kind."""
     folder, words = tmp_path_factory.mktemp("pages"), text_tokenizer()
     ids = words(HOSTILE + TEXT, add_special_tokens=False)["input_ids"]
-    text = page_of(traced(ids, nodes=64), words, title=HOSTILE, prompt=HOSTILE + 30 * TEXT, labels=[HOSTILE] * 3)
-    (folder / "page.html").write_text(text, encoding="utf-8")
-    return (folder / "page.html").as_uri()
+    results = {"speed": speed_result(), "quality": quality_result()}
+    committed = read_results(ROOT / "benchmarks" / "results")
+    pages = {
+        "generate": page_of(
+            traced(ids, nodes=64), words, title=HOSTILE, prompt=HOSTILE + 30 * TEXT, labels=[HOSTILE] * 3
+        ),
+        "report": report_page(results, title=HOSTILE),
+        "all": report_page(committed),
+        "committed": report_page({name: committed[name] for name in ("speed_greedy", "quality_traces", "vllm")}),
+    }
+    for name, text in pages.items():
+        (folder / f"{name}.html").write_text(text, encoding="utf-8")
+    return {name: (folder / f"{name}.html").as_uri() for name in pages}
 
 
 @pytest.fixture
@@ -62,8 +75,8 @@ def heading(tab: Any) -> str:
     return str(tab.inner_text("#pass h2"))
 
 
-def test_clicks_and_keys_choose_a_pass(tab: Any, place: str) -> None:
-    tab.goto(place)
+def test_clicks_and_keys_choose_a_pass(tab: Any, places: dict[str, str]) -> None:
+    tab.goto(places["generate"])
     count = tab.locator("a.pass").count()
     assert heading(tab) == f"Forward pass 2 of {count}", "the first with an accepted draft"
     tab.locator("a.pass").nth(4).click()
@@ -90,8 +103,8 @@ def test_clicks_and_keys_choose_a_pass(tab: Any, place: str) -> None:
     assert tab.locator("a.pass:not([tabindex='-1'])").count() == 1, "one stop of the tabulator for the whole text"
 
 
-def test_the_tree_shows_the_accepted_path_scores_sources_and_times(tab: Any, place: str) -> None:
-    tab.goto(place)
+def test_the_tree_shows_the_accepted_path_scores_sources_and_times(tab: Any, places: dict[str, str]) -> None:
+    tab.goto(places["generate"])
     written = tab.locator("a.pass").nth(1).inner_text().replace(" ", "·")
     path = tab.locator("#pass li.accepted > .node .word").all_inner_texts()
     assert "".join(path) == written
@@ -104,16 +117,17 @@ def test_the_tree_shows_the_accepted_path_scores_sources_and_times(tab: Any, pla
     assert " ".join(times) == "drafting 0.20 ms forward pass 30.5 ms the rest 0.50 ms"
 
 
+@pytest.mark.parametrize("name", ["generate", "report", "committed"])
 @pytest.mark.parametrize("width", [360, 1280])
-def test_pages_fit_the_width(width: int, tab: Any, place: str) -> None:
+def test_pages_fit_the_width(name: str, width: int, tab: Any, places: dict[str, str]) -> None:
     tab.set_viewport_size({"width": width, "height": 780})
-    tab.goto(place)
+    tab.goto(places[name])
     assert tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_on_a_telephone_the_panel_covers_no_text(tab: Any, place: str) -> None:
+def test_on_a_telephone_the_panel_covers_no_text(tab: Any, places: dict[str, str]) -> None:
     tab.set_viewport_size({"width": 420, "height": 780})
-    tab.goto(place)
+    tab.goto(places["generate"])
     sizes = "[...document.querySelectorAll('main, #pass, [aria-current]')].map((one) => one.getBoundingClientRect())"
     for key in ("Home", "ArrowRight", "End"):
         tab.keyboard.press(key)
@@ -121,6 +135,20 @@ def test_on_a_telephone_the_panel_covers_no_text(tab: Any, place: str) -> None:
         assert text[1] <= panel[0]
         assert text[0] <= chosen[1] <= text[1], "the chosen pass is in sight"
         assert panel[1] <= 780
+
+
+def test_on_a_phone_no_table_is_cut_and_many_results_are_short(tab: Any, places: dict[str, str]) -> None:
+    tab.set_viewport_size({"width": 420, "height": 780})
+    tab.goto(places["report"])
+    cut = "[...document.querySelectorAll('.wide')].filter((box) => box.scrollWidth > box.clientWidth).length"
+    assert tab.locator(".wide").count() > 1
+    assert tab.evaluate(cut) == 0
+    assert tab.locator("td").last.is_visible()
+    tab.goto(places["all"])
+    assert tab.locator("section").count() > 12
+    assert tab.evaluate("document.documentElement.scrollHeight") < 5000
+    tab.locator("summary").first.click()
+    assert tab.locator("td").first.is_visible()
 
 
 def test_the_documentation_is_searched_from_files(tab: Any, tmp_path: Path) -> None:
@@ -131,9 +159,53 @@ def test_the_documentation_is_searched_from_files(tab: Any, tmp_path: Path) -> N
     tab.wait_for_selector(".md-search-result__item a")
 
 
-def test_on_paper_the_page_is_light_and_without_buttons(tab: Any, place: str) -> None:
+# Of each element with text of its own: the contrast of its colour with the nearest opaque background.
+CONTRASTS = """() => {
+  const canvas = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  function rgb(colour) {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    return canvas.getImageData(0, 0, 1, 1).data;
+  }
+  function luminance(parts) {
+    const [r, g, b] = [...parts].slice(0, 3).map((v) => v / 255)
+      .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  }
+  function background(element) {
+    for (let one = element; one; one = one.parentElement) {
+      const parts = rgb(getComputedStyle(one).backgroundColor);
+      if (parts[3] === 255) return parts;
+    }
+    return [255, 255, 255];
+  }
+  return [...document.body.querySelectorAll("*")]
+    .filter((one) => !one.matches(":disabled, script"))
+    .filter((one) => [...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim()))
+    .map((one) => {
+      const [a, b] = [luminance(rgb(getComputedStyle(one).color)), luminance(background(one))];
+      return [(Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05), one.className + " " + one.textContent.slice(0, 40)];
+    });
+}"""
+
+
+@pytest.mark.parametrize("name", ["generate", "report"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_stands_out_from_its_background(name: str, scheme: str, tab: Any, places: dict[str, str]) -> None:
+    tab.emulate_media(color_scheme=scheme)
+    tab.goto(places[name])
+    contrasts = tab.evaluate(CONTRASTS)
+    assert len(contrasts) > 20
+    assert [text for contrast, text in contrasts if contrast < 4.5] == []
+    back = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (back == "rgb(255, 255, 255)") == (scheme == "light")
+
+
+def test_on_paper_the_page_is_light_and_without_buttons(tab: Any, places: dict[str, str]) -> None:
     tab.emulate_media(media="print", color_scheme="dark")
-    tab.goto(place)
-    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-    assert tab.locator("#pass .buttons:visible").count() == 0
+    for name in ("generate", "report"):
+        tab.goto(places[name])
+        assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        assert tab.locator("#pass .buttons:visible").count() == 0
     assert tab.pdf()[:5] == b"%PDF-"
