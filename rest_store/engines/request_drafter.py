@@ -243,10 +243,6 @@ class RequestDrafter:
                     target.add([document.tokens for document in documents], ids=[document.id for document in documents])
                 except Exception as error:
                     self.metrics.count_error("remember", error)
-            try:
-                self._sources.save_logits()
-            except Exception as error:
-                self.metrics.count_error("logits", error)
             self._sources.close()
 
 

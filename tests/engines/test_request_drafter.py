@@ -208,17 +208,6 @@ def test_interrupts_pass(drafter: RequestDrafter, monkeypatch: pytest.MonkeyPatc
     drafter._lock.release()
 
 
-def test_logits_that_cannot_be_saved_are_said(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    drafter = made(logits=str(tmp_path / "folder" / "logits"))
-    drafter.begin(NewRequest("a", [5, 6], 2))
-    drafter.draft([StepRequest("a", NOTHING, 8)])
-    drafter.draft([StepRequest("a", np.array([7], np.int32), 8, top_k=np.array([[7, 8], [-1, -1]], np.int32))])
-    (tmp_path / "folder").rmdir()
-    drafter.close()
-    assert totals(drafter, "errors") == {"logits": 1}
-
-
 def test_its_thread_ends_with_it(place: Path) -> None:
     others = threading.enumerate()  # those of earlier tests may be about to end
     drafter = made(datastores=[str(place)])

@@ -20,9 +20,7 @@ from rest_store.engines.settings import EngineSettings
 from rest_store.engines.sources import EngineSources
 from rest_store.errors import (
     DatastoreNotFoundError,
-    EngineSettingsError,
     LiveFormatError,
-    RecycledLogitsError,
     RestStoreError,
     SourceError,
     TokenizerMismatchError,
@@ -96,35 +94,6 @@ def _tokenizer(size: int) -> object:
             return f'{{"model": {{"type": "WordLevel", "vocab": {{{words}}}}}}}'
 
     return Fast()
-
-
-def test_logits_of_a_file_are_taken_in_and_written_again(tmp_path: Path) -> None:
-    file = tmp_path / "logits"
-    made = opened(logits=str(file), tokenizer=identity(VOCABULARY))
-    made.save_logits()
-    assert not file.exists(), "nothing was learnt"
-    made.session(np.array([1, 2], np.int32)).accept([3], [[3], [-1]])
-    made.save_logits()
-    made.close()
-    again = opened(logits=str(file), tokenizer=identity(VOCABULARY))
-    tree = again.session(np.array([1, 2], np.int32)).draft(1)
-    assert (tree.tokens.tolist(), again.labels[int(tree.origins[0]).bit_length() - 1]) == ([3], "logits")
-    again.close()
-    opened(tokenizer=identity(VOCABULARY)).save_logits()
-    assert [path.name for path in tmp_path.iterdir()] == ["logits"]
-
-
-def test_logits_that_cannot_be_taken_in_are_named(tmp_path: Path) -> None:
-    file, other = tmp_path / "logits", tmp_path / "other"
-    file.write_text("something else")
-    made = opened(logits=str(other), tokenizer=identity(301), vocabulary_size=301)
-    made.session(np.array([1, 2], np.int32)).accept([3], [[3], [-1]])
-    made.save_logits()
-    known: dict[str, Any] = {"tokenizer": identity(VOCABULARY)}
-    refused(RecycledLogitsError, f"{file}: content is something else", logits=str(file), **known)
-    refused(TokenizerMismatchError, str(other), logits=str(other), **known)
-    refused(RecycledLogitsError, "a writable one", logits=str(tmp_path / "absent" / "logits"), **known)
-    refused(EngineSettingsError, "settings: tokenizer for logits is unknown", logits=str(file))
 
 
 def test_what_was_opened_is_closed_when_another_fails(tmp_path: Path) -> None:
