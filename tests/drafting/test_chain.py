@@ -56,26 +56,6 @@ def test_a_chain_is_a_path_of_the_tree_with_the_same_scores(data: st.DataObject)
     assert len(chain) == nodes or is_leaf or chain.scores[-1] < 0.01
 
 
-@settings(max_examples=25)
-@given(data=st.data())
-def test_a_draft_may_end_at_a_score(data: st.DataObject) -> None:
-    corpus = data.draw(corpora())
-    context = data.draw(contexts(corpus))
-    shape, nodes = data.draw(st.sampled_from(["tree", "chain"])), data.draw(st.sampled_from([1, 8, 16, 64]))
-    with tempfile.TemporaryDirectory() as directory:
-        store = open_datastore(Path(directory), corpus)
-        with DraftSession([PromptLookup(), store], context) as session:
-            whole = session.draft(nodes, shape=shape)
-            assert whole.scores is not None
-            for least in (*map(float, whole.scores[:3]), data.draw(st.floats(0, 1))):
-                part = session.draft(nodes, shape=shape, min_score=least)
-                assert part.scores is not None
-                kept = whole.scores >= np.float32(least)
-                assert part.tokens.tolist() == whole.tokens[kept].tolist()
-                assert part.scores.tolist() == whole.scores[kept].tolist()
-                assert part.depths.tolist() == whole.depths[kept].tolist()
-
-
 def test_costs_cut_a_chain_to_the_best_rate(store: Datastore, calibration: Calibration) -> None:
     with DraftSession([store], [1, 2], calibration=calibration) as session:
         whole = session.draft(16, shape="chain")
