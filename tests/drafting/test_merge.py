@@ -109,18 +109,6 @@ def test_trees_are_merged_by_the_plain_rule(trees: list[Paths], data: st.DataObj
     assert all(one >= other for one, other in pairwise(scores_of(tree)[length:]))
 
 
-@given(trees=st.lists(paths(), min_size=1, max_size=4), nodes=st.integers(0, 20))
-def test_a_smaller_merged_tree_is_the_best_of_a_greater_one_in_any_order(trees: list[Paths], nodes: int) -> None:
-    packed = [tree_of(one) for one in trees]
-    whole, part = merge_trees(packed, DraftLimits(1024))[0], merge_trees(packed, DraftLimits(nodes))[0]
-    assert set(paths_of(part)) <= set(paths_of(whole))
-    assert sorted(scores_of(part)) == sorted(scores_of(whole), reverse=True)[: len(part)][::-1]
-    turned = merge_trees(packed[::-1], DraftLimits(1024))[0]
-    assert dict(zip(paths_of(turned), scores_of(turned), strict=True)) == dict(
-        zip(paths_of(whole), scores_of(whole), strict=True)
-    )
-
-
 @pytest.mark.parametrize(
     "tree",
     [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,6 @@ import pytest
 import rest_store
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.remembering import flush
-from rest_store.drafting.session import DraftSession
 from rest_store.engines import request_drafter
 from rest_store.engines.metrics import EngineMetrics
 from rest_store.engines.request import Chain, EngineRequest, NewRequest, StepRequest
@@ -72,17 +70,8 @@ def test_requests_are_drafted_for_by_their_ids(drafter: RequestDrafter, shape: s
     assert totals(drafter, "errors") == {}
     drafter.drop(["0", "unknown"])
     drafter.finish(["10", "unknown"])
-    assert sorted(drafter.ids) == sorted(str(start) for start in range(20, 100, 10))
+    assert sorted(drafter._requests) == sorted(str(start) for start in range(20, 100, 10))
     assert drafter.draft([StepRequest("0", NOTHING, 8)]) == [scored([], [], [])]
-
-
-def test_a_request_begins_again(drafter: RequestDrafter) -> None:
-    request = Written(drafter, MODEL, "a", [5, 6])
-    write([request], 5)
-    text = request.text
-    write([again := Written(drafter, MODEL, "a", text[:4])], 1)
-    assert drafter.length("a") == len(again.text)
-    assert again.text == text[: len(again.text)]
 
 
 def test_what_was_verified_counts_and_not_what_was_drafted(drafter: RequestDrafter) -> None:
@@ -126,7 +115,7 @@ def test_what_was_written_is_remembered_when_the_engine_rests(tmp_path: Path) ->
             drafter.tend()
     assert flush(drafter._sources.target, None)
     assert totals(drafter, "remembered_documents") == {"": 2}
-    assert drafter.ids == ["a"]
+    assert list(drafter._requests) == ["a"]
     drafter.close()
 
 
@@ -172,14 +161,6 @@ def test_whatever_fails_is_answered_with_no_drafts_and_said_once(
     assert said == ["rest-store: no drafts (propose): MemoryError: no more memory; said once"]
 
 
-def test_sessions_that_cannot_be_closed_are_said(drafter: RequestDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
-    write([Written(drafter, MODEL, "a", [5, 6])], 1)
-    with monkeypatch.context() as patched:
-        patched.setattr(DraftSession, "close", failing)
-        drafter.finish(["a"])
-    assert totals(drafter, "errors") == {"close": 1}
-
-
 def test_tokens_that_no_vocabulary_has_are_done_without(drafter: RequestDrafter) -> None:
     """As embedded prompts have them."""
     drafter.begin(NewRequest("a", [-1, -1], 2))
@@ -206,15 +187,6 @@ def test_interrupts_pass(drafter: RequestDrafter, monkeypatch: pytest.MonkeyPatc
         drafter.draft([StepRequest("a", NOTHING, 8)])
     assert drafter._lock.acquire(blocking=False)
     drafter._lock.release()
-
-
-def test_its_thread_ends_with_it(place: Path) -> None:
-    others = threading.enumerate()  # those of earlier tests may be about to end
-    drafter = made(datastores=[str(place)])
-    (thread,) = [running for running in threading.enumerate() if running.name == "rest-store" and running not in others]
-    drafter.close()
-    drafter.close()
-    thread.join()
 
 
 class SlowService(ScriptedSource):

@@ -92,7 +92,7 @@ def test_texts_are_those_without_drafts(drafter: RequestDrafter, shape: str, is_
     tokens = sum(len(one.output_ids) for one in (first, second, third, fourth))
     assert engine.steps < tokens / 4 / 1.5  # four at a time, of which many tokens at once
     assert errors(drafter) == {}
-    assert drafter.ids == []
+    assert not drafter._requests
 
 
 def test_each_output_is_remembered_as_it_was_given_out(drafter: RequestDrafter, tmp_path: Path) -> None:
