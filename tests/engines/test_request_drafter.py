@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,35 +14,18 @@ import rest_store
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.remembering import flush
 from rest_store.engines import request_drafter
-from rest_store.engines.metrics import EngineMetrics
 from rest_store.engines.request import Chain, EngineRequest, NewRequest, StepRequest
 from rest_store.engines.request_drafter import RequestDrafter
-from rest_store.engines.settings import EngineSettings
-from rest_store.engines.sources import EngineSources
-from tests.shared.engine import VOCABULARY, Clock, Written, cyclic, plain_output, write
+from tests.shared.engine import VOCABULARY, Clock, Written, cyclic, drafter_with, plain_output, write, written_datastore
 from tests.shared.members import ScriptedSource, scored
-from tests.shared.strategies import Corpus, identity, write_datastore
 
-LOG = logging.getLogger("test")
 MODEL = cyclic(VOCABULARY)
 NOTHING = np.empty(0, np.int32)
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A datastore of what the model writes."""
-    texts = [[start, start + 1, *plain_output(MODEL, [start, start + 1], 60)] for start in range(0, 200, 10)]
-    (tmp_path / "ds").mkdir()
-    return write_datastore(tmp_path / "ds", Corpus(VOCABULARY, [texts]))
-
-
-def made(clock: Clock | None = None, **settings: Any) -> RequestDrafter:
-    read = EngineSettings.read(settings, "settings")
-    tokenizer = identity(VOCABULARY)
-    sources = EngineSources(read, tokenizer, name="test", vocabulary_size=VOCABULARY, where="settings", log=LOG)
-    return RequestDrafter(
-        sources, EngineMetrics(sources.labels, LOG), vocabulary_size=VOCABULARY, clock=clock or Clock()
-    )
+def place(tmp_path: Path) -> str:
+    return written_datastore(tmp_path / "ds", MODEL)
 
 
 def totals(drafter: RequestDrafter, name: str) -> dict[str, float]:
@@ -52,8 +34,8 @@ def totals(drafter: RequestDrafter, name: str) -> dict[str, float]:
 
 
 @pytest.fixture
-def drafter(place: Path) -> Iterator[RequestDrafter]:
-    drafter = made(datastores=[str(place)])
+def drafter(place: str) -> Iterator[RequestDrafter]:
+    drafter = drafter_with(datastores=[place])
     yield drafter
     drafter.close()
 
@@ -87,7 +69,7 @@ def test_what_was_verified_counts_and_not_what_was_drafted(drafter: RequestDraft
 
 def test_finished_requests_are_remembered_once(tmp_path: Path) -> None:
     memory = str(tmp_path / "memory")
-    drafter = made(remember=memory)
+    drafter = drafter_with(remember=memory)
     prompt = list(range(30))
     requests = [Written(drafter, MODEL, name, prompt) for name in ("a", "same", "dropped", "open")]
     requests[2].text[-1:] = [7]
@@ -106,7 +88,7 @@ def test_finished_requests_are_remembered_once(tmp_path: Path) -> None:
 def test_what_was_written_is_remembered_when_the_engine_rests(tmp_path: Path) -> None:
     clock = Clock()
     clock.look = 0.0
-    drafter = made(clock, remember=str(tmp_path / "memory"))
+    drafter = drafter_with(clock, remember=str(tmp_path / "memory"))
     request = Written(drafter, MODEL, "a", [5, 6])
     for steps in (5, 3):
         write([request], steps)
@@ -197,11 +179,11 @@ class SlowService(ScriptedSource):
         return super().receive(timeout)
 
 
-def test_a_service_that_brings_nothing_is_hardly_asked_and_the_rest_drafts_on(place: Path) -> None:
+def test_a_service_that_brings_nothing_is_hardly_asked_and_the_rest_drafts_on(place: str) -> None:
     lengths = []
     for service in (None, SlowService(scored([299], [-1], [0.5]))):
         clock = Clock()
-        drafter = made(clock, datastores=[str(place)])
+        drafter = drafter_with(clock, datastores=[place])
         if service is not None:
             drafter._sources._sources.append(service)
             drafter._sources.here = 0b1101

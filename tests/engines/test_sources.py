@@ -29,7 +29,7 @@ from rest_store.errors import (
 )
 from rest_store.live.live_datastore import LiveDatastore
 from tests.shared.clients import free_port
-from tests.shared.engine import Clock, Model, Written, cyclic, plain_output, write
+from tests.shared.engine import Clock, Model, Written, cyclic, write, written_datastore
 from tests.shared.live import until
 from tests.shared.services import PATIENCE, running
 from tests.shared.strategies import ONE_TO_NINE, Corpus, identity, write_datastore
@@ -46,12 +46,6 @@ def opened(*, tokenizer: object = None, vocabulary_size: int = VOCABULARY, **set
 def datastore(directory: Path, corpus: Corpus = ONE_TO_NINE) -> str:
     directory.mkdir()
     return str(write_datastore(directory, corpus))
-
-
-def of_model(directory: Path) -> str:
-    """A datastore of what the cyclic model writes."""
-    texts = [[start, start + 1, *plain_output(cyclic(VOCABULARY), [start, start + 1], 60)] for start in range(100)]
-    return datastore(directory, Corpus(VOCABULARY, [texts]))
 
 
 def test_a_datastore_named_twice_is_one(tmp_path: Path) -> None:
@@ -129,7 +123,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_service_drafts(tmp_path: Path, drafting: str) -> None:
     """Or a copy of its datastore, which is there while the service is not."""
     settings = {"drafting": drafting, "cache": str(tmp_path / "cache"), "source_timeout": 60}
-    with running(of_model(tmp_path / "ds")) as service:
+    with running(written_datastore(tmp_path / "ds", cyclic(VOCABULARY))) as service:
         made = opened(datastores=[service.target], **settings)
         assert made.labels[0] == service.target
         assert len(made.stores) == (drafting == "local")

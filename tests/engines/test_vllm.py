@@ -21,7 +21,7 @@ from rest_store.engines import metrics
 from rest_store.engines.vllm import plugin
 from rest_store.engines.vllm.candidates import Candidate, drafts_on_device
 from rest_store.errors import DatastoreNotFoundError, EngineSettingsError, TokenizerMismatchError
-from tests.shared.engine import VOCABULARY, Engine, Request, ScriptedHead, Vllm, cyclic, plain_output
+from tests.shared.engine import VOCABULARY, Engine, Request, ScriptedHead, Vllm, cyclic, plain_output, written_datastore
 from tests.shared.members import scored
 from tests.shared.recycled import recycled_rows
 from tests.shared.strategies import ONE_TO_NINE, Corpus, identity, write_datastore
@@ -56,10 +56,7 @@ def vllm(start: Callable[..., Vllm]) -> Vllm:
 
 @pytest.fixture
 def place(tmp_path: Path) -> str:
-    """A datastore of what the model writes."""
-    texts = [[start, start + 1, *plain_output(MODEL, [start, start + 1], 60)] for start in range(0, 200, 10)]
-    (tmp_path / "ds").mkdir()
-    return str(write_datastore(tmp_path / "ds", Corpus(VOCABULARY, [texts])))
+    return written_datastore(tmp_path / "ds", MODEL)
 
 
 def totals(engine: Engine, name: str) -> dict[str, float]:

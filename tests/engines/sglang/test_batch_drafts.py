@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,12 @@ from hypothesis import strategies as st
 
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.remembering import flush
-from rest_store.engines.metrics import EngineMetrics
 from rest_store.engines.request_drafter import RequestDrafter
-from rest_store.engines.settings import EngineSettings
 from rest_store.engines.sglang.batch_drafts import BatchDrafts
 from rest_store.engines.sglang.verify_arrays import verify_arrays
-from rest_store.engines.sources import EngineSources
 from rest_store.live.live_datastore import LiveDatastore
 from tests.engines.sglang.scheduler import NODES, Scheduler, request
-from tests.shared.engine import VOCABULARY, cyclic, plain_output
+from tests.shared.engine import VOCABULARY, cyclic, drafter_with, plain_output
 from tests.shared.strategies import Corpus, identity, write_datastore
 
 MODEL = cyclic(VOCABULARY)
@@ -45,10 +41,7 @@ def datastore(tmp_path: Path) -> str:
 
 @pytest.fixture
 def drafter(datastore: str, tmp_path: Path) -> Iterator[RequestDrafter]:
-    settings = EngineSettings.read({"datastores": [datastore], "remember": str(tmp_path / "live")}, "settings")
-    log, tokenizer = logging.getLogger("test"), identity(VOCABULARY)
-    sources = EngineSources(settings, tokenizer, name="m", vocabulary_size=VOCABULARY, where="settings", log=log)
-    drafter = RequestDrafter(sources, EngineMetrics(sources.labels, log), vocabulary_size=VOCABULARY)
+    drafter = drafter_with(datastores=[datastore], remember=str(tmp_path / "live"))
     yield drafter
     drafter.close()
 

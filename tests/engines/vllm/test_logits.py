@@ -7,11 +7,9 @@ from typing import Any
 
 import pytest
 
-from rest_store.datastore.datastore import Datastore
 from rest_store.drafting.batch import accept_all
 from rest_store.engines import request_drafter
 from tests.engines.vllm.engine import IN_VLLM, SCARCE, Request, answers, counted, drafter_of, engine
-from tests.shared.recycled import recycled_rows
 
 pytestmark = IN_VLLM
 
@@ -49,8 +47,5 @@ def test_likely_tokens_are_those_of_their_positions(
         assert counted(llm, "num_preemptions") > 0
         batch = drafter_of(llm)
         assert not errors(batch.metrics.totals())
-        rows = recycled_rows(batch._sources._logits, Datastore.open(datastore).vocabulary_size)
     assert checked.wrong == 0
     assert checked.right > 300
-    assert len(rows) > checked.right
-    assert all(len(set(likely)) == 8 for _, likely in rows)
