@@ -20,17 +20,6 @@ from tests.engines.vllm.engine import (
 
 pytestmark = IN_VLLM
 GREEDY = {"temperature": 0.0, "max_tokens": 40}
-SETTINGS: dict[str, dict[str, Any]] = {
-    "log probabilities": {"logprobs": 2},
-    "of the prompt": {"prompt_logprobs": 1},
-    "repetition": {"repetition_penalty": 1.2},
-    "presence and frequency": {"presence_penalty": 0.5, "frequency_penalty": 0.5},
-    "at least": {"min_tokens": 30, "stop_token_ids": list(range(0, 250, 2))},
-    "stop at tokens": {"stop_token_ids": list(range(0, 350, 23))},
-    "stop at text": {"stop": ["e", "a"]},
-    "past the end": {"ignore_eos": True},
-    "some words": {"bad_words": ["return", "for", "the"]},
-}
 
 
 @pytest.fixture(scope="module")
@@ -47,16 +36,6 @@ def test_texts_are_those_of_plain_vllm(drafted: Any, requests: list[Request], te
     assert counted(drafted, "num_preemptions") > 0
     assert counted(drafted, "spec_decode_num_accepted_tokens") > 20
     assert counted(drafted, "spec_decode_num_accepted_tokens") < counted(drafted, "spec_decode_num_draft_tokens")
-
-
-def test_texts_with_other_settings(drafted: Any, plain: Any, requests: list[Request]) -> None:
-    asked = [
-        Request(request.prompt, {**GREEDY, **settings})
-        for request, settings in zip(requests, SETTINGS.values(), strict=False)
-    ]
-    expected = answers(plain, asked)
-    assert dict(zip(SETTINGS, answers(drafted, asked), strict=True)) == dict(zip(SETTINGS, expected, strict=True))
-    assert len({tuple(text) for text in expected}) == len(SETTINGS)
 
 
 def test_structured_output(drafted: Any, plain: Any, requests: list[Request]) -> None:
