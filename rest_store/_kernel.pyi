@@ -200,7 +200,6 @@ def fit_gbdt(
     ends: npt.NDArray[np.uint32],
     trees: int,
     rate: float,
-    ridge: float,
     row_share: float,
     /,
 ) -> bytes:

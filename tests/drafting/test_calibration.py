@@ -84,7 +84,7 @@ def test_rows_that_do_not_belong_together_are_refused() -> None:
         holed[17, 3] = value
         refused(CalibrationError, lambda holed=holed: Calibration.fit(holed, labels, ends), "finite")  # type: ignore[misc]
     refused(CalibrationError, lambda: Calibration.fit(features, labels, [-1, 40]))
-    for options in ({"rate": float("nan")}, {"ridge": -1.0}, {"row_share": 0.0}, {"row_share": 1.5}, {"trees": -1}):
+    for options in ({"rate": float("nan")}, {"row_share": 0.0}, {"row_share": 1.5}, {"trees": -1}):
         refused(CalibrationError, lambda options=options: Calibration.fit(features, labels, ends, **options))  # type: ignore[misc]
     refused(CalibrationError, lambda: Calibration(b"gbdt"))
     refused(CalibrationError, lambda: Calibration(bytes(4), [0.0]))

@@ -28,3 +28,9 @@ def test_what_is_no_number_and_what_is_masked_is_not_likely() -> None:
     assert most_likely(logits, 3).tolist() == [[150, 5, -1], [70, -1, -1], [-1, -1, -1]]
     logits[2, 9] = np.inf
     assert most_likely(logits, 1).tolist() == [[150], [70], [9]]
+
+
+def test_rows_may_be_parts_of_wider_ones() -> None:
+    wide = np.random.default_rng(0).random((4, 300), np.float32)
+    assert most_likely(wide[:, 20:120], 2).tolist() == most_likely(wide[:, 20:120].copy(), 2).tolist()
+    assert most_likely(wide[:0], 2).shape == (0, 2)
