@@ -1,10 +1,9 @@
 """Measure what it costs to look drafts up a step ahead, as the plug-in of vLLM does where steps are scheduled ahead.
 
 Recordings are replayed as in an engine that verifies K draft tokens a step: drafts from a text as it is, and from the
-text as it was before the step under way, with a chain or a tree of so many nodes for each token that a lookup must
-reach (2 K + 1). Of a lookup ahead, the device takes the tokens that follow what that step has written. Where it has
-none, rows have those of vLLM's n-gram lookup on the device, after the latest of the longest n-grams of 2 to 5 tokens.
-The first step, which reads the prompt, has no drafts.
+text as it was before the step under way, with a chain of 2 K + 1 tokens. Of a lookup ahead, the device takes the tokens
+that follow what that step has written. Where it has none, rows have those of vLLM's n-gram lookup on the device, after
+the latest of the longest n-grams of 2 to 5 tokens. The first step, which reads the prompt, has no drafts.
 
 Reported by set: M, the nodes of a lookup, the tokens verified in a step, and the median microseconds of a lookup.
 """
@@ -31,15 +30,13 @@ from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
-from rest_store.engines.vllm.candidates import Candidates
+from rest_store.engines.vllm.candidates import Candidate
 from rest_store.options import SETTINGS
 
-WAYS = {
+WAYS = {  # steps that a lookup is ahead; -1: there is none
     "n-grams alone": -1,
     "waiting": 0,
     "ahead, a chain": 1,
-    "ahead, 2 nodes a token": 2,
-    "ahead, 4 nodes a token": 4,
 }
 
 
@@ -72,12 +69,12 @@ class Engine:
     Args:
         session: its session.
         prompt: int32[n].
-        nodes: of a lookup ahead, for each token that it must reach; 1: chains, 0: the text is waited for, -1: none.
+        ahead: steps that a lookup is ahead; 0: the text is waited for, -1: there is none.
         lookups: gets the nodes and the microseconds of each lookup.
     """
 
-    def __init__(self, session: DraftSession, prompt: Tokens, nodes: int, lookups: list[tuple[int, float]]) -> None:
-        self._session, self._nodes, self._lookups = session, nodes, lookups
+    def __init__(self, session: DraftSession, prompt: Tokens, ahead: int, lookups: list[tuple[int, float]]) -> None:
+        self._session, self._ahead, self._lookups = session, ahead, lookups
         self._ngrams = NgramLookup(prompt)
         self._draft, self._most = chain_of([]), 0
 
@@ -89,21 +86,20 @@ class Engine:
     def accept(self, tokens: Tokens, top_k: Tokens | None) -> None:
         """Take what the step has written, and look the next draft up, before or after that is known."""
         self._ngrams.accept(tokens)
-        if self._nodes == 0:
+        if self._ahead == 0:
             self._session.accept(tokens, top_k)
-            self._draft = self._lookup(self._most, "chain")
+            self._draft = self._lookup(self._most)
         else:
             chain: list[int] = []
-            if self._nodes > 0:
-                tree = self._lookup(self._nodes * (2 * self._most + 1), "chain" if self._nodes == 1 else "tree")
-                candidates = Candidates.of(tree, self._most + 1, self._most, lambda scores: True)
-                chain = candidates.draft(tokens, self._most).chain.tokens
+            if self._ahead > 0:
+                tree = self._lookup(2 * self._most + 1)
+                chain = Candidate.of(tree, self._most + 1, self._most, lambda scores: True).draft(tokens).chain.tokens
             self._draft = chain_of(chain or self._ngrams.draft(self._most))
             self._session.accept(tokens, top_k)
 
-    def _lookup(self, nodes: int, shape: str) -> TokenTree:
+    def _lookup(self, nodes: int) -> TokenTree:
         began = time.perf_counter()
-        tree = self._session.draft(nodes, shape=shape)
+        tree = self._session.draft(nodes, shape="chain")
         self._lookups.append((len(tree), 1e6 * (time.perf_counter() - began)))
         return tree
 
@@ -149,20 +145,20 @@ def main(
     rows = []
     for most in draft_tokens:
         for name in sets if len(sets) > 2 else ["all"]:
-            for way, nodes in WAYS.items():
-                rows.append({"set": name, "draft tokens": most, "way": way, **measure(sets[name], stores, most, nodes)})
+            for way, ahead in WAYS.items():
+                rows.append({"set": name, "draft tokens": most, "way": way, **measure(sets[name], stores, most, ahead)})
                 click.echo(", ".join(f"{key} {value}" for key, value in rows[-1].items()))
     write_result(out, "lag", click.get_current_context().params, ("numpy",), {"rows": rows})
 
 
-def measure(recordings: Sequence[Recording], stores: Sequence[object], most: int, nodes: int) -> dict[str, Any]:
+def measure(recordings: Sequence[Recording], stores: Sequence[object], most: int, ahead: int) -> dict[str, Any]:
     """Return the figures of one way over some recordings."""
     lookups: list[tuple[int, float]] = []
     calibration = Calibration.default()
 
     def opening(prompt: Tokens) -> AbstractContextManager[Drafter]:
         sources = [*stores, PromptLookup(), RecycledLogits()]
-        return closing(Engine(DraftSession(sources, prompt, calibration=calibration), prompt, nodes, lookups))
+        return closing(Engine(DraftSession(sources, prompt, calibration=calibration), prompt, ahead, lookups))
 
     outcome = walk(recordings, opening, max_nodes=most)
     tokens, steps, drafted = (

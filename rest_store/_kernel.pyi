@@ -136,9 +136,7 @@ class NativeSession:
         """Begin the text."""
 
     # For each step.
-    def draft(
-        self, max_nodes: int, costs: npt.NDArray[np.float64], is_chain: bool = False, min_score: float = 0.0
-    ) -> PackedDraft:
+    def draft(self, max_nodes: int, costs: npt.NDArray[np.float64], is_chain: bool = False) -> PackedDraft:
         """Return the next draft; empty `costs`: it is not cut."""
 
     def accept(self, tokens: Tokens, top_k: TopK | None, node_top_k: TopK | None) -> int:
@@ -162,9 +160,7 @@ class NativeSession:
     def recorded(self) -> tuple[bytes, bytes, bytes]:
         """Return features float32[rows, FEATURES], labels uint8[rows] and ends uint32[places] since the last call."""
 
-def draft_all(
-    sessions: Sequence[NativeSession], max_nodes: Sequence[int], is_chain: bool, min_score: float, /
-) -> list[PackedDraft]:
+def draft_all(sessions: Sequence[NativeSession], max_nodes: Sequence[int], is_chain: bool, /) -> list[PackedDraft]:
     """Return what `NativeSession.draft` returns for each of different sessions, on all cores."""
 
 def accept_all(
@@ -177,7 +173,7 @@ def accept_all(
     """Do what `NativeSession.accept` does for each of different sessions; raises before anything is appended."""
 
 def merge_trees(
-    trees: Sequence[PackedDraft], max_nodes: int, costs: npt.NDArray[np.float64], is_chain: bool, min_score: float, /
+    trees: Sequence[PackedDraft], max_nodes: int, costs: npt.NDArray[np.float64], is_chain: bool, /
 ) -> tuple[PackedDraft, list[bytes]]:
     """Return the draft that trees make together, and for each tree its nodes there, int32[N], -1: cut.
 
@@ -204,7 +200,6 @@ def fit_gbdt(
     ends: npt.NDArray[np.uint32],
     trees: int,
     rate: float,
-    ridge: float,
     row_share: float,
     /,
 ) -> bytes:

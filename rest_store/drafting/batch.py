@@ -20,7 +20,6 @@ def draft_all(
     max_nodes: int | Sequence[int] = 16,
     *,
     shape: str = "tree",
-    min_score: float = 0.0,
     services: bool = True,
 ) -> list[TokenTree]:
     """Return the next draft of each session: what its `draft` alone would return.
@@ -32,12 +31,11 @@ def draft_all(
         sessions: different ones. They may share sources and a calibration, which learns in `accept_all` only.
         max_nodes: most draft tokens of each, or one number for each session, 0..1024.
         shape: as in `DraftSession.draft`.
-        min_score: the same.
         services: the same.
 
     Raises:
         BatchError: a session is given twice, something is no session, or there are not as many numbers as sessions.
-        LimitError: `max_nodes` or `min_score` out of range, or an unknown `shape`.
+        LimitError: `max_nodes` out of range, or an unknown `shape`.
         SessionClosedError: a session is closed.
 
     If this raises, no session was asked. Interrupts pass through as in `DraftSession.draft`, for all sessions.
@@ -47,7 +45,7 @@ def draft_all(
     if len(numbers) != len(sessions):
         expected = f"{len(sessions)}, one for each session"
         raise BatchError(describe("draft_all", "number of max_nodes", len(numbers), expected))
-    limits = [DraftLimits.of(most, None, shape, min_score) for most in numbers]
+    limits = [DraftLimits.of(most, None, shape) for most in numbers]
     trees = draft_step([session.sources for session in sessions], limits, services=services)
     for session, tree in zip(sessions, trees, strict=True):
         session.statistics.add_step(len(tree), session.sources.drops, session.sources.waited)

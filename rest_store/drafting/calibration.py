@@ -110,7 +110,6 @@ class Calibration:
         *,
         trees: int = 250,
         rate: float = 0.12,
-        ridge: float = 20.0,
         row_share: float = 0.35,
         provenance: Mapping[str, Any] | None = None,
     ) -> Calibration:
@@ -122,7 +121,6 @@ class Calibration:
             ends: uint32[places], where the rows of each place end; at most one row of a place is right.
             trees: number of trees.
             rate: learning rate.
-            ridge: L2 regularisation of leaves.
             row_share: share of the places that each tree is fitted to.
             provenance: kept with the calibration.
 
@@ -138,7 +136,6 @@ class Calibration:
                 np.ascontiguousarray(ends, np.uint32),
                 trees,
                 rate,
-                ridge,
                 row_share,
             )
         except (TypeError, ValueError, OverflowError) as error:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.kernel import MAX_NODES
-from rest_store.datastore.validation import IntSequence, limit, real
+from rest_store.datastore.validation import IntSequence, limit
 from rest_store.errors import ContextTypeError, LimitError, TokenRangeError, describe
 
 NO_COSTS = np.zeros(0)  # for a draft that is not cut to the size with the most tokens per second
@@ -26,27 +26,22 @@ class DraftLimits(NamedTuple):
         max_nodes: most draft tokens, 0..1024.
         costs: those of `DraftSession.draft`, float64[n + 1]; empty: the draft is not cut.
         is_chain: whether it is to be a chain.
-        min_score: the draft ends before the first node with a lower score.
     """
 
     max_nodes: int
     costs: npt.NDArray[np.float64] = NO_COSTS
     is_chain: bool = False
-    min_score: float = 0.0
 
     @classmethod
-    def of(cls, max_nodes: object, costs: npt.ArrayLike | None, shape: object, min_score: object) -> DraftLimits:
+    def of(cls, max_nodes: object, costs: npt.ArrayLike | None, shape: object) -> DraftLimits:
         """Return the limits that the arguments of `DraftSession.draft` mean; raise LimitError as it does."""
         nodes = limit("max_nodes", max_nodes, MAX_NODES, least=0, where="draft session")
         if shape not in ("tree", "chain"):
             raise LimitError(describe("draft session", "shape", repr(shape), "'tree' or 'chain'"))
-        score = min_score if type(min_score) is float else real(min_score)
-        if not 0 <= score <= 1:
-            raise LimitError(describe("draft session", "min_score", repr(min_score), "0..1"))
         if costs is None:
-            return cls(nodes, NO_COSTS, shape == "chain", score)
+            return cls(nodes, NO_COSTS, shape == "chain")
         times = _times_of(costs, nodes)
-        return cls(times.size - 1, times, shape == "chain", score)
+        return cls(times.size - 1, times, shape == "chain")
 
 
 def _times_of(costs: npt.ArrayLike, nodes: int) -> npt.NDArray[np.float64]:

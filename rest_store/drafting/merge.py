@@ -22,7 +22,7 @@ def merge_trees(trees: Sequence[TokenTree], limits: DraftLimits) -> tuple[TokenT
 
     Args:
         trees: with scores and origins; no score is greater than that of the parent, and no path is there twice.
-        limits: of the merged tree: `min_score` and `max_nodes` cut it, then `costs` do, to the size that makes
+        limits: of the merged tree: `max_nodes` cuts it, then `costs` do, to the size that makes
             (1 + sum of scores) / time greatest. A chain follows the likeliest token of each place.
 
     Returns:

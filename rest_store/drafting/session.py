@@ -149,7 +149,6 @@ class DraftSession:
         costs: npt.ArrayLike | None = None,
         *,
         shape: str = "tree",
-        min_score: float = 0.0,
         services: bool = True,
     ) -> TokenTree:
         """Return the draft that is worth verifying next.
@@ -165,14 +164,13 @@ class DraftSession:
             costs: float[n + 1], the time of a step that verifies 0, 1, .. n draft tokens, in any unit. The draft then
                 has the number of nodes that makes (1 + sum of scores) / time greatest, which may be 0.
             shape: "tree", or "chain": one path, for engines that verify no trees.
-            min_score: nodes with a lower score are left out, 0..1; then drafting takes less time, too.
             services: whether services are asked in this step; what is in this process drafts in any case.
 
         Returns:
             The draft, with `scores` and `origins`; its counts are zero. The parents of a chain are -1, 0, 1 ..
 
         Raises:
-            LimitError: `max_nodes` or `min_score` out of range, `costs` that are not 1-D positive numbers, or an
+            LimitError: `max_nodes` out of range, `costs` that are not 1-D positive numbers, or an
                 unknown `shape`.
             SessionClosedError: after `close`.
 
@@ -180,7 +178,7 @@ class DraftSession:
         through, and the session is as if nothing had been drafted since the last `accept`.
         """
         self.sources.require_open("draft")
-        [tree] = draft_step([self.sources], [DraftLimits.of(max_nodes, costs, shape, min_score)], services=services)
+        [tree] = draft_step([self.sources], [DraftLimits.of(max_nodes, costs, shape)], services=services)
         self.statistics.add_step(len(tree), self.sources.drops, self.sources.waited)
         return tree
 

@@ -328,7 +328,7 @@ def draft_step(sessions: Sequence[SessionSources], limits: Sequence[DraftLimits]
 
     Args:
         sessions: different ones.
-        limits: of each; for several sessions without costs, with one shape and one lowest score.
+        limits: of each; for several sessions without costs, with one shape.
         services: whether members are asked.
     """
     try:
@@ -365,6 +365,5 @@ def _draft_by_kernel(
         return {i: sessions[i].native.draft(*limits[i]) for i in chosen}
     if not chosen:
         return {}
-    _, _, chain, min_score = limits[0]
     natives, nodes = [sessions[i].native for i in chosen], [limits[i].max_nodes for i in chosen]
-    return dict(zip(chosen, native_kernel().draft_all(natives, nodes, chain, min_score), strict=True))
+    return dict(zip(chosen, native_kernel().draft_all(natives, nodes, limits[0].is_chain), strict=True))

@@ -23,8 +23,6 @@ from rest_store.errors import LimitError, ManifestError, RecycledLogitsError, So
 if TYPE_CHECKING:
     from rest_store._kernel import NativeRecycledLogits
 
-_MAX_SOURCES = 8
-
 # A row is 21 numbers, little-endian int32: the last four tokens of a context, the last one first; the eight most likely
 # next tokens, the likeliest first; their weights; and the number of forward passes that they are from, at most 255. -1
 # where there are fewer tokens.
@@ -145,8 +143,6 @@ def require_sources(where: str, sources: object) -> None:
     most_stores = int(native_kernel().MAX_STORES)
     if not isinstance(sources, Sequence) or isinstance(sources, str | bytes):
         raise SourceError(describe(where, "sources", _kind(sources), "a list of sources"))
-    if len(sources) > _MAX_SOURCES:
-        raise SourceError(describe(where, "number of sources", len(sources), f"at most {_MAX_SOURCES}"))
     for place, source in enumerate(sources):
         if isinstance(source, type) or not isinstance(source, Source):
             expected = "a datastore, a DatastoreClient, a PromptLookup or a RecycledLogits"

@@ -64,11 +64,6 @@ class RequestDrafter:
         request = self._requests.get(id)
         return 0 if request is None else len(request)
 
-    @property
-    def ids(self) -> list[str]:
-        """The requests that have begun and not ended."""
-        return list(self._requests)
-
     def begin(self, request: NewRequest) -> None:
         """Begin a request, or begin it anew with another text; its session is opened with its first draft."""
         with self._lock:
@@ -243,10 +238,6 @@ class RequestDrafter:
                     target.add([document.tokens for document in documents], ids=[document.id for document in documents])
                 except Exception as error:
                     self.metrics.count_error("remember", error)
-            try:
-                self._sources.save_logits()
-            except Exception as error:
-                self.metrics.count_error("logits", error)
             self._sources.close()
 
 

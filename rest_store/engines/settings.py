@@ -28,8 +28,6 @@ class EngineSettings:
         drafting: "local": datastores from elsewhere are copied, and the copies of live ones kept up to date; "remote":
             each step asks their services for drafts.
         cache: directory for the copies; None: `~/.cache/rest-store`.
-        logits: a file for what the model found likely: loaded when the engine starts, if it exists, and saved when the
-            engine ends; None: each engine begins anew.
         source_timeout: seconds that a step waits for services, for the whole batch together.
         token_file: file with a bearer token for services; None: the environment variable `REST_STORE_TOKEN`.
         tls: whether services are reached through TLS; the other TLS settings imply it.
@@ -44,7 +42,6 @@ class EngineSettings:
     namespace: str = ""
     drafting: str = "local"
     cache: str | None = None
-    logits: str | None = None
     source_timeout: float = _SOURCE_TIMEOUT
     token_file: str | None = None
     tls: bool = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,8 +23,6 @@ from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_so
 from rest_store.engines.settings import EngineSettings
 from rest_store.errors import (
     DeadlineError,
-    EngineSettingsError,
-    RecycledLogitsError,
     ServiceUnavailableError,
     TokenizerLoadError,
     TokenRangeError,
@@ -56,7 +53,7 @@ class EngineSources:
         target: what finished requests are added to; None: nothing.
 
     Raises:
-        RestStoreError: of the subclass for the cause: something cannot be opened or saved, or has another tokenizer, or
+        RestStoreError: of the subclass for the cause: something cannot be opened, or has another tokenizer, or
             there are too many sources.
     """
 
@@ -74,6 +71,7 @@ class EngineSources:
         self._identity = None if tokenizer is None else identity_of(tokenizer, name)
         self._timeout = settings.source_timeout
         self._calibration = Calibration.default()
+        self._logits = RecycledLogits()
         places = dict.fromkeys(map(_normal, settings.datastores))
         remember = None if settings.remember is None else _normal(settings.remember)
         if remember is not None:
@@ -88,8 +86,6 @@ class EngineSources:
             self._sources = list(sources.values())
             require_sources(where, [*self._sources, PromptLookup()])
             self._require_same_tokenizers(vocabulary_size)
-            self._logits_file = None if settings.logits is None else Path(settings.logits)
-            self._logits = self._recycled_logits(where)
             self._stack = stack.pop_all()
         self.labels = [*("memory" if place == remember else place for place in places), "prompt", "logits"]
         elsewhere = [bit for bit, source in enumerate(self._sources) if not isinstance(source, Store)]
@@ -120,29 +116,6 @@ class EngineSources:
             if store.vocabulary_size > vocabulary_size:
                 found, expected = store.vocabulary_size, f"at most the model's {vocabulary_size}"
                 raise TokenRangeError(describe(store.path, "vocabulary size", found, expected))
-
-    def _recycled_logits(self, where: str) -> RecycledLogits:
-        """Return the recycled logits of the file; new ones if there is no file yet and it can be written later."""
-        file = self._logits_file
-        if file is None:
-            return RecycledLogits()
-        if self._identity is None:
-            expected = "a model with a tokenizer, or a datastore, which has one"
-            raise EngineSettingsError(describe(where, "tokenizer for logits", "unknown", expected))
-        if file.exists():
-            return RecycledLogits.load(file, self._identity)
-        if not os.access(file.parent, os.W_OK):
-            raise RecycledLogitsError(describe(file, "directory", "absent or read-only", "a writable one"))
-        return RecycledLogits()
-
-    def save_logits(self) -> None:
-        """Write the recycled logits, if the settings name a file and something was learnt.
-
-        Raises:
-            RecycledLogitsError: the file cannot be written.
-        """
-        if self._logits_file is not None and self._identity is not None and len(self._logits):
-            self._logits.save(self._logits_file, self._identity)
 
     @property
     def stores(self) -> Sequence[Store]:

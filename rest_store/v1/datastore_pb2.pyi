@@ -103,18 +103,16 @@ class Accepted(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[int]] = ..., top_k: _Optional[_Union[TopK, _Mapping]] = ..., node_top_k: _Optional[_Union[TopK, _Mapping]] = ...) -> None: ...
 
 class TreeRequest(_message.Message):
-    __slots__ = ("max_nodes", "sequence", "costs", "chain", "min_score")
+    __slots__ = ("max_nodes", "sequence", "costs", "chain")
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     COSTS_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
-    MIN_SCORE_FIELD_NUMBER: _ClassVar[int]
     max_nodes: int
     sequence: int
     costs: StepCosts
     chain: bool
-    min_score: float
-    def __init__(self, max_nodes: _Optional[int] = ..., sequence: _Optional[int] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., chain: bool = ..., min_score: _Optional[float] = ...) -> None: ...
+    def __init__(self, max_nodes: _Optional[int] = ..., sequence: _Optional[int] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., chain: bool = ...) -> None: ...
 
 class StepCosts(_message.Message):
     __slots__ = ("of_step",)

@@ -73,7 +73,7 @@ def test_drafting_is_measured(inputs: list[Any], tmp_path: Path) -> None:
 def test_lookups_ahead_are_measured(inputs: list[Any], tmp_path: Path) -> None:
     rows = run(bench_lag, tmp_path / "lag.json", *inputs, "--draft-tokens", 4)["rows"]
     means = {row["way"]: row["M"] for row in rows}
-    assert 1 <= means["n-grams alone"] < means["ahead, 4 nodes a token"] < means["waiting"] < 5
+    assert 1 <= means["n-grams alone"] < means["ahead, a chain"] < means["waiting"] < 5
     assert all(row["verified"] <= 4 for row in rows)
 
 

@@ -37,7 +37,7 @@ def test_a_batch_drafts_and_learns_what_its_sessions_do_alone(data: st.DataObjec
     """Two sets of the same sessions, each with a calibration and recycled logits of its own that its sessions share."""
     corpus = data.draw(corpora())
     texts = [data.draw(contexts(corpus)) for _ in range(data.draw(st.integers(0, 11)))]
-    shape, least = data.draw(st.sampled_from(["tree", "chain"])), data.draw(st.sampled_from([0.0, 0.1, 0.5]))
+    shape = data.draw(st.sampled_from(["tree", "chain"]))
     nodes = [data.draw(st.sampled_from([0, 1, 8, 16, 64])) for _ in texts]
     with tempfile.TemporaryDirectory() as directory:
         store = open_datastore(Path(directory), corpus)
@@ -49,8 +49,8 @@ def test_a_batch_drafts_and_learns_what_its_sessions_do_alone(data: st.DataObjec
 
         batch, others = opened(together), opened(alone)
         for step in range(3):
-            trees = draft_all(batch, nodes, shape=shape, min_score=least)
-            alike = [one.draft(most, shape=shape, min_score=least) for one, most in zip(others, nodes, strict=True)]
+            trees = draft_all(batch, nodes, shape=shape)
+            alike = [one.draft(most, shape=shape) for one, most in zip(others, nodes, strict=True)]
             assert trees == alike
             for tree, other in zip(trees, others, strict=True):
                 assert tree.scores is not None
@@ -84,7 +84,6 @@ def test_a_batch_that_cannot_be_asked_is_refused_before_anything_happens(store: 
     refused(LimitError, lambda: draft_all([one, other], [8, 1025]), "max_nodes")
     refused(LimitError, lambda: draft_all([one, other], 1.5), "max_nodes")  # type: ignore[arg-type]
     refused(LimitError, lambda: draft_all([one, other], shape="path"), "shape")
-    refused(LimitError, lambda: draft_all([one, other], min_score=2), "min_score", "2", "0..1")
     refused(EmptyContextError, lambda: accept_all([one, other], [[3], []]), "tokens")
     refused(ContextTypeError, lambda: accept_all([one, other], [[3], [[4]]]), "tokens")  # type: ignore[list-item]
     refused(TokenRangeError, lambda: accept_all([one, other], [[3], [-1]]), "-1")

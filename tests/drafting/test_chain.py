@@ -56,40 +56,6 @@ def test_a_chain_is_a_path_of_the_tree_with_the_same_scores(data: st.DataObject)
     assert len(chain) == nodes or is_leaf or chain.scores[-1] < 0.01
 
 
-@settings(max_examples=25)
-@given(data=st.data())
-def test_a_draft_may_end_at_a_score(data: st.DataObject) -> None:
-    corpus = data.draw(corpora())
-    context = data.draw(contexts(corpus))
-    shape, nodes = data.draw(st.sampled_from(["tree", "chain"])), data.draw(st.sampled_from([1, 8, 16, 64]))
-    with tempfile.TemporaryDirectory() as directory:
-        store = open_datastore(Path(directory), corpus)
-        with DraftSession([PromptLookup(), store], context) as session:
-            whole = session.draft(nodes, shape=shape)
-            assert whole.scores is not None
-            for least in (*map(float, whole.scores[:3]), data.draw(st.floats(0, 1))):
-                part = session.draft(nodes, shape=shape, min_score=least)
-                assert part.scores is not None
-                kept = whole.scores >= np.float32(least)
-                assert part.tokens.tolist() == whole.tokens[kept].tolist()
-                assert part.scores.tolist() == whole.scores[kept].tolist()
-                assert part.depths.tolist() == whole.depths[kept].tolist()
-
-
-def test_costs_cut_a_chain_to_the_best_rate(store: Datastore, calibration: Calibration) -> None:
-    with DraftSession([store], [1, 2], calibration=calibration) as session:
-        whole = session.draft(16, shape="chain")
-        assert whole.scores is not None
-        assert whole.tokens.tolist()[:3] == [3, 4, 5]
-        for slope in (0.01, 0.03, 0.1, 0.3, 1.0, 1000.0):
-            costs = 1 + slope * np.arange(17)
-            rates = (1 + np.concatenate([[0], np.cumsum(whole.scores, dtype=np.float64)])) / costs[: len(whole) + 1]
-            cut = session.draft(16, costs, shape="chain")
-            assert cut.tokens.tolist() == whole.tokens[: int(np.argmax(rates))].tolist()
-        assert len(session.draft(16, [1.0, 1.0, 1.0], shape="chain")) == 2
-        assert len(session.draft(16, [1.0], shape="chain")) == 0
-
-
 def test_a_chain_may_be_as_long_as_a_text_repeats(calibration: Calibration) -> None:
     with DraftSession([PromptLookup()], list(range(100)) * 3, calibration=calibration) as session:
         chain = session.draft(1024, shape="chain")

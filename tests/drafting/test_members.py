@@ -97,7 +97,7 @@ def test_a_member_gets_the_settings_the_text_and_what_is_accepted() -> None:
     assert settings is not None
     assert (settings.learn, settings.tokenizer) == (False, identity(300))
     assert (settings.prompt_lookup, settings.recycled_logits) == (False, recycled.key)
-    assert len(session.draft(3, min_score=0.1)) == 3
+    assert len(session.draft(3)) == 3
     refused(ContextTypeError, lambda: session.accept([5], node_top_k=[[1]] * 3), "node_top_k", "[3, 1]", "[4, k]")
     session.accept([5, 6, 9], [[1], [2], [-1]], node_top_k=[[1], [2], [3], [4]])
     session.accept([8], node_top_k=[[7]])
@@ -106,7 +106,7 @@ def test_a_member_gets_the_settings_the_text_and_what_is_accepted() -> None:
         ([5, 6, 9], [[1], [2], [-1]], [[1], [2], [3], [4]]),
         ([8], None, [[7]]),
     ]
-    assert away.calls("send") == [(DraftLimits(3, min_score=0.1),)]
+    assert away.calls("send") == [(DraftLimits(3),)]
     assert away.calls("receive") == [(None,)]
     assert (session.statistics.accepted, session.statistics.tokens) == (2, 4)
     session.close()
@@ -127,7 +127,7 @@ def test_each_member_gets_the_rows_of_its_own_tree(store: Datastore) -> None:
         assert session.statistics.accepted == 2
         assert one.calls("accept")[0][2] == [[10], [15], [16]]
         assert other.calls("accept")[0][2] == [[10], [14], [15], [16]]
-        assert session.draft(3, min_score=0.3).tokens.tolist() == [5, 4]
+        assert session.draft(2).tokens.tolist() == [5, 4]
         session.accept([5], node_top_k=[[10], [15], [14]])
         assert one.calls("accept")[1][2] == [[10], [15], [-1]]
 

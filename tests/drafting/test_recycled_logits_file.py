@@ -48,14 +48,6 @@ def test_what_is_read_back_drafts_the_same(tmp_path: Path) -> None:
     assert [one.name for one in tmp_path.iterdir()] == ["logits"]
 
 
-def test_empty_and_full_tables(tmp_path: Path) -> None:
-    RecycledLogits().save(tmp_path / "empty", TOKENIZER)
-    assert len(RecycledLogits.load(tmp_path / "empty", TOKENIZER)) == 0
-    logits, *_ = learnt(60_000)
-    logits.save(tmp_path / "full", TOKENIZER)
-    assert 0 < len(RecycledLogits.load(tmp_path / "full", TOKENIZER)) <= 1 << 17
-
-
 def test_rows_end_at_ids_that_are_no_tokens(tmp_path: Path) -> None:
     logits = RecycledLogits()
     top_k = np.array([[7, VOCABULARY, 8], [VOCABULARY, 9, -1], [5, 6, -1], [4, 3, -1]], np.int32)

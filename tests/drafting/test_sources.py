@@ -33,7 +33,6 @@ WRONG: dict[str, tuple[Any, str]] = {
     "twice the same": ([ONE, ONE], "source 1 is one of the others"),
     "two prompt lookups": ([MyLookup(), PromptLookup()], "source 1 is a second PromptLookup"),
     "two of recycled logits": ([RecycledLogits(), RecycledLogits()], "source 1 is a second RecycledLogits"),
-    "nine": ([ScriptedSource() for _ in range(9)], "number of sources is 9"),
     "seven services": ([PromptLookup(), *(ScriptedSource() for _ in range(7))], "number of sources with counts is 7"),
 }
 

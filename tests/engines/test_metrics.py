@@ -29,16 +29,6 @@ def add(counted: EngineMetrics, *drafts: tuple[list[int], Sequence[int]]) -> Non
     counted.count("seconds", 0.002)
 
 
-def test_draft_tokens_are_counted_by_source(counted: EngineMetrics) -> None:
-    add(counted, ([0b01, 0b11, 0b10], [0, 1]), ([0b10, 0b01], []))
-    add(counted, ([0b01], [0]))
-    totals = counted.totals()
-    assert (totals["draft_tokens", ""], totals["accepted_tokens", ""]) == (6, 3)
-    assert [totals["source_draft_tokens", source] for source in SOURCES] == [4, 3]
-    assert [totals["source_accepted_tokens", source] for source in SOURCES] == [3, 1]
-    assert totals["steps", ""] == 2
-
-
 def test_documents_are_counted_once_they_are_decided(counted: EngineMetrics) -> None:
     waiting = RememberCounts(["a"])
     counted.documents += [waiting, RememberCounts(["b", "c"], added=2), RememberCounts(["d"], dropped=1)]

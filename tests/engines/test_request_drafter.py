@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,37 +13,19 @@ import pytest
 import rest_store
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.remembering import flush
-from rest_store.drafting.session import DraftSession
 from rest_store.engines import request_drafter
-from rest_store.engines.metrics import EngineMetrics
 from rest_store.engines.request import Chain, EngineRequest, NewRequest, StepRequest
 from rest_store.engines.request_drafter import RequestDrafter
-from rest_store.engines.settings import EngineSettings
-from rest_store.engines.sources import EngineSources
-from tests.shared.engine import VOCABULARY, Clock, Written, cyclic, plain_output, write
+from tests.shared.engine import VOCABULARY, Clock, Written, cyclic, drafter_with, plain_output, write, written_datastore
 from tests.shared.members import ScriptedSource, scored
-from tests.shared.strategies import Corpus, identity, write_datastore
 
-LOG = logging.getLogger("test")
 MODEL = cyclic(VOCABULARY)
 NOTHING = np.empty(0, np.int32)
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """A datastore of what the model writes."""
-    texts = [[start, start + 1, *plain_output(MODEL, [start, start + 1], 60)] for start in range(0, 200, 10)]
-    (tmp_path / "ds").mkdir()
-    return write_datastore(tmp_path / "ds", Corpus(VOCABULARY, [texts]))
-
-
-def made(clock: Clock | None = None, **settings: Any) -> RequestDrafter:
-    read = EngineSettings.read(settings, "settings")
-    tokenizer = identity(VOCABULARY)
-    sources = EngineSources(read, tokenizer, name="test", vocabulary_size=VOCABULARY, where="settings", log=LOG)
-    return RequestDrafter(
-        sources, EngineMetrics(sources.labels, LOG), vocabulary_size=VOCABULARY, clock=clock or Clock()
-    )
+def place(tmp_path: Path) -> str:
+    return written_datastore(tmp_path / "ds", MODEL)
 
 
 def totals(drafter: RequestDrafter, name: str) -> dict[str, float]:
@@ -54,8 +34,8 @@ def totals(drafter: RequestDrafter, name: str) -> dict[str, float]:
 
 
 @pytest.fixture
-def drafter(place: Path) -> Iterator[RequestDrafter]:
-    drafter = made(datastores=[str(place)])
+def drafter(place: str) -> Iterator[RequestDrafter]:
+    drafter = drafter_with(datastores=[place])
     yield drafter
     drafter.close()
 
@@ -72,17 +52,8 @@ def test_requests_are_drafted_for_by_their_ids(drafter: RequestDrafter, shape: s
     assert totals(drafter, "errors") == {}
     drafter.drop(["0", "unknown"])
     drafter.finish(["10", "unknown"])
-    assert sorted(drafter.ids) == sorted(str(start) for start in range(20, 100, 10))
+    assert sorted(drafter._requests) == sorted(str(start) for start in range(20, 100, 10))
     assert drafter.draft([StepRequest("0", NOTHING, 8)]) == [scored([], [], [])]
-
-
-def test_a_request_begins_again(drafter: RequestDrafter) -> None:
-    request = Written(drafter, MODEL, "a", [5, 6])
-    write([request], 5)
-    text = request.text
-    write([again := Written(drafter, MODEL, "a", text[:4])], 1)
-    assert drafter.length("a") == len(again.text)
-    assert again.text == text[: len(again.text)]
 
 
 def test_what_was_verified_counts_and_not_what_was_drafted(drafter: RequestDrafter) -> None:
@@ -98,7 +69,7 @@ def test_what_was_verified_counts_and_not_what_was_drafted(drafter: RequestDraft
 
 def test_finished_requests_are_remembered_once(tmp_path: Path) -> None:
     memory = str(tmp_path / "memory")
-    drafter = made(remember=memory)
+    drafter = drafter_with(remember=memory)
     prompt = list(range(30))
     requests = [Written(drafter, MODEL, name, prompt) for name in ("a", "same", "dropped", "open")]
     requests[2].text[-1:] = [7]
@@ -117,7 +88,7 @@ def test_finished_requests_are_remembered_once(tmp_path: Path) -> None:
 def test_what_was_written_is_remembered_when_the_engine_rests(tmp_path: Path) -> None:
     clock = Clock()
     clock.look = 0.0
-    drafter = made(clock, remember=str(tmp_path / "memory"))
+    drafter = drafter_with(clock, remember=str(tmp_path / "memory"))
     request = Written(drafter, MODEL, "a", [5, 6])
     for steps in (5, 3):
         write([request], steps)
@@ -126,7 +97,7 @@ def test_what_was_written_is_remembered_when_the_engine_rests(tmp_path: Path) ->
             drafter.tend()
     assert flush(drafter._sources.target, None)
     assert totals(drafter, "remembered_documents") == {"": 2}
-    assert drafter.ids == ["a"]
+    assert list(drafter._requests) == ["a"]
     drafter.close()
 
 
@@ -172,14 +143,6 @@ def test_whatever_fails_is_answered_with_no_drafts_and_said_once(
     assert said == ["rest-store: no drafts (propose): MemoryError: no more memory; said once"]
 
 
-def test_sessions_that_cannot_be_closed_are_said(drafter: RequestDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
-    write([Written(drafter, MODEL, "a", [5, 6])], 1)
-    with monkeypatch.context() as patched:
-        patched.setattr(DraftSession, "close", failing)
-        drafter.finish(["a"])
-    assert totals(drafter, "errors") == {"close": 1}
-
-
 def test_tokens_that_no_vocabulary_has_are_done_without(drafter: RequestDrafter) -> None:
     """As embedded prompts have them."""
     drafter.begin(NewRequest("a", [-1, -1], 2))
@@ -208,26 +171,6 @@ def test_interrupts_pass(drafter: RequestDrafter, monkeypatch: pytest.MonkeyPatc
     drafter._lock.release()
 
 
-def test_logits_that_cannot_be_saved_are_said(tmp_path: Path) -> None:
-    (tmp_path / "folder").mkdir()
-    drafter = made(logits=str(tmp_path / "folder" / "logits"))
-    drafter.begin(NewRequest("a", [5, 6], 2))
-    drafter.draft([StepRequest("a", NOTHING, 8)])
-    drafter.draft([StepRequest("a", np.array([7], np.int32), 8, top_k=np.array([[7, 8], [-1, -1]], np.int32))])
-    (tmp_path / "folder").rmdir()
-    drafter.close()
-    assert totals(drafter, "errors") == {"logits": 1}
-
-
-def test_its_thread_ends_with_it(place: Path) -> None:
-    others = threading.enumerate()  # those of earlier tests may be about to end
-    drafter = made(datastores=[str(place)])
-    (thread,) = [running for running in threading.enumerate() if running.name == "rest-store" and running not in others]
-    drafter.close()
-    drafter.close()
-    thread.join()
-
-
 class SlowService(ScriptedSource):
     """A service that takes two steps of the engine, and proposes nothing that the model writes."""
 
@@ -236,11 +179,11 @@ class SlowService(ScriptedSource):
         return super().receive(timeout)
 
 
-def test_a_service_that_brings_nothing_is_hardly_asked_and_the_rest_drafts_on(place: Path) -> None:
+def test_a_service_that_brings_nothing_is_hardly_asked_and_the_rest_drafts_on(place: str) -> None:
     lengths = []
     for service in (None, SlowService(scored([299], [-1], [0.5]))):
         clock = Clock()
-        drafter = made(clock, datastores=[str(place)])
+        drafter = drafter_with(clock, datastores=[place])
         if service is not None:
             drafter._sources._sources.append(service)
             drafter._sources.here = 0b1101

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rest_store.engines.settings import EngineSettings
-from rest_store.errors import EngineSettingsError, ServeError
+from rest_store.errors import EngineSettingsError
 
 WHERE = "additional_config.rest_store"
 
@@ -43,15 +43,6 @@ def test_what_is_wrong_is_named(given: Any, message: str) -> None:
         EngineSettings.read(given, WHERE)
     assert str(raised.value).startswith(f"{WHERE}: {message}")
     assert len(str(raised.value).splitlines()) == 1
-
-
-def test_a_token_comes_from_the_file(tmp_path: Path) -> None:
-    file = tmp_path / "token"
-    file.write_text("secret\n")
-    assert EngineSettings(token_file=str(file)).access() == {"token": "secret", "tls": None}
-    file.write_text("\n")
-    with pytest.raises(ServeError):
-        EngineSettings(token_file=str(file)).access()
 
 
 def test_certificates_imply_tls(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,9 +20,7 @@ from rest_store.engines.settings import EngineSettings
 from rest_store.engines.sources import EngineSources
 from rest_store.errors import (
     DatastoreNotFoundError,
-    EngineSettingsError,
     LiveFormatError,
-    RecycledLogitsError,
     RestStoreError,
     SourceError,
     TokenizerMismatchError,
@@ -31,7 +29,7 @@ from rest_store.errors import (
 )
 from rest_store.live.live_datastore import LiveDatastore
 from tests.shared.clients import free_port
-from tests.shared.engine import Clock, Model, Written, cyclic, plain_output, write
+from tests.shared.engine import Clock, Model, Written, cyclic, write, written_datastore
 from tests.shared.live import until
 from tests.shared.services import PATIENCE, running
 from tests.shared.strategies import ONE_TO_NINE, Corpus, identity, write_datastore
@@ -48,12 +46,6 @@ def opened(*, tokenizer: object = None, vocabulary_size: int = VOCABULARY, **set
 def datastore(directory: Path, corpus: Corpus = ONE_TO_NINE) -> str:
     directory.mkdir()
     return str(write_datastore(directory, corpus))
-
-
-def of_model(directory: Path) -> str:
-    """A datastore of what the cyclic model writes."""
-    texts = [[start, start + 1, *plain_output(cyclic(VOCABULARY), [start, start + 1], 60)] for start in range(100)]
-    return datastore(directory, Corpus(VOCABULARY, [texts]))
 
 
 def test_a_datastore_named_twice_is_one(tmp_path: Path) -> None:
@@ -98,35 +90,6 @@ def _tokenizer(size: int) -> object:
     return Fast()
 
 
-def test_logits_of_a_file_are_taken_in_and_written_again(tmp_path: Path) -> None:
-    file = tmp_path / "logits"
-    made = opened(logits=str(file), tokenizer=identity(VOCABULARY))
-    made.save_logits()
-    assert not file.exists(), "nothing was learnt"
-    made.session(np.array([1, 2], np.int32)).accept([3], [[3], [-1]])
-    made.save_logits()
-    made.close()
-    again = opened(logits=str(file), tokenizer=identity(VOCABULARY))
-    tree = again.session(np.array([1, 2], np.int32)).draft(1)
-    assert (tree.tokens.tolist(), again.labels[int(tree.origins[0]).bit_length() - 1]) == ([3], "logits")
-    again.close()
-    opened(tokenizer=identity(VOCABULARY)).save_logits()
-    assert [path.name for path in tmp_path.iterdir()] == ["logits"]
-
-
-def test_logits_that_cannot_be_taken_in_are_named(tmp_path: Path) -> None:
-    file, other = tmp_path / "logits", tmp_path / "other"
-    file.write_text("something else")
-    made = opened(logits=str(other), tokenizer=identity(301), vocabulary_size=301)
-    made.session(np.array([1, 2], np.int32)).accept([3], [[3], [-1]])
-    made.save_logits()
-    known: dict[str, Any] = {"tokenizer": identity(VOCABULARY)}
-    refused(RecycledLogitsError, f"{file}: content is something else", logits=str(file), **known)
-    refused(TokenizerMismatchError, str(other), logits=str(other), **known)
-    refused(RecycledLogitsError, "a writable one", logits=str(tmp_path / "absent" / "logits"), **known)
-    refused(EngineSettingsError, "settings: tokenizer for logits is unknown", logits=str(file))
-
-
 def test_what_was_opened_is_closed_when_another_fails(tmp_path: Path) -> None:
     memory = str(tmp_path / "m")
     refused(TokenRangeError, "vocabulary size", remember=memory, tokenizer=identity(VOCABULARY), vocabulary_size=9)
@@ -160,7 +123,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_service_drafts(tmp_path: Path, drafting: str) -> None:
     """Or a copy of its datastore, which is there while the service is not."""
     settings = {"drafting": drafting, "cache": str(tmp_path / "cache"), "source_timeout": 60}
-    with running(of_model(tmp_path / "ds")) as service:
+    with running(written_datastore(tmp_path / "ds", cyclic(VOCABULARY))) as service:
         made = opened(datastores=[service.target], **settings)
         assert made.labels[0] == service.target
         assert len(made.stores) == (drafting == "local")

@@ -19,9 +19,9 @@ import rest_store
 from rest_store.drafting.remembering import flush
 from rest_store.engines import metrics
 from rest_store.engines.vllm import plugin
-from rest_store.engines.vllm.candidates import Candidates, CandidateTable
+from rest_store.engines.vllm.candidates import Candidate, drafts_on_device
 from rest_store.errors import DatastoreNotFoundError, EngineSettingsError, TokenizerMismatchError
-from tests.shared.engine import VOCABULARY, Engine, Request, ScriptedHead, Vllm, cyclic, plain_output
+from tests.shared.engine import VOCABULARY, Engine, Request, ScriptedHead, Vllm, cyclic, plain_output, written_datastore
 from tests.shared.members import scored
 from tests.shared.recycled import recycled_rows
 from tests.shared.strategies import ONE_TO_NINE, Corpus, identity, write_datastore
@@ -56,10 +56,7 @@ def vllm(start: Callable[..., Vllm]) -> Vllm:
 
 @pytest.fixture
 def place(tmp_path: Path) -> str:
-    """A datastore of what the model writes."""
-    texts = [[start, start + 1, *plain_output(MODEL, [start, start + 1], 60)] for start in range(0, 200, 10)]
-    (tmp_path / "ds").mkdir()
-    return str(write_datastore(tmp_path / "ds", Corpus(VOCABULARY, [texts])))
+    return written_datastore(tmp_path / "ds", MODEL)
 
 
 def totals(engine: Engine, name: str) -> dict[str, float]:
@@ -96,7 +93,7 @@ def test_the_model_writes_the_same_in_fewer_steps(vllm: Vllm, place: str, tmp_pa
     assert totals(engine, "accepted_tokens")[""] > 0.8 * engine.accepted
     by_source = totals(engine, "source_accepted_tokens")
     assert max(by_source, key=lambda source: by_source[source]).endswith("ds")
-    assert engine.ours.drafter.ids == [], "all have ended"
+    assert not engine.ours.drafter._requests, "all have ended"
     engine.ours.drafter.close()
     with rest_store.LiveDatastore.open(memory, read_only=True) as live:
         assert live.info().document_count == 12
@@ -131,16 +128,20 @@ def test_aborted_requests_leave_the_others_as_they_are(vllm: Vllm, place: str) -
 
 @pytest.mark.parametrize("lag", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_what_the_model_finds_likely_is_recycled(vllm: Vllm, place: str, tmp_path: Path, lag: bool, seed: int) -> None:
-    file = tmp_path / "logits"
-    settings = {"datastores": [place], "logits": str(file), "lag": lag}
-    engine = Engine(vllm, settings, MODEL, chunk=random.Random(seed).choice([3, 7, 1000]), shows_logits=True)
+def test_what_the_model_finds_likely_is_recycled(vllm: Vllm, place: str, lag: bool, seed: int) -> None:
+    engine = Engine(
+        vllm,
+        {"datastores": [place], "lag": lag},
+        MODEL,
+        chunk=random.Random(seed).choice([3, 7, 1000]),
+        shows_logits=True,
+    )
     outputs_are_plain(engine, requests(seed, 12), seed=seed)
     assert totals(engine, "errors") == {}
-    processor = engine.runner.model.logits_processor
+    processor, logits = engine.runner.model.logits_processor, engine.ours.drafter._sources._logits
     del engine
     gc.collect()
-    rows = [row for row in recycled_rows(file, identity(VOCABULARY)) if len(row[0]) > 1]
+    rows = [row for row in recycled_rows(logits, VOCABULARY) if len(row[0]) > 1]
     assert len(rows) > 100
     for context, likely in rows:  # the model looks at two tokens
         assert likely[:2] == [MODEL(context), (MODEL(context) + 1) % VOCABULARY]
@@ -223,7 +224,7 @@ def test_whatever_fails_leaves_the_native_drafts(vllm: Vllm, place: str, monkeyp
     engine = Engine(vllm, {"datastores": [place]}, MODEL)
     engine.waiting += requests(0)
     with monkeypatch.context() as patched:
-        patched.setattr(Candidates, "of", lambda *_: 1 / 0)
+        patched.setattr(Candidate, "of", lambda *_: 1 / 0)
         for _ in range(5):
             engine.step()
     assert totals(engine, "errors") == {"propose": 5}
@@ -305,26 +306,24 @@ def test_memory_can_be_written_by_the_next_engine_of_the_process(vllm: Vllm, tmp
         gc.collect()
 
 
-def test_the_device_takes_what_the_text_has_taken() -> None:
-    """A tree of 7 -> (8 -> 9 -> 1 | 5 -> 6), of which the branch to 5 is the likelier."""
-    tree = scored([7, 8, 5, 9, 6, 1], [-1, 0, 0, 1, 2, 3], [0.9, 0.3, 0.5, 0.2, 0.4, 0.1])
+def test_the_device_takes_what_follows_what_was_written() -> None:
     lag, most = 3, 2
-    candidates = Candidates.of(tree, lag, most, lambda scores: scores[0] > 0.25)
+    chain = scored([7, 8, 9, 1], [-1, 0, 1, 2], [0.9, 0.5, 0.4, 0.05])
+    candidate = Candidate.of(chain, lag, most, lambda scores: scores[0] > 0.25)
     texts = torch.zeros(2, 10, dtype=torch.int32)
     for new, expected in (
-        ([7], [5, 6]),
-        ([7, 5], [6, 42]),  # the end of a path
+        ([], [7, 8]),
+        ([7], [8, 9]),
         ([7, 8], [9, 1]),
-        ([7, 5, 6], [42, 42]),
+        ([7, 8, 9], [42, 42]),  # what follows is not worth it
+        ([7, 5], [42, 42]),
         ([4], [42, 42]),
-        ([7, 8, 9], [1, 42]),
     ):
         texts[1, 4 : 4 + len(new)] = torch.tensor(new)
-        table = CandidateTable([candidates, None], [4, 0], lag, most, torch.device("cpu"))
-        otherwise = torch.full((2, 2), 42)
-        lengths = torch.tensor([0, 4 + len(new)])
-        drafts = table.take(texts, torch.tensor([1, 0]), lengths, otherwise).tolist()
-        assert drafts == [expected, [42, 42]]
-        chain = candidates.draft(np.array(new, np.int32), most)
-        assert chain.chain.tokens == [token for token in expected if token != 42]
-        assert chain.is_chosen == bool(chain.chain.tokens)
+        lengths, rows, otherwise = torch.tensor([0, 4 + len(new)]), torch.tensor([1, 0]), torch.full((2, 2), 42)
+        drafts = drafts_on_device([candidate, None], [4, 0], lag, texts, rows, lengths, otherwise)
+        assert drafts.tolist() == [expected, [42, 42]]
+        draft = candidate.draft(np.array(new, np.int32))
+        assert draft.is_chosen == (expected != [42, 42])
+        assert not draft.is_chosen or draft.chain.tokens == expected
+    assert candidate.draft(np.array([7, 8], np.int32)).scores == pytest.approx([0.8, 0.1])

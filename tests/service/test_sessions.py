@@ -110,7 +110,6 @@ BAD: dict[str, tuple[list[Request | bytes], str]] = {
     "a cost that is no number": ([FIRST, costing(1.0, NAN)], "LIMIT"),
     "a cost of nothing": ([FIRST, costing(0.0, 1.0)], "LIMIT"),
     "1,026 costs": ([FIRST, costing(*[1.0] * 1026)], "LIMIT"),
-    "a score that is no number": ([FIRST, Request(draft=pb.TreeRequest(min_score=NAN))], "LIMIT"),
     # What sessions share.
     "a key of 65 bytes": ([opening(1, 2, recycled_logits=b"k" * 65)], "LIMIT"),
     # Datastores.

@@ -6,14 +6,19 @@ import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 
+from rest_store.engines.metrics import EngineMetrics
 from rest_store.engines.request import NewRequest, StepRequest
 from rest_store.engines.request_drafter import NO_TREE, RequestDrafter
+from rest_store.engines.settings import EngineSettings
+from rest_store.engines.sources import EngineSources
+from tests.shared.strategies import Corpus, identity, write_datastore
 
 Model = Callable[[list[int]], int]  # the next token after a text
 VOCABULARY = 300
@@ -42,6 +47,21 @@ def plain_output(model: Model, prompt: list[int], most: int, longest: int = 200)
     while len(text) - len(prompt) < most and len(text) < longest:
         text.append(model(text))
     return text[len(prompt) :]
+
+
+def written_datastore(directory: Path, model: Model) -> str:
+    """Make a datastore of what a model writes; return its path."""
+    directory.mkdir()
+    texts = [[start, start + 1, *plain_output(model, [start, start + 1], 60)] for start in range(0, 200, 5)]
+    return str(write_datastore(directory, Corpus(VOCABULARY, [texts])))
+
+
+def drafter_with(clock: Clock | None = None, **settings: Any) -> RequestDrafter:
+    """Return what drafts with these settings of an engine."""
+    read, tokenizer, log = EngineSettings.read(settings, "settings"), identity(VOCABULARY), logging.getLogger("test")
+    sources = EngineSources(read, tokenizer, name="m", vocabulary_size=VOCABULARY, where="settings", log=log)
+    metrics = EngineMetrics(sources.labels, log)
+    return RequestDrafter(sources, metrics, vocabulary_size=VOCABULARY, clock=clock or Clock())
 
 
 class Written:

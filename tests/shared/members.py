@@ -126,9 +126,9 @@ class LocalMember:
 
     def receive(self, timeout: float | None) -> TokenTree:
         assert self._limits is not None
-        nodes, costs, is_chain, min_score = self._limits
+        nodes, costs, is_chain = self._limits
         shape = "chain" if is_chain else "tree"
-        tree = self.session.draft(nodes, costs if costs.size else None, shape=shape, min_score=min_score)
+        tree = self.session.draft(nodes, costs if costs.size else None, shape=shape)
         assert tree.origins is not None
         origins = np.zeros(len(tree), np.uint8)
         for source, bit in enumerate(self._bits):

@@ -224,5 +224,4 @@ def _speculator(
         longest=int(model.max_model_len),
         lag=lag,
         head=None if speculative.use_ngram() else Head([0.0] * (most + 1)),
-        device=device,
     )

@@ -11,11 +11,9 @@ import torch
 from rest_store.drafting.arbitration import Head
 from rest_store.engines.request import Chain, NewRequest, StepRequest
 from rest_store.engines.request_drafter import RequestDrafter
-from rest_store.engines.vllm.candidates import Candidates, CandidateTable, Draft
+from rest_store.engines.vllm.candidates import Candidate, Draft, drafts_on_device
 from rest_store.engines.vllm.steps import Step, Written
 from rest_store.engines.vllm.target_logits import TargetLogits
-
-_NODES = 4  # of a lookup ahead, for each token that it must reach
 
 
 @dataclass
@@ -29,7 +27,7 @@ class _Request:
     """
 
     head: Head | None
-    offered: Candidates | None = None
+    offered: Candidate | None = None
     draft: Draft = Draft()  # noqa: RUF009  a named tuple is immutable
 
     def is_worth(self, scores: Sequence[float]) -> bool:
@@ -47,7 +45,7 @@ class Speculator:
     """Chooses the draft tokens of each step of vLLM. One thread at a time.
 
     With `lag`, a step's drafts are looked up in the text as it was before that step, while the device works on it; the
-    device takes those that fit what it has written by then (`CandidateTable`). Otherwise the text is waited for.
+    device takes those that fit what it has written by then (`drafts_on_device`). Otherwise the text is waited for.
 
     Args:
         drafter: has the sessions.
@@ -56,7 +54,6 @@ class Speculator:
         longest: the most tokens of a text.
         lag: whether drafts are looked up a step ahead.
         head: what vLLM's own speculator is worth, if that is a trained head; None: drafts from here are always better.
-        device: that of the engine.
     """
 
     def __init__(
@@ -68,14 +65,12 @@ class Speculator:
         longest: int,
         lag: bool,
         head: Head | None,
-        device: torch.device,
     ) -> None:
         self.drafter = drafter
         self._states = states
         self._most, self._longest = most, longest
         self._lag = most + 1 if lag else 0
         self._head = head
-        self._device = device
         self._logits: TargetLogits | None = None
         self._requests: dict[str, _Request] = {}  # those that may have drafts
         self._step: Step | None = None  # under way
@@ -152,7 +147,7 @@ class Speculator:
             requests[written.id] = StepRequest(written.id, written.tokens, 0, verified, written.top_k)
             request.draft = Draft()
             if request.offered is not None and written.tokens.size:
-                request.draft = request.offered.draft(written.tokens, self._most)
+                request.draft = request.offered.draft(written.tokens)
             request.offered = None
         return requests
 
@@ -163,15 +158,14 @@ class Speculator:
         for id in asked:
             if id in steps:
                 left = self._longest - 1 - self.drafter.length(id) - steps[id].tokens.size
-                reach = _NODES * (self._lag + self._most) if self._lag else self._most
-                steps[id] = steps[id]._replace(max_nodes=max(0, min(reach, left)))
-        trees = self.drafter.draft(list(steps.values()), shape="tree" if self._lag else "chain")
+                steps[id] = steps[id]._replace(max_nodes=max(0, min(self._lag + self._most, left)))
+        trees = self.drafter.draft(list(steps.values()), shape="chain")
         for id, tree in zip(steps, trees, strict=True):
             request = self._requests[id]
             if len(tree):
-                request.offered = Candidates.of(tree, self._lag, self._most, request.is_worth)
+                request.offered = Candidate.of(tree, self._lag, self._most, request.is_worth)
                 if not self._lag:
-                    request.draft = request.offered.draft(nothing, self._most)
+                    request.draft = request.offered.draft(nothing)
         self.drafter.finish(self._ended)
         for id in self._ended:
             self._requests.pop(id, None)
@@ -183,6 +177,6 @@ class Speculator:
         read = batch.num_computed_prefill_tokens_np + batch.num_scheduled_tokens >= batch.prefill_len_np
         self._draft([id for id, writes in zip(ids, read[: batch.num_reqs].tolist(), strict=True) if writes], written)
         offered = [request.offered if (request := self._requests.get(id)) else None for id in ids]
-        lengths = [self.drafter.length(id) for id in ids]
-        table = CandidateTable(offered, lengths, self._lag, self._most, self._device)
-        return table.take(self._states.all_token_ids.gpu, rows, self._states.total_len.gpu, otherwise)
+        known = [self.drafter.length(id) for id in ids]
+        texts, lengths = self._states.all_token_ids.gpu, self._states.total_len.gpu
+        return drafts_on_device(offered, known, self._lag, texts, rows, lengths, otherwise)

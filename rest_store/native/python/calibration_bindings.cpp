@@ -31,7 +31,7 @@ using namespace rest_store;
 namespace {
 
 nb::bytes fit_gbdt(const Array<float, 2>& rows, const Array<std::uint8_t>& labels, const Array<std::uint32_t>& ends,
-                   std::uint32_t trees, double rate, double ridge, double share) {
+                   std::uint32_t trees, double rate, double share) {
   if (rows.shape(1) != kFeatures || rows.shape(0) != labels.size() || ends.size() == 0 ||
       ends.data()[ends.size() - 1] != labels.size())
     throw nb::value_error("of other shapes");
@@ -48,12 +48,11 @@ nb::bytes fit_gbdt(const Array<float, 2>& rows, const Array<std::uint8_t>& label
   const std::span<const float> features{rows.data(), rows.size()};
   if (!std::all_of(features.begin(), features.end(), [](float feature) { return std::isfinite(feature); }))
     throw nb::value_error("features that are not finite");
-  if (!(rate > 0 && rate <= 1 && ridge >= 0 && ridge < 1e9 && share > 0 && share <= 1))
-    throw nb::value_error("options out of range");
+  if (!(rate > 0 && rate <= 1 && share > 0 && share <= 1)) throw nb::value_error("options out of range");
   Gbdt gbdt;
   {
     const nb::gil_scoped_release release;
-    const GbdtOptions options{trees, rate, ridge, share};
+    const GbdtOptions options{trees, rate, share};
     gbdt = GbdtFitter(features, span_of(labels), span_of(ends), kFeatures).fit(options);
   }
   std::vector<char> out(sizeof(float) + gbdt.trees.size() * sizeof(ObliviousTree));

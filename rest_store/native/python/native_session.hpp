@@ -70,9 +70,9 @@ nb::tuple packed_draft(std::span<const DraftNode> nodes, Origins&& origins_of) {
 }
 
 // What a draft is built with; fewer nodes than there are costs.
-inline DraftLimits limits_of(std::size_t max_nodes, const Array<double>& costs, bool is_chain, float min_score) {
+inline DraftLimits limits_of(std::size_t max_nodes, const Array<double>& costs, bool is_chain) {
   if (costs.size() > 0) max_nodes = std::min(max_nodes, costs.size() - 1);
-  return {max_nodes, is_chain ? Shape::kChain : Shape::kTree, span_of(costs), min_score};
+  return {max_nodes, is_chain ? Shape::kChain : Shape::kTree, span_of(costs)};
 }
 
 // One generation. Sources are identified by their places among the session's sources, of which there are at most 8.
@@ -126,8 +126,8 @@ class NativeSession {
   }
 
   // The next draft, as packed_draft() has it; `costs` may be empty.
-  nb::tuple draft(std::size_t max_nodes, const Array<double>& costs, bool is_chain, float min_score) {
-    const DraftLimits limits = limits_of(max_nodes, costs, is_chain, min_score);
+  nb::tuple draft(std::size_t max_nodes, const Array<double>& costs, bool is_chain) {
+    const DraftLimits limits = limits_of(max_nodes, costs, is_chain);
     {
       const nb::gil_scoped_release release;
       begin().build(limits);

@@ -59,10 +59,10 @@ ScoredTree scored_tree(const nb::bytes& packed, const nb::bytes& scores, const n
 // The draft that trees as packed_draft() has them make together, and for each tree the nodes of the draft that its own
 // became, int32[N]. ValueError: they are no trees.
 nb::tuple merge_trees(const std::vector<std::tuple<nb::bytes, nb::bytes, nb::bytes>>& trees, std::size_t max_nodes,
-                      const Array<double>& costs, bool is_chain, float min_score) {
+                      const Array<double>& costs, bool is_chain) {
   std::vector<ScoredTree> scored;
   for (const auto& [packed, scores, origins] : trees) scored.push_back(scored_tree(packed, scores, origins));
-  const MergedTree merged(scored, limits_of(max_nodes, costs, is_chain, min_score));
+  const MergedTree merged(scored, limits_of(max_nodes, costs, is_chain));
   nb::list nodes;
   for (std::size_t tree = 0; tree < trees.size(); ++tree) nodes.append(bytes_of(merged.nodes_of(tree)));
   return nb::make_tuple(packed_draft(merged.nodes(), [](const DraftNode& node) { return node.origins; }), nodes);
@@ -70,13 +70,13 @@ nb::tuple merge_trees(const std::vector<std::tuple<nb::bytes, nb::bytes, nb::byt
 
 // What `NativeSession::draft` returns for each of different sessions, with `max_nodes` for each.
 nb::list draft_all(const std::vector<NativeSession*>& sessions, const std::vector<std::size_t>& max_nodes,
-                   bool is_chain, float min_score) {
+                   bool is_chain) {
   if (max_nodes.size() != sessions.size()) throw nb::value_error("of unequal length");
   {
     const nb::gil_scoped_release release;
     std::vector<BatchDraft> drafts;
     for (std::size_t i = 0; i < sessions.size(); ++i)
-      drafts.push_back({&sessions[i]->begin(), {max_nodes[i], is_chain ? Shape::kChain : Shape::kTree, {}, min_score}});
+      drafts.push_back({&sessions[i]->begin(), {max_nodes[i], is_chain ? Shape::kChain : Shape::kTree, {}}});
     build_all(drafts);
   }
   nb::list out;
@@ -137,8 +137,7 @@ void bind_sessions(nb::module_& module) {
       .def("learn_online", &NativeSession::learn_online)
       .def("add_reference", &NativeSession::add_reference)
       .def("prompt", &NativeSession::prompt)
-      .def("draft", &NativeSession::draft, nb::arg("max_nodes"), nb::arg("costs"), nb::arg("is_chain") = false,
-           nb::arg("min_score") = 0.0F)
+      .def("draft", &NativeSession::draft, nb::arg("max_nodes"), nb::arg("costs"), nb::arg("is_chain") = false)
       .def("accept", &NativeSession::accept, nb::arg("tokens"), nb::arg("top_k").none(), nb::arg("node_top_k").none())
       .def("forget", &NativeSession::forget)
       .def("length", &NativeSession::length)

@@ -58,12 +58,11 @@ inline std::vector<std::int32_t> put_in_verification_order(std::vector<DraftNode
 enum class Shape { kTree, kChain };
 
 // What is drafted. `costs[n]` is the time of a step that verifies n nodes, and there are more of them than `max_nodes`;
-// empty: all take the same. The draft ends before the first node with a lower score than `min_score`.
+// empty: all take the same.
 struct DraftLimits {
   std::size_t max_nodes;
   Shape shape = Shape::kTree;
   std::span<const double> costs;
-  float min_score = 0;
 };
 
 }  // namespace rest_store

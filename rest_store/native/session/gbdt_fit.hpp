@@ -10,10 +10,11 @@
 
 namespace rest_store {
 
+inline constexpr double kRidge = 20;  // L2 regularisation of leaves
+
 struct GbdtOptions {
   std::uint32_t trees;
   double rate;
-  double ridge;
   double row_share;  // of the groups, sampled anew for each tree
 };
 
@@ -98,7 +99,7 @@ class GbdtFitter {
     for (const std::uint32_t row : sampled_) leaves_[row] = 0;
     for (std::size_t level = 0; level < kGbdtDepth; ++level) {
       sum_gradients(std::size_t{1} << level);
-      const auto [feature, bin] = best_split(std::size_t{1} << level, options.ridge);
+      const auto [feature, bin] = best_split(std::size_t{1} << level);
       splits_.push_back({feature, bin});
       tree.features[level] = static_cast<std::uint16_t>(feature);
       tree.thresholds[level] = edges_[feature].empty() ? 3e38F : edges_[feature][bin];
@@ -110,7 +111,7 @@ class GbdtFitter {
       hessian[leaves_[row]] += gradients_[row].hessian;
     }
     for (std::size_t leaf = 0; leaf < tree.leaves.size(); ++leaf)
-      tree.leaves[leaf] = static_cast<float>(options.rate * gradient[leaf] / (hessian[leaf] + options.ridge));
+      tree.leaves[leaf] = static_cast<float>(options.rate * gradient[leaf] / (hessian[leaf] + kRidge));
     return tree;
   }
 
@@ -135,7 +136,7 @@ class GbdtFitter {
     }
   }
 
-  std::pair<std::size_t, std::size_t> best_split(std::size_t width, double ridge) const {
+  std::pair<std::size_t, std::size_t> best_split(std::size_t width) const {
     double best = -1;
     std::pair<std::size_t, std::size_t> split{0, 0};
     std::array<double, kBins> gains;
@@ -152,8 +153,8 @@ class GbdtFitter {
           left_gradient += sums[bin].gradient;
           left_hessian += sums[bin].hessian;
           const double right = gradient - left_gradient;
-          gains[bin] += left_gradient * left_gradient / (left_hessian + ridge) +
-                        right * right / (std::max(0.0, hessian - left_hessian) + ridge);
+          gains[bin] += left_gradient * left_gradient / (left_hessian + kRidge) +
+                        right * right / (std::max(0.0, hessian - left_hessian) + kRidge);
         }
       }
       for (std::size_t bin = 0; bin < edges_[feature].size(); ++bin)

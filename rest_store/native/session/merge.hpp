@@ -89,7 +89,7 @@ class MergedTree {
     for (const std::size_t at : order) {
       const Path& path = paths_[at];
       const auto score = static_cast<float>(path.score);
-      if (nodes_.size() == limits.max_nodes || score < limits.min_score) break;
+      if (nodes_.size() == limits.max_nodes) break;
       if (limits.shape == Shape::kChain && path.parent != last) continue;
       last = at;
       node_of_[at] = static_cast<std::int32_t>(nodes_.size());

@@ -256,7 +256,6 @@ class TreeBuilder {
         frontier_.push({score, pushed_++, row, next_});
     while (nodes_.size() < limits_.max_nodes && !frontier_.empty()) {
       const OpenRow best = frontier_.pop();
-      if (best.score < limits_.min_score) break;
       take(best.row, best.parent);
       if (const DraftNode& node = nodes_.back();
           node.depth < kMaxTreeDepth &&
@@ -272,9 +271,7 @@ class TreeBuilder {
   void grow_chain(std::size_t first) {
     const auto likeliest = std::max_element(rows_.begin() + static_cast<std::ptrdiff_t>(first), rows_.end(),
                                             [](const Row& a, const Row& b) { return a.score < b.score; });
-    if (likeliest == rows_.end() || likeliest->score < std::max(kMinScore, limits_.min_score) ||
-        nodes_.size() == limits_.max_nodes)
-      return end();
+    if (likeliest == rows_.end() || likeliest->score < kMinScore || nodes_.size() == limits_.max_nodes) return end();
     take(static_cast<std::size_t>(likeliest - rows_.begin()), next_);
     next_ = static_cast<std::int32_t>(nodes_.size()) - 1;
     if (likeliest->score < kMinChainScore || nodes_.size() == std::min<std::size_t>(limits_.max_nodes, kMaxTreeDepth))

@@ -204,8 +204,7 @@ class ServiceMember:
         limits, draft = self._limits, self._next.draft
         if limits.max_nodes:
             self._sequence += 1
-            draft.sequence, draft.max_nodes, draft.min_score = self._sequence, limits.max_nodes, limits.min_score
-            draft.chain = limits.is_chain
+            draft.sequence, draft.max_nodes, draft.chain = self._sequence, limits.max_nodes, limits.is_chain
             if (costs := limits.costs.tobytes()) != self._costs:
                 draft.costs.SetInParent()
                 draft.costs.of_step.extend(limits.costs.tolist())

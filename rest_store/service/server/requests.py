@@ -134,10 +134,3 @@ def step_costs(message: pb.StepCosts) -> npt.NDArray[np.float64]:
     if not bool(np.all((costs > 0) & np.isfinite(costs))):
         raise LimitError(describe("session", "costs", "other numbers", "positive finite ones"))
     return costs
-
-
-def lowest_score(min_score: float) -> float:
-    """Return the least score of the nodes that a request asks for; raise LimitError unless it is 0..1."""
-    if not 0 <= min_score <= 1:
-        raise LimitError(describe("session", "min_score", min_score, "0..1"))
-    return min_score

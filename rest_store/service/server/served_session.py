@@ -22,7 +22,6 @@ from rest_store.service.server.limits import Budget, Limits
 from rest_store.service.server.requests import (
     Accepted,
     accepted_of,
-    lowest_score,
     step_costs,
     text_of,
 )
@@ -117,7 +116,7 @@ class ServedSession:
         if draft.HasField("costs"):
             self._costs = step_costs(draft.costs)
         max_nodes = limit("max_nodes", draft.max_nodes or _NODES, MAX_NODES)
-        return DraftLimits(max_nodes, self._costs, draft.chain, lowest_score(draft.min_score))
+        return DraftLimits(max_nodes, self._costs, draft.chain)
 
     def run(self, step: Step) -> bytes | None:
         """Append what the model produced, and return a draft as packed nodes, if one is asked for; in any thread.

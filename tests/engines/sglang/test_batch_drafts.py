@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,17 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_store.datastore.tree import TokenTree
-from rest_store.drafting.remembering import flush
-from rest_store.engines.metrics import EngineMetrics
 from rest_store.engines.request_drafter import RequestDrafter
-from rest_store.engines.settings import EngineSettings
 from rest_store.engines.sglang.batch_drafts import BatchDrafts
 from rest_store.engines.sglang.verify_arrays import verify_arrays
-from rest_store.engines.sources import EngineSources
-from rest_store.live.live_datastore import LiveDatastore
 from tests.engines.sglang.scheduler import NODES, Scheduler, request
-from tests.shared.engine import VOCABULARY, cyclic, plain_output
-from tests.shared.strategies import Corpus, identity, write_datastore
+from tests.shared.engine import VOCABULARY, cyclic, drafter_with, plain_output
+from tests.shared.strategies import Corpus, write_datastore
 
 MODEL = cyclic(VOCABULARY)
 PROMPTS = [[20 * start + 3, 20 * start + 4] for start in range(4)]
@@ -45,10 +39,7 @@ def datastore(tmp_path: Path) -> str:
 
 @pytest.fixture
 def drafter(datastore: str, tmp_path: Path) -> Iterator[RequestDrafter]:
-    settings = EngineSettings.read({"datastores": [datastore], "remember": str(tmp_path / "live")}, "settings")
-    log, tokenizer = logging.getLogger("test"), identity(VOCABULARY)
-    sources = EngineSources(settings, tokenizer, name="m", vocabulary_size=VOCABULARY, where="settings", log=log)
-    drafter = RequestDrafter(sources, EngineMetrics(sources.labels, log), vocabulary_size=VOCABULARY)
+    drafter = drafter_with(datastores=[datastore], remember=str(tmp_path / "live"))
     yield drafter
     drafter.close()
 
@@ -92,21 +83,7 @@ def test_texts_are_those_without_drafts(drafter: RequestDrafter, shape: str, is_
     tokens = sum(len(one.output_ids) for one in (first, second, third, fourth))
     assert engine.steps < tokens / 4 / 1.5  # four at a time, of which many tokens at once
     assert errors(drafter) == {}
-    assert drafter.ids == []
-
-
-def test_each_output_is_remembered_as_it_was_given_out(drafter: RequestDrafter, tmp_path: Path) -> None:
-    engine = scheduler(drafter, is_ahead=True)
-    requests = [request(f"r{row}", prompt, 25) for row, prompt in enumerate(PROMPTS)]
-    put_off = request("put off", [150, 151], 25)
-    engine.prefill(*requests, put_off)
-    engine.run(lambda: engine.retract(put_off))
-    flush(drafter._sources.target)
-    with LiveDatastore.open(tmp_path / "live", read_only=True, tokenizer=identity(VOCABULARY)) as live:
-        for one in requests:
-            text = [*one.origin_input_ids, *written(one)]
-            assert live.longest_suffix_match(text, max_suffix=64).length == len(text)
-        assert live.longest_suffix_match([150, 151]).length < 2
+    assert not drafter._requests
 
 
 def test_the_last_step_is_accepted(drafter: RequestDrafter) -> None:

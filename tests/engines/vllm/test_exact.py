@@ -20,17 +20,6 @@ from tests.engines.vllm.engine import (
 
 pytestmark = IN_VLLM
 GREEDY = {"temperature": 0.0, "max_tokens": 40}
-SETTINGS: dict[str, dict[str, Any]] = {
-    "log probabilities": {"logprobs": 2},
-    "of the prompt": {"prompt_logprobs": 1},
-    "repetition": {"repetition_penalty": 1.2},
-    "presence and frequency": {"presence_penalty": 0.5, "frequency_penalty": 0.5},
-    "at least": {"min_tokens": 30, "stop_token_ids": list(range(0, 250, 2))},
-    "stop at tokens": {"stop_token_ids": list(range(0, 350, 23))},
-    "stop at text": {"stop": ["e", "a"]},
-    "past the end": {"ignore_eos": True},
-    "some words": {"bad_words": ["return", "for", "the"]},
-}
 
 
 @pytest.fixture(scope="module")
@@ -47,30 +36,6 @@ def test_texts_are_those_of_plain_vllm(drafted: Any, requests: list[Request], te
     assert counted(drafted, "num_preemptions") > 0
     assert counted(drafted, "spec_decode_num_accepted_tokens") > 20
     assert counted(drafted, "spec_decode_num_accepted_tokens") < counted(drafted, "spec_decode_num_draft_tokens")
-
-
-def test_texts_beside_aborted_requests(drafted: Any, requests: list[Request], texts: list[list[int]]) -> None:
-    aborted = {0: 5, 4: 1, 5: 30, 8: 2}
-    for place, (text, whole) in enumerate(zip(answers(drafted, requests, aborted), texts, strict=True)):
-        assert text == (whole[: len(text)] if place in aborted else whole)
-        assert len(text) < len(whole) or place not in aborted
-
-
-def test_texts_of_the_same_prompt_at_once(drafted: Any, requests: list[Request], texts: list[list[int]]) -> None:
-    """Rows that hold the same for a while cannot be told apart."""
-    prompt, settings, _ = requests[0]
-    same = [Request(prompt, {**settings, "max_tokens": most}) for most in (60, 20, 60, 5, 60)]
-    assert answers(drafted, same) == [texts[0][: request.settings["max_tokens"]] for request in same]
-
-
-def test_texts_with_other_settings(drafted: Any, plain: Any, requests: list[Request]) -> None:
-    asked = [
-        Request(request.prompt, {**GREEDY, **settings})
-        for request, settings in zip(requests, SETTINGS.values(), strict=False)
-    ]
-    expected = answers(plain, asked)
-    assert dict(zip(SETTINGS, answers(drafted, asked), strict=True)) == dict(zip(SETTINGS, expected, strict=True))
-    assert len({tuple(text) for text in expected}) == len(SETTINGS)
 
 
 def test_structured_output(drafted: Any, plain: Any, requests: list[Request]) -> None:

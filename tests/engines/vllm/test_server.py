@@ -103,22 +103,6 @@ def client(server: Server) -> Iterator[Any]:
         yield made
 
 
-MESSAGES = [{"role": "user", "content": "def add(first, second):"}]
-
-
-def test_chats_are_those_of_plain_vllm(client: Any, plain: Any) -> None:
-    from vllm import SamplingParams
-
-    (expected,) = plain.chat(MESSAGES, SamplingParams(temperature=0.0, max_tokens=48), use_tqdm=False)
-    asked = {"model": "tiny", "messages": MESSAGES, "temperature": 0.0, "max_tokens": 48}
-    for _ in range(2):
-        whole = client.chat.completions.create(**asked)
-        assert whole.choices[0].message.content == expected.outputs[0].text
-        assert whole.usage.completion_tokens == len(expected.outputs[0].token_ids)
-        pieces = [piece.choices[0].delta.content for piece in client.chat.completions.create(**asked, stream=True)]
-        assert "".join(piece or "" for piece in pieces) == expected.outputs[0].text
-
-
 def tokens_of(client: Any, request: Request, most: int) -> list[int]:
     """The token ids of an answer, as they are streamed."""
     asked = {"temperature": 0.0, "max_tokens": most, "stream": True}
