@@ -39,7 +39,6 @@ class _Group(Group):
 
     elsewhere = {  # noqa: RUF012  read only
         "build": "build_index.cli:build",
-        "merge": "build_index.cli:merge",
         "serve": "rest_store.service.server.command:serve",
         "bench": "rest_store.bench.command:bench",
         "calibrate": "rest_store.bench.command:calibrate",
