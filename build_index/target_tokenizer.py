@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from build_index.chat_template import ChatTemplate
 from build_index.documents import Document, well_formed
-from build_index.errors import build_packages, first_line
+from build_index.errors import first_line
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import BuildError, CorpusError, TokenizerLoadError, describe
 
@@ -105,7 +105,7 @@ class TargetTokenizer:
     def accelerate(self) -> bool:
         """Encode by `fastokens` from now on, many times as fast; return False if it is absent or refuses the tokenizer.
 
-        `tokenizers` encodes the first texts, too, and samples of the others. Encoding raises EncoderError if they differ.
+        `tokenizers` encodes the first texts, too, and samples of the others. Encoding may then raise EncoderError.
         """
         self._unchecked_after = CHECKED_CHARACTERS
         try:
@@ -242,8 +242,8 @@ class TargetTokenizer:
 
 
 def _open(tokenizer_json: str, name: str) -> Tokenizer:
-    with build_packages(name, TokenizerLoadError):
-        import tokenizers
+    import tokenizers
+
     try:
         return tokenizers.Tokenizer.from_str(tokenizer_json)
     except Exception as error:  # tokenizers raises Exception itself

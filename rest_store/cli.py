@@ -25,7 +25,7 @@ from rest_store.datastore.kernel import MAX_DEPTH, MAX_SUFFIX
 from rest_store.datastore.locations import is_location
 from rest_store.datastore.render import counted, one_line, table
 from rest_store.errors import RestStoreError
-from rest_store.extras import missing_extra
+from rest_store.extras import named_extras
 from rest_store.options import FILE, PATH, PLACE, SETTINGS, Group, json_option, max_nodes_option
 from rest_store.service.options import Access, access_options, timeout_option
 from rest_store.terminal import draft_as_json, draw_draft, loading
@@ -60,14 +60,10 @@ class _Group(Group):
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: click.echo(f"Warning: {message}", err=True)
             try:
-                return super().invoke(context)
+                with named_extras("rest-store"):
+                    return super().invoke(context)
             except RestStoreError as error:
                 raise _Failure(one_line(str(error))) from error
-            except ModuleNotFoundError as error:
-                missing = missing_extra(context.invoked_subcommand or "rest-store", error)
-                if missing is None:
-                    raise
-                raise _Failure(str(missing)) from error
 
 
 class _Failure(click.ClickException):

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build_index.documents import CorpusCounts, CorpusFile
-from build_index.errors import build_packages, read_error
+from build_index.errors import read_error
 from build_index.path import local_path
 from build_index.staging import is_datastore, is_live, is_staging
 from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME
@@ -175,8 +175,8 @@ def compile_globs(globs: Iterable[str]) -> re.Pattern[str]:
     Raises:
         CorpusError: `**` stands beside other characters of a name.
     """
-    with build_packages("corpus", CorpusError):
-        from fsspec.utils import glob_translate
+    from fsspec.utils import glob_translate
+
     patterns = []
     for glob in globs:
         parts = glob.removeprefix("./").rstrip("/")

@@ -75,7 +75,7 @@ def many_tasks(monkeypatch):
 
 def test_without_ray_the_extra_is_named(corpora, tokenizer, out, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingExtraError, match=r"--ray: the package 'ray' .* pip install 'rest-store\[ray\]'"):
+    with pytest.raises(MissingExtraError, match=r"build: the package 'ray' .* pip install 'rest-store\[ray\]'"):
         build(options(corpora, tokenizer, out, ray="auto"))
     assert leftovers(out) == []
 

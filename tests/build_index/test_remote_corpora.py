@@ -16,7 +16,7 @@ import zstandard
 from build_index.corpus import open_corpus
 from build_index.corpus_spec import CorpusSpec
 from build_index.documents import CorpusCounts
-from rest_store.errors import CorpusError, CorpusNotFoundError
+from rest_store.errors import CorpusError, CorpusNotFoundError, MissingExtraError
 from rest_store.loading import remote_files
 from tests.shared.builds import documents
 from tests.shared.corpora import read_corpus, write_files
@@ -197,7 +197,7 @@ def test_missing_credentials_are_named(s3, monkeypatch, tmp_path):
 @pytest.mark.parametrize(("address", "package"), [("s3://b/k", "s3fs"), ("gs://b/k", "gcsfs")])
 def test_a_missing_package_names_the_extra(monkeypatch, address, package):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(CorpusError, match=rf"^{address}: the package '{package}' .* 'rest-store\[remote\]'"):
+    with pytest.raises(MissingExtraError, match=rf"^{address}: the package '{package}' .* 'rest-store\[remote\]'"):
         open_corpus(CorpusSpec(address))
 
 
