@@ -53,7 +53,6 @@ def test_a_query_of_truncated_files_is_refused(directory: Path, query: str) -> N
         refused(DatastoreUnavailableError, lambda later=later: later(store))  # type: ignore[misc]
     refused(DatastoreUnavailableError, store.require_readable)
     assert store.info().token_count == 11
-    refused(DatastoreUnavailableError, lambda: store.__reduce__())
 
 
 @pytest.mark.parametrize("file", ["shard-00000.tokens", "shard-00001.suffixes"])
