@@ -165,6 +165,16 @@ def test_the_log_of_grpc_is_off_unless_it_is_asked_for(
     assert os.environ["GRPC_VERBOSITY"] == expected
 
 
+def test_grpc_is_not_imported_before_its_log_is_off() -> None:
+    program = (
+        "import sys\nfrom rest_store.cli import main\nassert 'grpc' not in sys.modules\n"
+        "main(['query', '127.0.0.1:1', '--tokens', '3', '--timeout', '1'])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+    assert done.stderr.startswith("Error: 127.0.0.1:1: ")
+
+
 def test_serve_sets_what_grpc_reads_as_it_is_imported() -> None:
     program = (
         "import os, sys\nfrom rest_store.cli import main\n"

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from rest_store.cli import main
 from rest_store.datastore.check import check_datastore
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.manifest import FILE_NAME, Manifest
@@ -130,6 +132,14 @@ def test_no_datastore_at_the_path(tmp_path: Path, place: str) -> None:
         (tmp_path / "file").touch()
         path = tmp_path / "file" / "ds"
     assert refused(DatastoreNotFoundError, lambda: Datastore.open(path)) == f"{path}: datastore is {found}"
+
+
+@pytest.mark.parametrize("name", [FILE_NAME, "shard-00000.tokens"])
+def test_a_command_is_told_that_a_file_is_no_datastore(directory: Path, name: str) -> None:
+    for command in ("info", "check"):
+        result = CliRunner().invoke(main, [command, str(directory / name)])
+        assert result.exit_code == 1
+        assert result.stderr == f"Error: {directory / name}: datastore is a file of one, expected its directory\n"
 
 
 @pytest.mark.parametrize("name", [FILE_NAME, "shard-00000.tokens"])
