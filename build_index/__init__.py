@@ -68,10 +68,9 @@ def build(
         The datastore at `out`, opened. Its `info()` says what was read.
 
     Raises:
-        BuildError: the subclass says what is wrong with corpora, options or `out`; or a package of the extra [build] is
-            missing.
+        BuildError: the subclass says what is wrong with corpora, options or `out`.
         TokenizerLoadError: the tokenizer cannot be loaded.
-        MissingExtraError: `ray` is set, and Ray is not installed.
+        MissingExtraError: a package of the extra [build] is missing, or Ray, for `ray`.
 
     Whatever happens, `out` holds its old content or the complete datastore. One build at a time in a process.
     """

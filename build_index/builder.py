@@ -11,7 +11,6 @@ datastore appears at its place in one rename.
 from __future__ import annotations
 
 import time
-import warnings
 from collections import Counter
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -20,7 +19,7 @@ from typing import Any
 from build_index.build_plan import build_plan, program, require_same_plan, template_digest, text_sha256
 from build_index.corpus import Corpus, empty_corpora, open_corpus
 from build_index.duplicates import SeenDocuments
-from build_index.errors import build_packages, output_errors
+from build_index.errors import output_errors
 from build_index.memory import MemoryPlan, available_budget, limit_arenas, plan_memory, resident_bytes
 from build_index.options import BuildOptions, BuildSummary
 from build_index.progress import ProgressListener, StageProgress
@@ -35,11 +34,13 @@ from build_index.workers import Processes, Workers, limit_threads, usable_cores,
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest, ShardRecord
 from rest_store.datastore.shard import Shard
-from rest_store.errors import BuildError, CorpusError, CorpusFormatError, DatastoreError, ResumeError, describe
+from rest_store.errors import CorpusFormatError, DatastoreError, ResumeError, describe
+from rest_store.extras import named_extras
 
 __all__ = ["BuildOptions", "BuildSummary", "build"]
 
 
+@named_extras("build")
 def build(options: BuildOptions, progress: ProgressListener | None = None) -> BuildSummary:
     """Build a datastore.
 
@@ -56,7 +57,7 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
         ResumeError: `options.resume` is set, and there is nothing to resume, or it has other inputs, options or another
             tokenizer, or is damaged.
         WorkerError: a worker process ends.
-        MissingExtraError: `options.ray` is set, and Ray is not installed.
+        MissingExtraError: a package of the extra [build] is missing, or Ray, for `options.ray`.
         ClusterError: its cluster cannot do the build.
 
     Whatever happens, even if the process is killed, `options.out` holds its old content or the complete datastore. What
@@ -65,8 +66,8 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
     """
     start = time.perf_counter()
     final_place(options.out)
-    with build_packages("build", BuildError):
-        import pydivsufsort  # noqa: F401 - before the memory is divided
+    import pydivsufsort  # noqa: F401 - before the memory is divided
+
     limit_arenas()
     if options.workers is not None:
         limit_threads(options.workers)
@@ -99,9 +100,8 @@ def _load_tokenizer(options: BuildOptions, progress: ProgressListener | None) ->
 
 def _import_reader(corpus: Corpus) -> None:
     """Import the packages of a reader, so that they count before the memory is divided."""
-    with build_packages(corpus.spec.path, CorpusError):
-        if corpus.reader == "parquet":
-            import pyarrow.parquet  # noqa: F401
+    if corpus.reader == "parquet":
+        import pyarrow.parquet  # noqa: F401
 
 
 def _build_or_resume(
@@ -111,28 +111,20 @@ def _build_or_resume(
     staging: Staging,
     progress: ProgressListener | None,
 ) -> BuildSummary:
-    """Go on with the unfinished build if it is the same, or else begin anew; so, too, if `fastokens` is wrong."""
+    """Go on with the unfinished build if it is the same, or else begin anew."""
     unfinished = staging.unfinished_plan()
     if unfinished is None and options.resume:
         expected = "one that was interrupted; build without --resume"
         raise ResumeError(describe(staging.out, "unfinished build", "absent", expected))
-    is_wrong = unfinished is not None and str(unfinished.get("encoder")).startswith("tokenizers ")
+    tokenizer.accelerate()
     while True:
-        if is_wrong:
-            tokenizer.decelerate()
-        else:
-            tokenizer.accelerate()
         try:
             return _build(options, corpora, tokenizer, staging, unfinished, progress)
-        except EncoderError as error:
-            warnings.warn(f"{staging.out}: {tokenizer.encoder}: {error}; tokenized by tokenizers", stacklevel=3)
-            is_wrong = True
         except ResumeError:
             if options.resume:
                 raise
-            is_wrong = False
-        except CorpusFormatError:
-            staging.discard()  # the corpus has to change, and then nothing of this build can be resumed
+        except (CorpusFormatError, EncoderError):
+            staging.discard()  # the corpus or the encoder has to change, and then nothing of this build can be resumed
             raise
         unfinished = None
 

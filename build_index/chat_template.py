@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from build_index.errors import build_packages, first_line
+from build_index.errors import first_line
 from build_index.path import local_path
 from rest_store.errors import CorpusError, TokenizerLoadError, describe
 
@@ -34,14 +34,14 @@ class ChatTemplate:
         where: the tokenizer or file that it comes from, for error messages.
 
     Raises:
-        TokenizerLoadError: the text is not a Jinja template, or jinja2 is not installed.
+        TokenizerLoadError: the text is not a Jinja template.
 
     Thread-safe. Can be pickled.
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str], where: object) -> None:
-        with build_packages(where, TokenizerLoadError):
-            import jinja2
+        import jinja2
+
         self.source = source
         self._special_tokens = dict(special_tokens)
         self._where = str(where)

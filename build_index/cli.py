@@ -1,10 +1,9 @@
-"""The commands `rest-build`, which is also `rest-store build`, and `rest-store merge`."""
+"""The command `rest-build`, which is also `rest-store build`."""
 
 from __future__ import annotations
 
 import json
 import sys
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -32,13 +31,6 @@ Example:
     --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct --out code.ds
 """
 _INTERRUPTED_STATUS = 130  # as shells report SIGINT
-_out_option = click.option(
-    "--out",
-    metavar="DIR",
-    required=True,
-    type=PATH,
-    help="Directory of the datastore; an old datastore there is replaced.",
-)
 
 
 class _BuildCommand(click.Command):
@@ -79,7 +71,13 @@ def memory_size(text: str) -> int:
     required=True,
     help="Tokenizer of the target model: a Hugging Face name, a directory, a tokenizer.json or a .gguf file.",
 )
-@_out_option
+@click.option(
+    "--out",
+    metavar="DIR",
+    required=True,
+    type=PATH,
+    help="Directory of the datastore; an old datastore there is replaced.",
+)
 @click.option(
     "--shard-tokens",
     metavar="N",
@@ -144,45 +142,19 @@ def build(
         click.echo(summary_text(summary))
 
 
-@click.command(
-    context_settings=SETTINGS,
-    epilog="Example: rest-store merge python.ds rust.ds --out code.ds",
-)
-@click.argument("datastores", metavar="DIR DIR...", nargs=-1, required=True, type=PATH)
-@_out_option
-@json_option
-@click.pass_context
-def merge(context: click.Context, datastores: tuple[Path, ...], out: Path, as_json: bool) -> None:
-    """Merge datastores that were built with one tokenizer into one, without sorting again.
-
-    It answers as if it had been built from all their documents. Files are linked where the file system allows it.
-    """
-    with _one_line_errors(context, out):
-        from build_index.merge import merge as merge_datastores
-
-        merged = merge_datastores(datastores, out)
-    counts = {"document": merged.document_count, "token": merged.token_count, "shard": len(merged.shards)}
-    if as_json:
-        click.echo(json.dumps({"out": str(out), **{f"{what}s": number for what, number in counts.items()}}))
-    else:
-        click.echo(f"{out}: " + ", ".join(counted(number, what) for what, number in counts.items()))
-
-
 @contextmanager
 def _one_line_errors(context: click.Context, out: Path) -> Iterator[None]:
     """Report an error in one line and exit with status 1, or 130 after Ctrl-C."""
-    with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: click.echo(f"Warning: {message}", err=True)
-        try:
-            yield
-            return
-        except KeyboardInterrupt:
-            message, status = "interrupted" + _resume_hint(out), _INTERRUPTED_STATUS
-        except (RestStoreError, OSError) as error:
-            hint = "" if isinstance(error, ResumeError) else _resume_hint(out)  # it says itself what to do
-            message, status = str(error) + hint, 1
-        click.echo(f"Error: {one_line(message)}", err=True)
-        context.exit(status)
+    try:
+        yield
+        return
+    except KeyboardInterrupt:
+        message, status = "interrupted" + _resume_hint(out), _INTERRUPTED_STATUS
+    except (RestStoreError, OSError) as error:
+        hint = "" if isinstance(error, ResumeError) else _resume_hint(out)  # it says itself what to do
+        message, status = str(error) + hint, 1
+    click.echo(f"Error: {one_line(message)}", err=True)
+    context.exit(status)
 
 
 def _resume_hint(out: Path) -> str:
@@ -190,7 +162,7 @@ def _resume_hint(out: Path) -> str:
         from build_index.staging import resume_hint
 
         return resume_hint(out)
-    except Exception:  # also of a module whose import was interrupted
+    except OSError:  # there cannot be a build at this path
         return ""
 
 

@@ -102,13 +102,19 @@ class Corpus:
         self._globs = Globs(spec.include, spec.exclude)
 
     def __iter__(self) -> Iterator[Document]:
-        self.counts = counts = CorpusCounts()
-        for file in self.files(counts):
-            with closing(self.documents(file, counts)) as documents:
-                for document in documents:
-                    yield document
-                    if counts.documents == self.spec.max_documents:
-                        return
+        self.counts = CorpusCounts()
+        for file in self.files(self.counts):
+            yield from self.wanted(file)
+            if self.counts.documents == self.spec.max_documents:
+                return
+
+    def wanted(self, file: CorpusFile) -> Iterator[Document]:
+        """Yield the documents of a file, as many as are wanted of the corpus; adds to `counts`."""
+        with closing(self.documents(file, self.counts)) as documents:
+            for document in documents:
+                yield document
+                if self.counts.documents == self.spec.max_documents:
+                    return
 
     def files(self, counts: CorpusCounts) -> Iterator[CorpusFile]:
         """Yield the files in the order in which they are read.

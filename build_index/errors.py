@@ -1,9 +1,9 @@
-"""Errors of the operating system and of missing packages, turned into the errors of rest-store."""
+"""Errors of the operating system, turned into the errors of rest-store."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from rest_store.errors import (
@@ -13,15 +13,9 @@ from rest_store.errors import (
     RestStoreError,
     describe,
     first_line,
-    optional_packages,
 )
 
-__all__ = ["build_packages", "first_line", "output_errors", "read_error"]
-
-
-def build_packages(where: object, error: type[RestStoreError], extra: str = "build") -> AbstractContextManager[None]:
-    """Import packages of the builder inside; as `optional_packages`."""
-    return optional_packages(where, error, extra)
+__all__ = ["first_line", "output_errors", "read_error"]
 
 
 @contextmanager

@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import rest_store
-from build_index.errors import build_packages, first_line
+from build_index.errors import first_line
 from build_index.path import local_path
 from build_index.shard_sorter import sort_shard
 from build_index.size import size_text
 from build_index.slices import Setup, Slice, SliceReport, tokenize
-from build_index.target_tokenizer import EncoderError
 from build_index.workers import Workers, prepare
-from rest_store.errors import ClusterError, MemoryBudgetError, MissingExtraError, RestStoreError, WorkerError, describe
+from rest_store.errors import ClusterError, MemoryBudgetError, RestStoreError, WorkerError, describe
 from rest_store.loading.remote_files import scheme_of
 
 _CONNECT_SECONDS = 10
@@ -42,11 +41,10 @@ def connected(address: str) -> Iterator[None]:
         address: `HOST:PORT` of its head node, or "auto": that of RAY_ADDRESS, or the one on this machine.
 
     Raises:
-        MissingExtraError: Ray is not installed.
         ClusterError: there is no such cluster, or it has other versions of Python or Ray.
     """
-    with build_packages(_WHERE, MissingExtraError, "ray"):
-        import ray
+    import ray
+
     if ray.is_initialized():
         yield
         return
@@ -133,7 +131,7 @@ class RayWorkers(Workers):
                 future.set_result(done.result())
                 return
             cause = getattr(error, "cause", None)  # of what Ray wraps
-            if not isinstance(cause, RestStoreError | EncoderError):
+            if not isinstance(cause, RestStoreError):
                 cause = WorkerError(f"{where}: Ray did not do it ({first_line(error)})")
             future.set_exception(cause)
 

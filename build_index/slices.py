@@ -18,7 +18,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,7 +120,7 @@ def _parts(corpus: Corpus, largest: int) -> Iterator[list[CorpusFile] | list[Doc
             yield files
             files, size = [], 0
         if is_cut:
-            yield from batches(_wanted(corpus, file), SLICE_CHARACTERS)
+            yield from batches(corpus.wanted(file), SLICE_CHARACTERS)
             if corpus.counts.documents == corpus.spec.max_documents:
                 return
         else:
@@ -131,21 +130,11 @@ def _parts(corpus: Corpus, largest: int) -> Iterator[list[CorpusFile] | list[Doc
         yield files
 
 
-def _wanted(corpus: Corpus, file: CorpusFile) -> Iterator[Document]:
-    """Yield the documents of a file, as many as are wanted of the corpus."""
-    with closing(corpus.documents(file, corpus.counts)) as documents:
-        for document in documents:
-            yield document
-            if corpus.counts.documents == corpus.spec.max_documents:
-                return
-
-
 def tokenize(setup: Setup, part: Slice) -> SliceReport:
     """Write the file of a slice.
 
     Raises:
-        RestStoreError: a file cannot be read, or the disk is full.
-        EncoderError: `fastokens` was wrong.
+        RestStoreError: a file cannot be read, `fastokens` was wrong, or the disk is full.
     """
     started = time.perf_counter()
     tokenize_seconds = 0.0

@@ -32,9 +32,9 @@ from build_index.errors import output_errors
 from build_index.path import local_path
 from rest_store.datastore.durable import put, sync
 from rest_store.datastore.file_lock import take_lock
-from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME, TOKENIZER_FILE_NAME, Manifest
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import MAX_SIZE as MAX_MANIFEST_SIZE
+from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest
 from rest_store.datastore.mapped_file import open_regular
 from rest_store.datastore.render import counted
 from rest_store.errors import OutputError, describe
@@ -44,7 +44,6 @@ _LOCK_NAME = "lock"
 _OUR_FILES = re.compile(
     "|".join(map(re.escape, (MANIFEST_NAME, TOKENIZER_FILE_NAME))) + r"|shard-\d+\.(tokens|suffixes)|\.nfs.*"
 )
-_LIVE_FILES = (DOCUMENTS_FILE_NAME, "writer.lock")
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -264,11 +263,6 @@ def is_datastore(directory: Path) -> bool:
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(fields, dict) and fields.get("format") == "rest-store"
-
-
-def is_live(directory: Path) -> bool:
-    """Whether a directory has the files of a live datastore."""
-    return all((directory / name).is_file() for name in _LIVE_FILES)
 
 
 def is_staging(directory: Path) -> bool:

@@ -14,6 +14,7 @@ from build_index.documents import well_formed
 from build_index.path import local_path
 from build_index.target_tokenizer import TargetTokenizer
 from rest_store.errors import TokenizerLoadError
+from rest_store.extras import named_extras
 from rest_store.loading import tokenizer as loading
 
 __all__ = ["TargetTokenizer", "load_tokenizer", "loaded_apart"]
@@ -23,17 +24,18 @@ import json, sys
 sys.modules["torch"] = None  # which transformers would import, and tokenizers do not need
 from dataclasses import asdict
 from pathlib import Path
-from rest_store.errors import TokenizerLoadError
+from rest_store.errors import RestStoreError
 from rest_store.loading.tokenizer import load_tokenizer
 file = Path(sys.argv[1])
 try:
     fields = asdict(load_tokenizer(json.loads(file.read_text())))
-except TokenizerLoadError as error:
+except RestStoreError as error:
     fields = {"error": str(error)}
 file.write_text(json.dumps(fields))
 """
 
 
+@named_extras("tokenizer")
 def load_tokenizer(tokenizer: object, *, chat_template: str | None = None) -> TargetTokenizer:
     """Load a tokenizer.
 

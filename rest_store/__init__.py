@@ -91,15 +91,10 @@ locations.reach = _elsewhere
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        module = importlib.import_module(_HOMES[name])
-    except ModuleNotFoundError as error:
-        from rest_store.extras import missing_extra
+    from rest_store.extras import named_extras
 
-        missing = missing_extra(f"{__name__}.{name}", error)
-        if missing is None:
-            raise
-        raise missing from error
+    with named_extras(f"{__name__}.{name}"):
+        module = importlib.import_module(_HOMES[name])
     value = getattr(module, name)
     globals()[name] = value
     return value

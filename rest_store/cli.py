@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,10 +25,13 @@ from rest_store.datastore.kernel import MAX_DEPTH, MAX_SUFFIX
 from rest_store.datastore.locations import is_location
 from rest_store.datastore.render import counted, one_line, table
 from rest_store.errors import RestStoreError
-from rest_store.extras import missing_extra
+from rest_store.extras import named_extras
 from rest_store.options import FILE, PATH, PLACE, SETTINGS, Group, json_option, max_nodes_option
 from rest_store.service.options import Access, access_options, timeout_option
 from rest_store.terminal import draft_as_json, draw_draft, loading
+
+if TYPE_CHECKING:
+    from rest_store.datastore.datastore import DatastoreInfo
 
 
 class _Group(Group):
@@ -39,7 +42,6 @@ class _Group(Group):
 
     elsewhere = {  # noqa: RUF012  read only
         "build": "build_index.cli:build",
-        "merge": "build_index.cli:merge",
         "serve": "rest_store.service.server.command:serve",
         "bench": "rest_store.bench.command:bench",
         "calibrate": "rest_store.bench.command:calibrate",
@@ -61,14 +63,10 @@ class _Group(Group):
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: click.echo(f"Warning: {message}", err=True)
             try:
-                return super().invoke(context)
+                with named_extras("rest-store"):
+                    return super().invoke(context)
             except RestStoreError as error:
                 raise _Failure(one_line(str(error))) from error
-            except ModuleNotFoundError as error:
-                missing = missing_extra(context.invoked_subcommand or "rest-store", error)
-                if missing is None:
-                    raise
-                raise _Failure(str(missing)) from error
 
 
 class _Failure(click.ClickException):
@@ -138,7 +136,7 @@ def build_main() -> None:
 @timeout_option(10.0)
 @json_option
 def info(place: str, access: Access, timeout: float, as_json: bool) -> None:
-    """Show size, tokenizer, sources and build options of the datastore at PLACE, frozen or live.
+    """Show size, tokenizer and sources of the datastore at PLACE, frozen or live; --json shows build options, too.
 
     Of a service, HOST:PORT or unix:/path, it shows the datastores. The parts of a datastore are shown together:
     HOST:PORT,HOST:PORT;HOST:PORT, with commas between services of the same part.
@@ -166,42 +164,19 @@ def info(place: str, access: Access, timeout: float, as_json: bool) -> None:
         "bytes_per_token": round(description.size / description.token_count, 3),
         **manifest,
     }
-    click.echo(json.dumps(facts, ensure_ascii=False) if as_json else table(_rows(description, facts)))
+    click.echo(json.dumps(facts, ensure_ascii=False) if as_json else table(_rows(description)))
 
 
-_OF_CORPUS = ("corpus", "documents", "conversations", "files", "bytes", "skipped")  # what `info` shows first
-
-
-def _rows(description: Any, facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _rows(description: DatastoreInfo) -> Iterator[tuple[str, str]]:
     """Yield what `info` shows, the most important first."""
     tokenizer = description.tokenizer
     yield "datastore", str(description.path)
     yield "tokens", f"{description.token_count:,} in {counted(description.document_count, 'document')}"
-    shards = counted(description.shard_count, "shard")
-    yield "size", f"{counted(description.size, 'byte')} in {shards}, {facts['bytes_per_token']} bytes a token"
-    yield "tokenizer", f"{tokenizer.name}, {counted(tokenizer.vocabulary_size, 'id')}"
+    yield "size", f"{counted(description.size, 'byte')} in {counted(description.shard_count, 'shard')}"
+    yield "tokenizer", f"{tokenizer.name}, {counted(tokenizer.vocabulary_size, 'id')}, {tokenizer.fingerprint[:23]}..."
     for corpus in description.manifest.corpora:
-        first = {name: corpus[name] for name in _OF_CORPUS if name in corpus}
-        yield "corpus", _named({**first, **corpus}).removeprefix("corpus ")
-    yield "built", f"{facts['built']} by {description.manifest.created_by}"
-    yield "options", _named(description.manifest.options) or "defaults"
-    yield "identity", f"{tokenizer.fingerprint[:23]}..."
-
-
-def _named(fields: dict[str, Any]) -> str:
-    """Return JSON fields as `name value, name value`, without empty ones and checksums."""
-    shown = {name: value for name, value in fields.items() if value and not name.endswith("sha256")}
-    return ", ".join(f"{name} {_short(value)}" for name, value in shown.items())
-
-
-def _short(value: object) -> str:
-    if isinstance(value, dict):
-        return "(" + _named(value) + ")"
-    if isinstance(value, list):
-        return " ".join(map(_short, value))
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}"
-    return str(value)
+        yield "corpus", f"{corpus.get('corpus')}, {counted(corpus.get('documents', 0), 'document')}"
+    yield "built", f"{description.built.isoformat(timespec='seconds')} by {description.manifest.created_by}"
 
 
 @main.command(epilog="Example: rest-store check python.ds --full")

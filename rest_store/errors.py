@@ -82,8 +82,6 @@ said by a `DraftingWarning`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from traceback import format_exception_only
 
 
@@ -400,20 +398,3 @@ def error_text(error: BaseException) -> str:
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or the name of its class if it has none."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
-@contextmanager
-def optional_packages(where: object, error: type[RestStoreError], extra: str) -> Iterator[None]:
-    """Import packages of an extra inside; a missing one raises `error`, which names it and the extra.
-
-    Args:
-        where: what needs the package, for the message.
-        error: class of the error.
-        extra: what installs the package.
-    """
-    try:
-        yield
-    except ImportError as cause:
-        package = (cause.name or str(cause)).partition(".")[0]
-        hint = f"install it with: pip install 'rest-store[{extra}]'"
-        raise error(f"{where}: the package '{package}' cannot be imported ({cause}); {hint}") from cause

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from rest_store.errors import MissingExtraError, describe
 
 EXTRAS = {
     **dict.fromkeys(("grpc", "grpc_status", "grpc_health", "grpc_reflection", "google", "prometheus_client"), "server"),
-    **dict.fromkeys(("torch", "transformers"), "hf"),
+    "torch": "hf",
     **dict.fromkeys(("tokenizers", "pydivsufsort", "pyarrow", "jinja2", "gguf", "fsspec"), "build"),
-    **dict.fromkeys(("s3fs", "gcsfs"), "remote"),
+    **dict.fromkeys(("transformers", "huggingface_hub"), "build"),
+    **dict.fromkeys(("s3fs", "gcsfs", "aiohttp"), "remote"),
     "ray": "ray",
 }
 
 
-def missing_extra(where: str, error: ModuleNotFoundError) -> MissingExtraError | None:
-    """Return the error that names the extra of the package which is not there; None: it is of no extra.
+@contextmanager
+def named_extras(where: str) -> Iterator[None]:
+    """Import packages inside; one of an extra that is not installed raises an error which names the extra.
 
     Args:
-        where: what needs the package.
-        error: of its import.
+        where: what needs the packages.
+
+    Raises:
+        MissingExtraError: a package of an extra is missing; of any other, its own error.
     """
-    package = (error.name or "").partition(".")[0]
-    if package not in EXTRAS:
-        return None
-    expected = f"it to be installed: pip install 'rest-store[{EXTRAS[package]}]'"
-    return MissingExtraError(describe(where, f"the package '{package}'", "missing", expected))
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in EXTRAS:
+            raise
+        expected = f"it to be installed: pip install 'rest-store[{EXTRAS[package]}]'"
+        raise MissingExtraError(describe(where, f"the package '{package}'", "missing", expected)) from error

@@ -16,10 +16,11 @@ import rest_store
 REST_STORE = Path(rest_store.__file__).parent
 BUILD_INDEX = Path(build_index.__file__).parent
 
-# What a package may import of this project, besides itself, its errors and the version in `rest_store`. A module named
-# `command` belongs to the commands, whatever package it stands in.
+# What a package may import of this project, besides itself, its errors, its extras and the version in `rest_store`. A
+# module named `command` belongs to the commands, whatever package it stands in.
 LAYERS = {
     "rest_store.errors": set[str](),
+    "rest_store.extras": set[str](),
     "rest_store.pages": set[str](),
     "rest_store.loading": set[str](),
     "rest_store.datastore": {"loading"},
@@ -31,7 +32,7 @@ LAYERS = {
     "rest_store.engines": {"datastore", "loading", "live", "drafting", "service"},
 }
 # These may import everything.
-COMMANDS = {"bench", "cli", "__main__", "options", "extras", "terminal"}
+COMMANDS = {"bench", "cli", "__main__", "options", "terminal"}
 HEAVY = {  # package: where it may be imported
     "torch": ("rest_store.generation", "rest_store.engines", "rest_store.bench"),
     "transformers": ("rest_store.generation", "rest_store.loading"),
@@ -95,7 +96,7 @@ IMPORTS = {module: imports_of(module) for module in MODULES}
 
 @pytest.mark.parametrize("package", LAYERS)
 def test_imports_go_down(package: str) -> None:
-    allowed = {package, "rest_store", "rest_store.errors", *LAYERS[package]}
+    allowed = {package, "rest_store", "rest_store.errors", "rest_store.extras", *LAYERS[package]}
     allowed |= {f"rest_store.{name}" for name in LAYERS[package]}
     wrong = {
         module: own

@@ -6,12 +6,11 @@ import zlib
 from contextlib import suppress
 from typing import Any, BinaryIO
 
-from build_index.errors import build_packages
 from build_index.readers.files import compression_of, content_of
 from build_index.readers.json_records import TOO_LARGE, JsonValues
 from build_index.readers.parquet import PARQUET_MAGIC, column_names, document_column
 from build_index.readers.records import fields_text, has_field
-from rest_store.errors import CorpusError, CorpusFormatError, describe
+from rest_store.errors import CorpusFormatError, describe
 
 HEAD_BYTES = 1 << 16
 _UTF8_MARK = b"\xef\xbb\xbf"
@@ -101,8 +100,8 @@ def _is_compressed(head: bytes, where: str) -> bool:
         if compression_of(head) == "gzip":
             zlib.decompressobj(wbits=31).decompress(head, 1)
         else:
-            with build_packages(where, CorpusError):
-                import pyarrow
+            import pyarrow
+
             pyarrow.CompressedInputStream(pyarrow.BufferReader(head), "zstd").read(1)
     except zlib.error:
         return False

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
-from build_index.errors import build_packages, first_line
+from build_index.errors import first_line
 from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError, RestStoreError, describe
 from rest_store.loading.remote_files import file_system, scheme_of
 
@@ -49,7 +49,7 @@ def read_errors(where: str) -> Iterator[None]:
     is_remote = scheme_of(where) is not None
     try:
         yield
-    except RestStoreError:
+    except (RestStoreError, ModuleNotFoundError):
         raise
     except FileNotFoundError as error:
         found = f"absent ({first_line(error.__cause__ or error)})" if is_remote else "absent"
@@ -87,8 +87,8 @@ def content_of(file: BinaryIO, where: str) -> Iterator[io.BufferedReader]:
         return
     raw: Any = file
     if kind == "zstd":
-        with build_packages(where, CorpusError):
-            import pyarrow
+        import pyarrow
+
         raw = pyarrow.CompressedInputStream(pyarrow.PythonFile(_Unclosed(file), "r"), "zstd")
     buffered = io.BufferedReader(raw, BUFFER_BYTES)
     try:

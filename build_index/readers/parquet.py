@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 from build_index.documents import Document
-from build_index.errors import build_packages, first_line
+from build_index.errors import first_line
 from build_index.readers.records import CONVERSATION_FIELDS, KNOWN_FIELDS, TEXT_FIELDS, RecordReader
 from build_index.size import size_text
-from rest_store.errors import CorpusError, CorpusFormatError, MemoryBudgetError, RestStoreError, describe
+from rest_store.errors import CorpusFormatError, MemoryBudgetError, RestStoreError, describe
 
 PARQUET_MAGIC = b"PAR1"
 _ROWS = 64  # held at once
@@ -32,7 +32,7 @@ def read_parquet(file: BinaryIO, where: str, records: RecordReader, most_bytes: 
 
     Raises:
         CorpusFormatError: not an intact parquet file, or the needed column is absent.
-        CorpusError: not readable, or pyarrow is not installed.
+        CorpusError: not readable.
         DocumentSizeError: see `RecordReader.too_large`.
         MemoryBudgetError: a row group is larger than `most_bytes`.
     """
@@ -62,7 +62,6 @@ def column_names(file: BinaryIO, where: str) -> list[str]:
 
     Raises:
         CorpusFormatError: not an intact parquet file.
-        CorpusError: pyarrow is not installed.
     """
     with _pyarrow(where) as pyarrow:
         return [str(name) for name in pyarrow.parquet.read_schema(file).names]
@@ -83,8 +82,8 @@ def document_column(names: list[str], field: str | None) -> str | None:
 @contextmanager
 def _pyarrow(where: str) -> Iterator[Any]:
     """Give pyarrow, and name the file in what it raises inside."""
-    with build_packages(where, CorpusError):
-        import pyarrow.parquet
+    import pyarrow.parquet
+
     try:
         yield pyarrow
     except RestStoreError:

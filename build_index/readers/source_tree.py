@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build_index.documents import CorpusCounts, CorpusFile
-from build_index.errors import build_packages, read_error
+from build_index.errors import read_error
 from build_index.path import local_path
-from build_index.staging import is_datastore, is_live, is_staging
+from build_index.staging import is_datastore, is_staging
 from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.errors import CorpusError, describe
@@ -137,8 +137,8 @@ class LocalCorpus:
             return
         except OSError as error:
             raise read_error(f"{self.top}/{prefix}".rstrip("/"), error) from error
-        kinds = {MANIFEST_NAME: is_datastore, DOCUMENTS_FILE_NAME: is_live}
-        if any(kinds[entry.name](Path(directory)) for entry in entries if entry.name in kinds):
+        names = {entry.name for entry in entries}
+        if {DOCUMENTS_FILE_NAME, "writer.lock"} <= names or (MANIFEST_NAME in names and is_datastore(Path(directory))):
             counts.skip("datastore")
             return
         for entry in entries:
@@ -175,8 +175,8 @@ def compile_globs(globs: Iterable[str]) -> re.Pattern[str]:
     Raises:
         CorpusError: `**` stands beside other characters of a name.
     """
-    with build_packages("corpus", CorpusError):
-        from fsspec.utils import glob_translate
+    from fsspec.utils import glob_translate
+
     patterns = []
     for glob in globs:
         parts = glob.removeprefix("./").rstrip("/")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
 
 from rest_store.datastore import locations
 from rest_store.datastore.manifest import FILE_NAME, Manifest, ShardRecord
@@ -17,7 +16,6 @@ from rest_store.datastore.render import counted
 from rest_store.datastore.shard import Shard
 from rest_store.datastore.store import Snapshot, Store
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
-from rest_store.errors import MixedBuildError, describe
 
 
 @dataclass(frozen=True)
@@ -54,8 +52,7 @@ class Datastore(Store):
         manifest: of the whole datastore.
         part: whose shards these are; None: all.
 
-    Pickling keeps the path: the receiver opens the directory again, and fails if it then holds another datastore. After
-    a fork, both processes may go on using it.
+    After a fork, both processes may go on using it.
 
     If its files are truncated while it is open, or their disk fails, queries raise DatastoreUnavailableError from then
     on. For that, opening installs a handler of SIGBUS, also over one that another package has installed meanwhile.
@@ -70,7 +67,6 @@ class Datastore(Store):
         self.manifest = manifest
         self.part = part
         self.tokenizer = manifest.tokenizer
-        self._location = path.absolute()
         self._records = records
         self._shards = shards
         self._size = sum(file.raw.size for file in self.files)
@@ -173,20 +169,8 @@ class Datastore(Store):
             part=self.part,
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        self.require_readable()
-        return _open_same, (self._location, self.manifest, self.part)
-
     def __repr__(self) -> str:
         info = self.info()
         tokens, shards = counted(info.token_count, "token"), counted(info.shard_count, "shard")
         part = "" if self.part is None else f", part {self.part}"
         return f"Datastore({str(self.path)!r}, {tokens}, {shards}{part})"
-
-
-def _open_same(path: Path, manifest: Manifest, part: Part | None) -> Datastore:
-    """Open the datastore at `path`; raise MixedBuildError unless it is still the one of `manifest`."""
-    store = Datastore.open(path, part=part)
-    if store.manifest != manifest:
-        raise MixedBuildError(describe(path, "datastore", "another one", "that which was pickled"))
-    return store

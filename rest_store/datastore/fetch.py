@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -100,12 +99,6 @@ def fetch(reader: FileReader, cache: Path) -> Path:
 def _make(copy: Path, manifest: Manifest, content: bytes, reader: FileReader) -> None:
     part = copy.with_suffix(".part")
     part.mkdir(exist_ok=True)
-    missing = sum(record.tokens_size + record.suffixes_size for record in manifest.shards)
-    missing -= sum(file.stat().st_size for file in part.iterdir())
-    free = shutil.disk_usage(part).free
-    if missing > free:
-        expected = f"at most {free}, free in {part.parent}"
-        raise FetchError(describe(reader.location, "what is to be copied", f"{missing} bytes", expected))
     for record in manifest.shards:
         _fetch_shard(part, record, reader)
     if manifest.tokenizer_sha256 is not None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import pydivsufsort  # noqa: F401 - what sorts segments
 
 from rest_store.datastore import locations
 from rest_store.datastore.header import token_width
@@ -25,10 +26,8 @@ from rest_store.datastore.validation import IntSequence, document_ids, label
 from rest_store.errors import (
     DatastoreClosedError,
     LimitError,
-    LiveDatastoreError,
     WriterError,
     describe,
-    optional_packages,
 )
 from rest_store.live.added import AddedDocuments
 from rest_store.live.background import Background
@@ -44,9 +43,6 @@ from rest_store.live.segments import Segments
 from rest_store.live.upstream import Changes
 from rest_store.live.writer import Writer
 from rest_store.loading.tokenizer import load_tokenizer
-
-with optional_packages("live datastores", LiveDatastoreError, "live"):
-    import pydivsufsort  # noqa: F401 - what sorts segments
 
 _AT_ONCE = 256  # documents that are read together
 

@@ -15,8 +15,8 @@ from rest_store.errors import (
     RestStoreError,
     describe,
     first_line,
-    optional_packages,
 )
+from rest_store.extras import named_extras
 from rest_store.loading.hub import hub_failure
 
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "hf": "huggingface_hub", "https": "aiohttp", "http": "aiohttp"}
@@ -37,12 +37,13 @@ def file_system(address: str, error: type[RestStoreError]) -> Any:
     """Return the `fsspec.AbstractFileSystem` of an address.
 
     Raises:
-        RestStoreError: `error`, if there is no such scheme, or a package of the extra `remote` is not installed.
+        RestStoreError: `error`, if there is no such scheme.
+        MissingExtraError: a package is not installed.
     """
     scheme = scheme_of(address) or ""
     if scheme not in PACKAGES:
         raise error(describe(address, "scheme", f"'{scheme}'", f"one of {', '.join(PACKAGES)}"))
-    with optional_packages(address, error, "remote"):
+    with named_extras(address):
         import fsspec
 
         __import__(PACKAGES[scheme])
@@ -65,7 +66,8 @@ class RemoteFiles:
         location: address of its directory. A web server has to answer requests for a range of a file.
 
     Raises:
-        FetchError: there is no such scheme, its package is not installed, or the hub cannot be reached.
+        FetchError: there is no such scheme, or the hub cannot be reached.
+        MissingExtraError: its package is not installed.
     """
 
     def __init__(self, location: str) -> None:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rest_store.errors import TokenizerLoadError, describe, first_line, optional_packages
+from rest_store.errors import TokenizerLoadError, describe, first_line
+from rest_store.extras import named_extras
 from rest_store.loading.gguf_tokenizer import gguf_tokenizer, is_gguf
 from rest_store.loading.hub import hub_failure
 
@@ -37,6 +38,7 @@ class LoadedTokenizer:
     special_tokens: Mapping[str, str]
 
 
+@named_extras("tokenizer")
 def load_tokenizer(tokenizer: object) -> LoadedTokenizer:
     """Load a tokenizer.
 
@@ -47,8 +49,8 @@ def load_tokenizer(tokenizer: object) -> LoadedTokenizer:
             a `LoadedTokenizer` is returned as it is.
 
     Raises:
-        TokenizerLoadError: there is no such tokenizer, it has no `tokenizer.json` form (as tokenizers in pure Python),
-            or a package is not installed.
+        TokenizerLoadError: there is no such tokenizer, or it has no `tokenizer.json` form, as those in pure Python.
+        MissingExtraError: a package is not installed.
     """
     if isinstance(tokenizer, LoadedTokenizer):
         return tokenizer
@@ -74,8 +76,8 @@ def load_tokenizer(tokenizer: object) -> LoadedTokenizer:
 
 
 def _from_file(path: Path, name: str) -> LoadedTokenizer:
-    with optional_packages(name, TokenizerLoadError, "build"):
-        import tokenizers
+    import tokenizers
+
     try:
         backend = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError:
@@ -99,18 +101,15 @@ def _from_file(path: Path, name: str) -> LoadedTokenizer:
 
 
 def _from_gguf(path: Path, name: str) -> LoadedTokenizer:
-    with optional_packages(name, TokenizerLoadError, "build"):
-        direct = gguf_tokenizer(path)
+    direct = gguf_tokenizer(path)
     if direct is None:
-        with optional_packages(name, TokenizerLoadError, "build"):
-            import gguf  # noqa: F401 - transformers needs it
+        import gguf  # noqa: F401 - transformers needs it
+
         return _from_transformers(name, str(path.parent), gguf_file=path.name)
     return LoadedTokenizer(name, direct.json, direct.chat_template, direct.special_tokens)
 
 
 def _from_hub(name: str) -> LoadedTokenizer:
-    with optional_packages(name, TokenizerLoadError, "build"):
-        import transformers  # noqa: F401 - it brings the hub's package
     failure = hub_failure(name)
     try:
         return _from_transformers(name, name, local_files_only=failure is not None)
@@ -122,8 +121,8 @@ def _from_hub(name: str) -> LoadedTokenizer:
 
 
 def _from_transformers(name: str, place: str, **options: Any) -> LoadedTokenizer:
-    with optional_packages(name, TokenizerLoadError, "build"):
-        from transformers import AutoTokenizer
+    from transformers import AutoTokenizer
+
     try:
         tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
     except Exception as error:  # errors of repositories, files and the network have no common base

@@ -226,18 +226,3 @@ def test_a_pipe_is_refused(tmp_path):
     os.mkfifo(path)
     with pytest.raises(CorpusError, match="pipe: corpus is a pipe, socket or device, expected a regular file"):
         documents(path)
-
-
-@pytest.mark.parametrize("package", ["pyarrow.parquet", "pyarrow"])
-def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(tmp_path, package, monkeypatch):
-    path = tmp_path / "a"
-    if package == "pyarrow":
-        path.write_bytes(compressed(b"x", ".zst"))
-    else:
-        pq.write_table(pa.table({"content": ["x"]}), path)
-    monkeypatch.setitem(__import__("sys").modules, package, None)
-    name = package.partition(".")[0]
-    with pytest.raises(
-        CorpusError, match=rf"a: the package '{name}' cannot be imported .* pip install 'rest-store\[build\]'"
-    ):
-        documents(path)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zstandard
 from click.testing import CliRunner
 from transformers import AutoTokenizer
 
@@ -18,6 +19,7 @@ from rest_store.errors import (
     CorpusError,
     CorpusNotFoundError,
     MemoryBudgetError,
+    MissingExtraError,
     TokenizerLoadError,
 )
 from tests.shared.builds import contents, documents, write_jsonl, write_tokenizer
@@ -91,7 +93,7 @@ def test_a_tokenizer_may_be_loaded_already(corpus: Path, tmp_path: Path) -> None
     assert stores[0].info().token_count == stores[1].info().token_count, "with its chat template"
 
 
-def test_errors_are_those_of_the_command(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_are_those_of_the_command(corpus: Path, tmp_path: Path) -> None:
     tokenizer, out = tmp_path / "tokenizer.json", tmp_path / "ds"
     for error, fragment, arguments, options in (
         (CorpusNotFoundError, "corpus is absent", (tmp_path / "none", tokenizer), {}),
@@ -108,6 +110,14 @@ def test_errors_are_those_of_the_command(corpus: Path, tmp_path: Path, monkeypat
         with pytest.raises(error, match=fragment):
             rest_store.build(*arguments, out, **options)  # type: ignore[arg-type]
         assert not out.exists()
-    monkeypatch.setitem(sys.modules, "pydivsufsort", None)  # type: ignore[arg-type]  # to import is what is not installed
-    with pytest.raises(BuildError, match=r"pip install 'rest-store\[build\]'"):
-        rest_store.build(corpus, tokenizer, out)
+
+
+@pytest.mark.parametrize("package", ["pydivsufsort", "pyarrow", "tokenizers"])
+def test_a_package_that_is_missing_is_named_with_its_extra(
+    corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, package: str
+) -> None:
+    (corpus / "a.zst").write_bytes(zstandard.compress(b"text"))
+    monkeypatch.setitem(sys.modules, package, None)  # type: ignore[arg-type]  # to import is what is not installed
+    expected = rf"the package '{package}' is missing, expected it to be installed: pip install 'rest-store\[build\]'"
+    with pytest.raises(MissingExtraError, match=expected):
+        rest_store.build(corpus, tmp_path / "tokenizer.json", tmp_path / "ds", include="*.zst", memory="4G")

@@ -12,7 +12,6 @@ import pytest
 from build_index import build_plan, builder, shard_sorter, shard_tokens, slices
 from build_index.builder import build
 from build_index.corpus_spec import CorpusSpec
-from build_index.merge import merge
 from build_index.staging import kept_shards
 from build_index.tokenization import load_tokenizer
 from rest_store.datastore.shard import TokensWriter
@@ -223,11 +222,7 @@ def test_a_damaged_build_begins_anew(interrupted, expected):
     assert contents(interrupted.out) == expected
 
 
-def test_a_merge_and_an_export_take_the_place_of_an_unfinished_build(interrupted, tokenizer, tmp_path):
-    others = [tmp_path / "a", tmp_path / "b"]
-    for number, out in enumerate(others):
-        build_quick(write_jsonl(tmp_path / f"{number}.jsonl", [f"text {number}"]), tokenizer, out)
-    assert merge(others, interrupted.out).document_count == 2
+def test_an_export_takes_the_place_of_an_unfinished_build(interrupted, tokenizer, tmp_path):
     with LiveDatastore.open(tmp_path / "live", tokenizer=load_tokenizer(tokenizer).identity) as live:
         live.add([[1, 2, 3]])
         assert export(live, interrupted.out).info().document_count == 1

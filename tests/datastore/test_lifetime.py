@@ -1,18 +1,16 @@
-"""Closing, pickling, copying and forking of an open datastore, and what it holds of the system meanwhile."""
+"""Closing, copying and forking of an open datastore, and what it holds of the system meanwhile."""
 
 from __future__ import annotations
 
 import copy
 import os
-import pickle
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rest_store.datastore.datastore import Datastore
-from rest_store.errors import DatastoreClosedError, DatastoreNotFoundError, MixedBuildError
+from rest_store.errors import DatastoreClosedError
 from tests.datastore.test_lost_pages import QUERIES, query_in_threads
 from tests.datastore.test_opening import run_python
 from tests.shared.strategies import Corpus, refused, write_datastore, zipf_corpus
@@ -39,7 +37,7 @@ def test_a_closed_datastore_refuses_queries_and_holds_nothing(directory: Path) -
         assert store.draft([1, 2]).match == (2, 2)
         assert mapped(directory) == 4
     assert mapped(directory) == 0
-    queries: list[Callable[[Datastore], object]] = [*QUERIES.values(), Datastore.require_readable, pickle.dumps]
+    queries: list[Callable[[Datastore], object]] = [*QUERIES.values(), Datastore.require_readable]
     for query in queries:
         message = refused(DatastoreClosedError, lambda query=query: query(store))  # type: ignore[misc]
         assert message == f"{directory}: the datastore is closed, expected open"
@@ -71,29 +69,6 @@ session.draft(4)
 print(len(os.listdir("/proc/self/fd")) - before)
 """
     assert run_python(code, tmp_path) == "0\n"
-
-
-def test_a_pickled_datastore_is_opened_again(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(directory.parent)
-    store = Datastore.open("ds")
-    monkeypatch.chdir("/")
-    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
-        received = pickle.loads(pickle.dumps(store, protocol))
-        assert received is not store
-        assert received.path == directory
-        assert received.draft([1, 2]) == store.draft([1, 2])
-        store.draft([1, 2])
-        received.close()
-    assert store.draft([1, 2]).match == (2, 2)
-
-
-def test_a_pickled_datastore_that_was_rebuilt_or_removed_is_refused(directory: Path) -> None:
-    pickled = pickle.dumps(Datastore.open(directory))
-    write_datastore(directory, Corpus(300, [[[1, 2, 3, 4, 5, 1, 2, 3, 8]], [[7, 8]]]))
-    message = refused(MixedBuildError, lambda: pickle.loads(pickled))
-    assert message == f"{directory}: datastore is another one, expected that which was pickled"
-    shutil.rmtree(directory)
-    refused(DatastoreNotFoundError, lambda: pickle.loads(pickled))
 
 
 def test_copies_are_the_datastore_itself(directory: Path) -> None:

@@ -13,7 +13,7 @@ from tokenizers.pre_tokenizers import PreTokenizer
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.tokenizer import identity_of
 from rest_store.drafting.session import DraftSession
-from rest_store.errors import TokenizerLoadError, TokenizerMismatchError
+from rest_store.errors import MissingExtraError, TokenizerLoadError, TokenizerMismatchError
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.loading import tokenizer
 from rest_store.loading.tokenizer import load_tokenizer
@@ -174,8 +174,8 @@ def test_a_package_that_is_missing_is_named_with_the_command_that_installs_it(
     tokenizers: dict[str, Any], monkeypatch: pytest.MonkeyPatch, package: str, form: str
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    message = rf"'{package}' cannot be imported .* pip install 'rest-store\[build\]'"
-    with pytest.raises(TokenizerLoadError, match=message):
+    message = rf"tokenizer: the package '{package}' is missing, .* pip install 'rest-store\[build\]'"
+    with pytest.raises(MissingExtraError, match=message):
         load_tokenizer(tokenizers.get(form, form))
 
 
