@@ -13,7 +13,7 @@ from rest_store.errors import DatastoreClosedError, DocumentError, LimitError
 from rest_store.live.check import check_live
 from rest_store.live.export import export
 from rest_store.live.live_datastore import LiveDatastore
-from tests.shared.live import SECRET, SECRET_BYTES, file_bytes, new_live, small_segments
+from tests.shared.live import SECRET, SECRET_BYTES, file_bytes, new_live
 from tests.shared.strategies import refused
 
 
@@ -76,19 +76,6 @@ def test_documents_are_read_while_others_come_and_go(live: LiveDatastore) -> Non
             live.add([[1, 299]])
     assert read == len(ids) + 1
     assert live.count([1]) == len(ids) - 9
-
-
-def test_limits_are_those_of_each_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small_segments(monkeypatch)
-    with new_live(tmp_path / "live", 65_535, max_tokens=240) as live:
-        quiet, busy = live.namespace("quiet"), live.namespace("busy")
-        quiet.add([[7, 8]])
-        for token in range(200):
-            busy.add([[1000 + token, 1, 2]])
-        assert quiet.count([7, 8]) == 1
-        assert 69 <= busy.count([1]) <= 80
-        assert len(list(live.documents(namespace="busy"))) == busy.count([1])
-        assert live.info().failure is None
 
 
 def test_no_file_holds_what_was_deleted_of_a_namespace(live: LiveDatastore) -> None:

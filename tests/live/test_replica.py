@@ -151,13 +151,6 @@ def test_another_process_takes_over(live: LiveDatastore, service: Service, cache
         assert sorted([other.info().behind is None, third.info().behind is None]) == [False, True]
 
 
-def test_one_that_is_dropped_lets_others_take_over(live: LiveDatastore, service: Service, cache: Path) -> None:
-    dropped = opened(cache)
-    with opened(cache) as other:
-        del dropped
-        until(lambda: other.info().behind == 0)
-
-
 @pytest.mark.parametrize("rebuilt", [False, True])
 def test_what_is_from_another_datastore_is_replaced(
     live: LiveDatastore, service: Service, cache: Path, tmp_path: Path, rebuilt: bool
