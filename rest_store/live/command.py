@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,16 +19,6 @@ from rest_store.terminal import loading
 
 if TYPE_CHECKING:
     from rest_store.live.live_datastore import LiveDatastore
-
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-
-
-def duration(text: str) -> float:
-    """Return the seconds of a time, which may end in s, m, h, d or w (weeks), or fail with a usage error."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhdw]?)", text)
-    if match is None or not float(match[1]):
-        raise click.BadParameter(f"'{text}' is not a time such as 3600, 12h or 30d")
-    return float(match[1]) * _UNITS[match[2]]
 
 
 @click.group(cls=Group, context_settings=SETTINGS)
@@ -72,7 +61,7 @@ def show(directory: Path, *, as_json: bool) -> None:
 Examples:
   rest-store live add memory answers.jsonl --max-tokens 20000000 \\
       --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct
-  rest-store live add memory answers.jsonl --print-ids > ids.txt""",
+  rest-store live add memory answers.jsonl --json | jq -r '.ids[]' > ids.txt""",
 )
 @click.argument("directory", metavar="DIR", type=PATH)
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True)
@@ -84,12 +73,7 @@ Examples:
 )
 @click.option("--max-tokens", metavar="N", type=click.IntRange(1), help="Keep at most N tokens: the newest.")
 @click.option(
-    "--max-age", metavar="TIME", type=duration, help="Keep documents for this time: seconds, or 12h, 30d, 4w."
-)
-@click.option(
-    "--print-ids",
-    is_flag=True,
-    help="Print the id of each document, one per line, and all else to standard error; with --json, a list of them.",
+    "--max-age", metavar="SECONDS", type=click.FloatRange(0, min_open=True), help="Keep documents for so many seconds."
 )
 @corpus_options
 @json_option
@@ -99,7 +83,6 @@ def add(
     tokenizer: str | None,
     max_tokens: int | None,
     max_age: float | None,
-    print_ids: bool,
     chat_template: str | None,
     as_json: bool,
     **reading: Any,
@@ -108,7 +91,7 @@ def add(
 
     Each PATH is read as `rest-build` reads a corpus: a file of text (one document), JSON, JSONL or parquet, a
     directory or an address. Documents that it already has are not added again, so an interrupted command can be
-    repeated. --print-ids prints what `rest-store live delete` takes.
+    repeated. With --json, `ids` has what `rest-store live delete` takes, in the order of the documents.
     """
     from build_index.corpus import empty_corpora, open_corpus
     from build_index.documents import batches
@@ -133,24 +116,17 @@ def add(
             duplicates += len(added.duplicates)
             tokens += sum(map(len, some.values()))
             without_tokens += len(batch) - len(added)
-            if print_ids and not as_json:
-                click.echo("".join(f"{id}\n" for id in added), nl=False)
         if not ids:
             raise empty_corpora(corpora, without_tokens)
         described = store.info()
     if as_json:
         facts = {"documents": len(ids), "duplicates": duplicates, "tokens": tokens, "without_tokens": without_tokens}
         facts |= {"token_count": described.token_count, "document_count": described.document_count}
-        click.echo(json.dumps({"path": str(directory), **facts, **({"ids": ids} if print_ids else {})}))
+        click.echo(json.dumps({"path": str(directory), **facts, "ids": ids}))
         return
-    left_out = f" ({without_tokens:,} more without tokens)" if without_tokens else ""
-    known = f", {duplicates:,} of them there already" if duplicates else ""
-    click.echo(f"{directory}: {_amount(len(ids), tokens)} read{left_out}{known},", err=print_ids)
-    click.echo(f"now {_amount(described.document_count, described.token_count)} there", err=print_ids)
-
-
-def _amount(documents: int, tokens: int) -> str:
-    return f"{counted(documents, 'document')} of {counted(tokens, 'token')}"
+    click.echo(f"{directory}: {counted(len(ids), 'document')} read, {duplicates:,} of them there already,")
+    there = counted(described.document_count, "document")
+    click.echo(f"now {there} of {counted(described.token_count, 'token')} there")
 
 
 @live.command(epilog="Example: rest-store live delete memory notes 0f3a")
@@ -161,12 +137,11 @@ def delete(directory: Path, ids: tuple[str, ...], as_json: bool) -> None:
     """Delete the documents with these IDs from the live datastore DIR: from all answers and files."""
     with _open(directory) as store:
         count = store.delete(ids)
-    named = len(set(ids))  # `add --print-ids` prints the id of equal documents several times
+    named = len(set(ids))  # equal documents have one id
     if as_json:
         click.echo(json.dumps({"path": str(directory), "deleted": count, "absent": named - count}))
         return
-    absent = f", {named - count:,} absent" * (count < named)
-    click.echo(f"{directory}: {count:,} of {counted(named, 'document')} deleted{absent}")
+    click.echo(f"{directory}: {count:,} of {counted(named, 'document')} deleted")
 
 
 @live.command(epilog="Example: rest-store live export memory --out memory.ds")
@@ -189,9 +164,7 @@ def export(directory: Path, out: Path, as_json: bool) -> None:
         counts = {"documents": described.document_count, "tokens": described.token_count}
         click.echo(json.dumps({"out": str(out), **counts, "shards": described.shard_count, "size": described.size}))
         return
-    tokens, documents = counted(described.token_count, "token"), counted(described.document_count, "document")
-    click.echo(f"{out}: {tokens} in {documents},")
-    click.echo(f"{counted(described.shard_count, 'shard')}, {size_text(described.size)}")
+    click.echo(f"{out}: {counted(described.token_count, 'token')} in {counted(described.shard_count, 'shard')}")
 
 
 def _open(directory: Path, **options: Any) -> LiveDatastore:

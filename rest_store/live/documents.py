@@ -7,47 +7,20 @@ import json
 import math
 import operator
 import re
-import sqlite3
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import LimitError, LiveFormatError, ManifestError, StorageError, describe
+from rest_store.live.database import SCHEMA, Database
 from rest_store.live.retention import Limits, Retention
 from rest_store.live.upstream import Changes, Document, Removal
 
-_FORMAT = (1, 0x52535430)  # version and program ("RST0"), as the file says them
-_PAGE_SIZE = 4096  # bytes; SQLite may be built with another default
-_PATIENCE = 5_000  # milliseconds to wait for a lock of SQLite, and for readers of older states
 _MOST_REMOVALS = 1 << 16  # that are stored
 _OVERHEAD = 64  # bytes of a change besides its tokens, about
 _SEGMENT_NAME = re.compile("segment-[0-9a-f]{32}")
-# `newest` is the number of the newest change, `forgotten` that of the newest removal that is not stored any more. While
-# `unclean`, unused bytes of the file or its log may hold what was deleted.
-_SCHEMA = f"""
-CREATE TABLE properties (
-    id TEXT NOT NULL, location TEXT NOT NULL, tokenizer TEXT NOT NULL,
-    newest INTEGER NOT NULL, forgotten INTEGER NOT NULL, unclean INTEGER NOT NULL);
-CREATE TABLE namespaces (name TEXT PRIMARY KEY, max_tokens INTEGER, max_age REAL, max_epochs INTEGER) WITHOUT ROWID;
-CREATE TABLE documents (
-    number INTEGER PRIMARY KEY, namespace TEXT NOT NULL, digest BLOB NOT NULL UNIQUE, added REAL NOT NULL,
-    "group" TEXT NOT NULL, epoch INTEGER NOT NULL, symbols BLOB NOT NULL, crc INTEGER NOT NULL);
-CREATE INDEX in_namespace ON documents (namespace, number);
-CREATE INDEX in_group ON documents (namespace, "group") WHERE "group" != '';
-CREATE INDEX in_epoch ON documents (namespace, epoch);
-CREATE TABLE removals (
-    number INTEGER PRIMARY KEY, first INTEGER NOT NULL, last INTEGER NOT NULL, deleted INTEGER NOT NULL);
-CREATE TABLE segments (
-    name TEXT PRIMARY KEY, namespace TEXT NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
-    oldest REAL NOT NULL, newest REAL NOT NULL,
-    tokens_sha256 BLOB NOT NULL, suffixes_sha256 BLOB NOT NULL) WITHOUT ROWID;
-PRAGMA application_id={_FORMAT[1]};
-PRAGMA user_version={_FORMAT[0]}"""
 
 
 class SegmentRecord(NamedTuple):
@@ -69,80 +42,23 @@ class SegmentRecord(NamedTuple):
     suffixes_sha256: bytes
 
 
-class Documents:
+class Documents(Database):
     """An open file of documents, with the records of segments and the limits. One thread at a time.
 
-    The file has a write-ahead log with `synchronous=FULL`: what a method has stored when it returns survives a kill and
-    a loss of power. Other threads and processes open it again.
-
-    Args:
-        directory: of the live datastore.
-        read_only: whether another connection writes it.
-        is_replica: whether what a loss of power undoes may be stored again (`synchronous=NORMAL`).
-
     Raises:
-        LiveFormatError: the file is something else, or of another release.
-        StorageError: here and in all methods, if SQLite cannot read or write, or what it reads is damaged.
+        StorageError: in all methods, if SQLite cannot read or write, or what it reads is damaged.
     """
-
-    def __init__(self, directory: Path, *, read_only: bool = False, is_replica: bool = False) -> None:
-        self.path = directory / DOCUMENTS_FILE_NAME
-        with self._named_errors("opened"):
-            uri = f"{self.path.absolute().as_uri()}?mode={'ro' if read_only else 'rwc'}"
-            self._database = sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
-            try:
-                self._database.execute(f"PRAGMA busy_timeout={_PATIENCE}")
-                self.is_new = self._has_no_tables()
-                if not read_only:
-                    self._database.execute(f"PRAGMA page_size={_PAGE_SIZE}")  # of a new file
-                    self._database.execute("PRAGMA journal_mode=WAL")
-                    self._database.execute(f"PRAGMA synchronous={'NORMAL' if is_replica else 'FULL'}")
-                    self._database.execute("PRAGMA secure_delete=ON")
-            except BaseException:
-                self._database.close()
-                raise
-
-    def _has_no_tables(self) -> bool:
-        """Return whether the file is still empty; raise LiveFormatError unless it is that or in this format."""
-        found = self._number("PRAGMA user_version"), self._number("PRAGMA application_id")
-        if found == _FORMAT:
-            return False
-        if found != (0, 0) or self._number("SELECT count(*) FROM sqlite_master"):
-            words = [f"{version} (of {application:#x})" for version, application in (found, _FORMAT)]
-            raise LiveFormatError(describe(self.path, "format version", *words))
-        return True
-
-    def close(self) -> None:
-        """Close the file; may be called again."""
-        with self._named_errors("closed"):
-            self._database.close()
 
     def create(self, tokenizer: TokenizerIdentity, location: str = "") -> None:
         """Make the tables of a new file, for tokens of `tokenizer`; a replica has the `location` of its upstream."""
         with self._transaction("created"):
-            for statement in _SCHEMA.split(";"):
+            for statement in SCHEMA.split(";"):
                 self._database.execute(statement)
             properties = (uuid4().hex, location, json.dumps(tokenizer.to_manifest()), 0, 0, 0)
             self._database.execute("INSERT INTO properties VALUES (?, ?, ?, ?, ?, ?)", properties)
         self.is_new = False
 
     # --- Reading ------------------------------------------------------------------------------------------------------
-
-    @contextmanager
-    def one_state(self) -> Iterator[None]:
-        """Read one state of the file within the block, whatever others write meanwhile."""
-        with self._named_errors("read"):
-            self._database.execute("BEGIN")
-        try:
-            yield
-        finally:
-            with self._named_errors("read"):
-                self._database.execute("COMMIT")
-
-    def version(self) -> int:
-        """Return a number that changes whenever another connection has written."""
-        with self._named_errors("read"):
-            return self._number("PRAGMA data_version")
 
     def tokenizer(self) -> TokenizerIdentity:
         """Return the identity of the tokenizer that the tokens are from."""
@@ -250,11 +166,11 @@ class Documents:
         with self._named_errors("read"):
             return self._database.execute(query, (first, last)).fetchall()
 
-    def last_epoch(self, namespace: str) -> int:
-        """Return the greatest epoch of the documents of a namespace; 0 if there are none."""
-        query = "SELECT coalesce(max(epoch), 0) FROM documents WHERE namespace = ?"
+    def outdated(self, max_epochs: int, namespace: str) -> list[int]:
+        """Return the numbers of those that are of an epoch before the last `max_epochs`."""
         with self._named_errors("read"):
-            return int(self._database.execute(query, (namespace,)).fetchone()[0])
+            last = self._number("SELECT coalesce(max(epoch), 0) FROM documents WHERE namespace = ?", namespace)
+        return self.before(last - max_epochs + 1, namespace)
 
     def last_time(self) -> float:
         """Return when the newest document was added, in seconds since 1970; 0.0 if there is none."""
@@ -410,30 +326,6 @@ class Documents:
     def _require(self, what: str, holds: bool) -> None:
         if not holds:
             raise StorageError(describe(self.path, what, "damaged", "as it was written"))
-
-    def _number(self, statement: str) -> int:
-        return int(self._database.execute(statement).fetchone()[0])
-
-    @contextmanager
-    def _transaction(self, done: str) -> Iterator[None]:
-        """Change the file within the block, as a whole or not at all; `done` as in `_named_errors`."""
-        with self._named_errors(done):
-            self._database.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._database.execute("COMMIT")
-            except BaseException:
-                if self._database.in_transaction:
-                    self._database.execute("ROLLBACK")
-                raise
-
-    @contextmanager
-    def _named_errors(self, done: str) -> Iterator[None]:
-        """Raise StorageError for an error of SQLite or a damaged text within the block: documents cannot be `done`."""
-        try:
-            yield
-        except (sqlite3.Error, UnicodeDecodeError) as error:
-            raise StorageError(f"{self.path}: documents cannot be {done} ({error})") from error
 
 
 def _is_time(value: object) -> bool:

@@ -8,7 +8,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from datetime import datetime, timezone
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -56,8 +55,7 @@ class LiveDatastore(Store):
     again from the documents if they are damaged.
 
     `close` ends it, and so do the end of the interpreter and, some seconds later, that of the last reference.
-    Pickling keeps the path: the receiver opens the directory for reading. After a fork, only the parent may go on using
-    it.
+    After a fork, only the parent may go on using it.
 
     Thread-safe; the native kernel releases the GIL.
 
@@ -80,8 +78,6 @@ class LiveDatastore(Store):
         self._encoder = Encoder(self.tokenizer, self._location)
         self._before_close: dict[Callable[[LiveDatastore], object], None] = {}
         self._closing = threading.Lock()
-        self._reading = threading.Lock()  # held by whoever reads changes
-        self._changes: Documents | None = None  # that they are read from
         works = [backend.work, backend.receive] if isinstance(backend, Replica) else [backend.work]
         self._background = [Background(self, work, abandoned=backend.close) for work in works]
         _opened.add(self)
@@ -179,9 +175,6 @@ class LiveDatastore(Store):
             for background in self._background:
                 background.stop()
             self._backend.close()
-            with self._reading:
-                if self._changes is not None:
-                    self._changes.close()
 
     def before_close(self, call: Callable[[LiveDatastore], object]) -> None:
         """Have `close` call `call` with this datastore first, for what is queued to be added; once for each `call`."""
@@ -207,21 +200,12 @@ class LiveDatastore(Store):
     def info(self) -> LiveInfo:
         """Return a description of this datastore as it is now."""
         segments, backend = self._open_segments().all, self._backend
-        retention = backend.limits.of("")
         failures = [background.failure for background in self._background if background.failure is not None]
-        return LiveInfo(
+        return LiveInfo.of(
+            segments,
+            backend.limits.of(""),
             path=self.path,
             tokenizer=self.tokenizer,
-            token_count=sum(segment.token_count for segment in segments),
-            document_count=sum(segment.document_count for segment in segments),
-            shard_count=len(segments),
-            memory_token_count=sum(segment.token_count for segment in segments if segment.record is None),
-            size=sum(segment.size for segment in segments if segment.record is not None),
-            built=_time(max(segment.newest for segment in segments)) if segments else None,
-            oldest=_time(min(segment.oldest for segment in segments)) if segments else None,
-            max_tokens=retention.max_tokens,
-            max_age=retention.max_age,
-            max_epochs=retention.max_epochs,
             failure=failures[0] if failures else None,
             location=backend.location if isinstance(backend, Replica) else None,
             behind=backend.behind if isinstance(backend, Replica) else 0,
@@ -298,10 +282,22 @@ class LiveDatastore(Store):
         return self._writer().delete_before(epoch, namespace)
 
     def limit(
-        self, namespace: str, max_tokens: int | None = None, max_age: float | None = None, max_epochs: int | None = None
+        self,
+        namespace: str,
+        *,
+        max_tokens: int | None = None,
+        max_age: float | None = None,
+        max_epochs: int | None = None,
     ) -> None:
-        """Keep so much of a namespace from now on; as `Namespace.limit`."""
-        self._writer().limit(namespace, Retention.checked(max_tokens, max_age, max_epochs))
+        """Keep so much of a namespace from now on, whatever others keep; limits as in `open`, None: as before.
+
+        Raises:
+            DocumentError: that is no namespace.
+            LimitError: a limit is not positive.
+            WriterError, StorageError, DatastoreClosedError: as in `add`.
+        """
+        name = label("limit", "a namespace", namespace)
+        self._writer().limit(name, Retention.checked(max_tokens, max_age, max_epochs))
 
     def documents(self, *, namespace: str = "", group: str | None = None) -> Iterator[StoredDocument]:
         """Yield the stored documents of a namespace, or of a group of it, in the order of their addition.
@@ -338,16 +334,12 @@ class LiveDatastore(Store):
             StorageError: they cannot be read.
             DatastoreClosedError: after `close`.
         """
-        with self._reading:
-            self._open_segments()
-            if self._changes is None:
-                self._changes = Documents(self._location, read_only=True)
-            return self._changes.changes(after, datastore_id, most_bytes)
+        self._open_segments()
+        with closing(Documents(self._location, read_only=True)) as stored:
+            return stored.changes(after, datastore_id, most_bytes)
 
     def wait_for_change(self, after: int, timeout: float) -> bool:
         """Wait until queries see changes after number `after`; return whether they do within `timeout` seconds.
-
-        Whoever sends changes on pauses for some milliseconds after each sending: then those of a burst go together.
 
         Raises:
             DatastoreClosedError: after `close`, which ends it.
@@ -391,15 +383,9 @@ class LiveDatastore(Store):
             raise WriterError(describe(self.path, "the live datastore", "used after a fork", expected))
         return self._backend
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        self._open_segments()
-        return _open_for_reading, (self._location, self.tokenizer)
-
     def __repr__(self) -> str:
         present = self._segments
-        segments = () if present is None else present.all
-        tokens = sum(segment.token_count for segment in segments)
-        state = "closed" if present is None else f"{counted(tokens, 'token')}, {counted(len(segments), 'segment')}"
+        state = "closed" if present is None else counted(sum(segment.token_count for segment in present.all), "token")
         return f"LiveDatastore({str(self.path)!r}, {state})"
 
 
@@ -411,11 +397,3 @@ def _close_all() -> None:
     """Close what is open when the interpreter exits: threads that are in native code then would abort the process."""
     for live in list(_opened):
         live.close()
-
-
-def _time(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, timezone.utc)
-
-
-def _open_for_reading(path: Path, tokenizer: TokenizerIdentity) -> LiveDatastore:
-    return LiveDatastore.open(path, tokenizer=tokenizer, read_only=True)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rest_store.datastore.tokenizer import TokenizerIdentity
+
+if TYPE_CHECKING:
+    from rest_store.live.retention import Retention
+    from rest_store.live.segment import Segment
 
 
 @dataclass(frozen=True)
@@ -19,7 +25,6 @@ class LiveInfo:
         token_count: tokens of all documents.
         document_count: documents.
         shard_count: segments.
-        memory_token_count: tokens of the memtable.
         size: bytes of the segments in files; the documents take about two fifths of that besides.
         built: when the newest document was added; None: there is none.
         oldest: when the oldest document was added.
@@ -36,7 +41,6 @@ class LiveInfo:
     token_count: int
     document_count: int
     shard_count: int
-    memory_token_count: int
     size: int
     built: datetime | None
     oldest: datetime | None
@@ -44,5 +48,25 @@ class LiveInfo:
     max_age: float | None
     max_epochs: int | None
     failure: str | None
-    location: str | None = None
-    behind: int | None = 0
+    location: str | None
+    behind: int | None
+
+    @classmethod
+    def of(cls, segments: Sequence[Segment], retention: Retention, **described: Any) -> LiveInfo:
+        """Return the description of a datastore with these segments and limits; `described`: what else there is."""
+        return cls(
+            token_count=sum(segment.token_count for segment in segments),
+            document_count=sum(segment.document_count for segment in segments),
+            shard_count=len(segments),
+            size=sum(segment.size for segment in segments if segment.record is not None),
+            built=_time(max(segment.newest for segment in segments)) if segments else None,
+            oldest=_time(min(segment.oldest for segment in segments)) if segments else None,
+            max_tokens=retention.max_tokens,
+            max_age=retention.max_age,
+            max_epochs=retention.max_epochs,
+            **described,
+        )
+
+
+def _time(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, timezone.utc)

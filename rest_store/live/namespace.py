@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
@@ -33,9 +33,9 @@ class StoredDocument(NamedTuple):
 
 
 class Namespace(Store):
-    """The documents of one namespace: a store for queries and sessions, which `LiveDatastore.namespace` returns.
+    """The documents of one namespace: a store for queries and sessions, and a target of `remember`. Thread-safe.
 
-    Ids, groups and limits are those of the namespace. Thread-safe.
+    `LiveDatastore` deletes, limits and lists them, with `namespace=`.
 
     Attributes:
         name: of the namespace.
@@ -66,31 +66,3 @@ class Namespace(Store):
     ) -> AddedDocuments:
         """Add documents to this namespace; as `LiveDatastore.add`."""
         return self._live.add(documents, ids, namespace=self.name, group=group, epoch=epoch)
-
-    def delete(self, ids: Sequence[str]) -> int:
-        """Delete documents of this namespace; as `LiveDatastore.delete`."""
-        return self._live.delete(ids, namespace=self.name)
-
-    def delete_before(self, epoch: int) -> int:
-        """Delete the documents of this namespace that are of an earlier epoch; as `LiveDatastore.delete`."""
-        return self._live.delete_before(epoch, namespace=self.name)
-
-    def limit(
-        self, *, max_tokens: int | None = None, max_age: float | None = None, max_epochs: int | None = None
-    ) -> None:
-        """Keep so much of this namespace from now on, whatever others keep; None: as before.
-
-        Args:
-            max_tokens: most tokens, as in `LiveDatastore.open`.
-            max_age: most seconds, likewise.
-            max_epochs: epochs that are kept: so many up to the greatest of a document. Those before are evicted soon.
-
-        Raises:
-            LimitError: a limit is not positive.
-            WriterError, StorageError, DatastoreClosedError: as in `LiveDatastore.add`.
-        """
-        self._live.limit(self.name, max_tokens, max_age, max_epochs)
-
-    def documents(self, group: str | None = None) -> Iterator[StoredDocument]:
-        """Yield the documents of this namespace, or of a group of it, in the order of their addition."""
-        return self._live.documents(namespace=self.name, group=group)

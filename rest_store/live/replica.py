@@ -16,11 +16,9 @@ import numpy as np
 from rest_store.datastore.header import token_width
 from rest_store.datastore.shard import decode_symbols
 from rest_store.datastore.tokenizer import TokenizerIdentity
-from rest_store.datastore.validation import label
 from rest_store.errors import (
     DatastoreNotFoundError,
     DeadlineError,
-    DocumentError,
     ProtocolError,
     StorageError,
     WriterError,
@@ -171,33 +169,22 @@ class Replica:
     def _checked(self, changes: Changes, after: int) -> Changes:
         """Return changes that may follow number `after`; raise ProtocolError for others."""
         first, last = changes.first, changes.last
-        if first not in (1, after + 1):
-            raise self._wrong("the first change", first, f"{after + 1}, the next one, or 1")
-        if not first - 1 <= last <= changes.head:
-            raise self._wrong("the last change", last, f"{first - 1}..{changes.head}")
-        for numbers in (
-            [first - 1, *(document.number for document in changes.added), last + 1],
-            [first - 1, *(removal.number for removal in changes.removed), last + 1],
-        ):
-            if any(one >= other for one, other in pairwise(numbers)):
-                raise self._wrong("the numbers of changes", "out of order", f"ascending in {first}..{last}")
-        if not all(0 < some.first <= some.last < some.number for some in changes.removed):
-            raise self._wrong("a removal", "of what is yet to come", "of earlier changes")
-        self._check_documents(changes.added)
+        in_order = first in (1, after + 1) and first - 1 <= last <= changes.head
+        for some in (changes.added, changes.removed):
+            numbers = [first - 1, *(change.number for change in some), last + 1]
+            in_order = in_order and all(one < other for one, other in pairwise(numbers))
+        if not in_order or not all(0 < some.first <= some.last < some.number for some in changes.removed):
+            found = f"{first}..{last} of {changes.head}, and not in order"
+            raise self._wrong("changes", found, f"ascending, from {after + 1} or 1 on")
+        if changes.added:
+            self._check_documents(changes.added)
         self._head = changes.head
         return changes
 
     def _check_documents(self, documents: Sequence[Document]) -> None:
         """Raise ProtocolError unless these may be documents."""
-        if not documents:
-            return
         width = token_width(self.tokenizer.vocabulary_size)
         for document in documents:
-            try:
-                label(self.location, "a namespace", document.namespace)
-                label(self.location, "a group", document.group)
-            except DocumentError as error:
-                raise ProtocolError(str(error)) from None
             is_whole = len(document.symbols) > 0 and len(document.symbols) % width == 0
             is_sound = len(document.digest) == 16 and 0 <= document.epoch < 2**62 and math.isfinite(document.added)
             if not is_whole or not is_sound:
@@ -224,13 +211,13 @@ class Replica:
 
     def delete(self, ids: Sequence[str], namespace: str = "") -> int:
         """Delete documents upstream; return how many there were once none is visible here."""
-        return self._waited(*self._upstream.delete(ids, namespace=namespace))
+        count, number = self._upstream.delete(ids, namespace=namespace)
+        self._wait(number)
+        return count
 
     def delete_before(self, epoch: int, namespace: str = "") -> int:
         """Delete the documents of earlier epochs, likewise."""
-        return self._waited(*self._upstream.delete_before(epoch, namespace=namespace))
-
-    def _waited(self, count: int, number: int) -> int:
+        count, number = self._upstream.delete_before(epoch, namespace=namespace)
         self._wait(number)
         return count
 

@@ -1,9 +1,11 @@
-"""How much a live datastore keeps, and how large its segments may be for that: whole segments are evicted."""
+"""How much a live datastore keeps, how old documents are, and how large segments may be: whole ones are evicted."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,7 @@ from rest_store.datastore.validation import limit, real
 from rest_store.errors import LimitError, describe
 
 if TYPE_CHECKING:
+    from rest_store.live.segment import Segment
     from rest_store.live.upstream import Document
 
 _MEMTABLE = 1 << 12  # positions that are sorted anew with each addition
@@ -104,7 +107,35 @@ class Limits:
         """Return how much a namespace keeps."""
         return self._own.get(namespace, self._default)
 
+    def kept(self, segments: Sequence[Segment], now: float) -> list[Segment]:
+        """Return `segments` without those that are too old, and without the first of those that are too much."""
+        kept = []
+        totals: Counter[str] = Counter()
+        for segment in reversed(segments):
+            retention = self.of(segment.namespace)
+            if retention.max_age is not None and segment.oldest <= now - retention.max_age:
+                continue
+            totals[segment.namespace] += segment.token_count
+            if retention.max_tokens is None or totals[segment.namespace] <= retention.max_tokens:
+                kept.append(segment)
+        return kept[::-1]
+
     @property
     def least_age(self) -> float:
         """The smallest `max_age` of all; infinite if there is none."""
         return min((some.max_age for some in self._own.values() if some.max_age is not None), default=math.inf)
+
+
+def steady_clock(last: float, longest: float) -> Callable[[], float]:
+    """Return a clock of seconds since 1970 that goes on evenly when the system's is set.
+
+    It goes on from `last`, the time of the newest document, if the system's clock is behind that, or so far ahead that
+    all documents would be too old: `longest` seconds or more. Then the clock is wrong, or the machine was off for long;
+    nobody can tell which, and documents that are kept for too long do less harm than documents that are lost.
+    """
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the first goes on while a laptop sleeps
+    now = time.time()
+    if last and not last <= now < last + longest:
+        now = last
+    offset = now - time.clock_gettime(clock)
+    return lambda: offset + time.clock_gettime(clock)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left, bisect_right
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from functools import partial
@@ -20,25 +19,10 @@ from rest_store.live.compaction import BACKLOG, STALL, segments_to_merge
 from rest_store.live.directory import is_restored, take_writer_lock
 from rest_store.live.documents import Documents, SegmentRecord
 from rest_store.live.encoding import store_tokenizer
-from rest_store.live.retention import Limits, Retention
+from rest_store.live.retention import Limits, Retention, steady_clock
 from rest_store.live.segment import Segment, remove_files, sorted_segment, write_segment
 from rest_store.live.segments import Segments, by_namespace
 from rest_store.live.upstream import Changes, Document, digest_of
-
-
-def steady_clock(last: float, longest: float) -> Callable[[], float]:
-    """Return a clock of seconds since 1970 that goes on evenly when the system's is set.
-
-    It goes on from `last`, the time of the newest document, if the system's clock is behind that, or so far ahead that
-    all documents would be too old: `longest` seconds or more. Then the clock is wrong, or the machine was off for long;
-    nobody can tell which, and documents that are kept for too long do less harm than documents that are lost.
-    """
-    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the first goes on while a laptop sleeps
-    now = time.time()
-    if last and not last <= now < last + longest:
-        now = last
-    offset = now - time.clock_gettime(clock)
-    return lambda: offset + time.clock_gettime(clock)
 
 
 class Writer:
@@ -222,7 +206,7 @@ class Writer:
 
     def _evict(self) -> bool:
         """Evict what is too old by now; return whether anything was."""
-        if math.isinf(self.limits.least_age) or len(self._kept(self.segments.all)) == len(self.segments.all):
+        if math.isinf(self.limits.least_age) or self._kept(self.segments.all) == [*self.segments.all]:
             return False
         with self._change():
             self._store(self.segments.all)
@@ -232,12 +216,11 @@ class Writer:
         """Evict one namespace's documents of epochs before those that are kept; return whether there may be more."""
         for namespace in {segment.namespace for segment in self.segments.all}:
             most = self.limits.of(namespace).max_epochs
-            if most is not None and self._remove(namespace, partial(self._outdated, namespace, most), deleted=False):
+            if most is None:
+                continue
+            if self._remove(namespace, partial(self._beside.outdated, most, namespace), deleted=False):
                 return True
         return False
-
-    def _outdated(self, namespace: str, most: int) -> list[int]:
-        return self._beside.before(self._beside.last_epoch(namespace) - most + 1, namespace)
 
     def compact(self) -> None:
         """Write all documents to files, and merge these into as few segments as there may be."""
@@ -402,23 +385,8 @@ class Writer:
         return segment if segment.record else write_segment(segment, self._directory, self._vocabulary_size)
 
     def _kept(self, segments: Sequence[Segment]) -> list[Segment]:
-        """Return `segments` without those that are too old by now, and without the first of those that are too much.
-
-        A replica keeps what the upstream keeps.
-        """
-        if self._location:
-            return list(segments)
-        now = self._clock()
-        kept = []
-        totals: Counter[str] = Counter()
-        for segment in reversed(segments):
-            retention = self.limits.of(segment.namespace)
-            if retention.max_age is not None and segment.oldest <= now - retention.max_age:
-                continue
-            totals[segment.namespace] += segment.token_count
-            if retention.max_tokens is None or totals[segment.namespace] <= retention.max_tokens:
-                kept.append(segment)
-        return kept[::-1]
+        """Return what is neither too old nor too much; a replica keeps what the upstream keeps."""
+        return list(segments) if self._location else self.limits.kept(segments, self._clock())
 
     def _remove_files(self, names: Iterable[str]) -> None:
         """Remove files of segments that are not stored; those that cannot be removed stay until the next opening."""

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
 
-from rest_store.live import writer
+from rest_store.live import retention
 from rest_store.live.live_datastore import LiveDatastore
 from tests.shared.live import new_live, small_segments, until
 
@@ -18,7 +17,6 @@ class Time:
     """Stands for the module `time`: the system's clock, and the one that goes on evenly."""
 
     CLOCK_MONOTONIC = 1
-    sleep = staticmethod(time.sleep)
 
     def __init__(self) -> None:
         self.now = 10 * YEAR
@@ -34,7 +32,7 @@ class Time:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
     clock = Time()
-    monkeypatch.setattr(writer, "time", clock)
+    monkeypatch.setattr(retention, "time", clock)
     return clock
 
 
@@ -138,7 +136,7 @@ def test_epochs_before_those_that_are_kept_are_evicted(tmp_path: Path, compacted
                 live.compact()
         until(lambda: there(live)[:2] == [7, 8])
         assert [live.count([epoch]) for epoch in range(5, 9)] == [0, 0, 10, 10]
-        live.namespace("all").limit(max_epochs=9)
+        live.limit("all", max_epochs=9)
         for epoch in (0, 8):
             live.add([[epoch, 1]], epoch=epoch, namespace="all")
         live.add([[1]], epoch=9)
@@ -156,9 +154,9 @@ def test_limits_of_a_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         for token in range(150):
             for name in ("", "small"):
                 live.add([[1000 + token, 1]], namespace=name)
-        small.limit(max_age=3600)
+        live.limit("small", max_age=3600)
         assert small.count([1]) > 100
-        small.limit(max_tokens=80)
+        live.limit("small", max_tokens=80)
         assert 34 <= small.count([1]) <= 40
         assert live.count([1]) > 100
     with LiveDatastore.open(tmp_path / "live") as live:

@@ -60,4 +60,4 @@ def test_a_file_that_the_writer_has_just_removed_is_made_again(
     with LiveDatastore.open(live.path, read_only=True) as reader:
         assert (reader.count([1, 2]), reader.count([1, 3])) == (20, 20)
         reader.refresh()
-        assert (reader.count([1, 2]), reader.count([1, 3]), reader.info().memory_token_count) == (20, 20, 0)
+        assert (reader.count([1, 2]), reader.count([1, 3]), reader.info().shard_count) == (20, 20, 1)

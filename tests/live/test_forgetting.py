@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rest_store.errors import StorageError
-from rest_store.live import documents
+from rest_store.live import database
 from rest_store.live.documents import Documents
 from rest_store.live.live_datastore import LiveDatastore
 from tests.shared.live import SECRET, SECRET_BYTES, file_bytes, new_live
@@ -69,7 +69,7 @@ def token_of(place: int) -> int:
 def test_a_deletion_says_when_a_reader_keeps_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compacted: bool
 ) -> None:
-    monkeypatch.setattr(documents, "_PATIENCE", 10)
+    monkeypatch.setattr(database, "_PATIENCE", 10)
     with new_live(tmp_path / "live") as live:
         live.add([SECRET], ["a"])
         if compacted:

@@ -13,7 +13,7 @@ from rest_store.errors import DatastoreClosedError, DocumentError, LimitError
 from rest_store.live.check import check_live
 from rest_store.live.export import export
 from rest_store.live.live_datastore import LiveDatastore
-from tests.shared.live import SECRET, SECRET_BYTES, file_bytes, new_live, small_segments
+from tests.shared.live import SECRET, SECRET_BYTES, file_bytes, new_live
 from tests.shared.strategies import refused
 
 
@@ -33,7 +33,7 @@ def test_no_query_reads_the_documents_of_two_namespaces(live: LiveDatastore) -> 
         assert one.draft([1]).tokens.tolist() == [3]
         assert live.info().document_count == 4
         live.compact()
-    assert one.delete(["a", "b"]) == 1
+    assert live.delete(["a", "b"], namespace="one") == 1
     assert [store.count([1]) for store in (live, one, other)] == [1, 0, 2]
     with LiveDatastore.open(live.path, read_only=True) as reader:
         assert [reader.namespace(name).count([1]) for name in ("", "one", "other", "none")] == [1, 0, 2, 0]
@@ -56,13 +56,13 @@ def test_groups_and_epochs_are_kept(live: LiveDatastore) -> None:
     one.add([[1, 2], [1, 3]], group="first", epoch=1)
     one.add([[1, 4]], group="second", epoch=2)
     live.add([[1, 5]], group="first")
-    kept = [(document.tokens.tolist(), document.group, document.epoch) for document in one.documents()]
+    kept = [(document.tokens.tolist(), document.group, document.epoch) for document in live.documents(namespace="one")]
     assert kept == [([1, 2], "first", 1), ([1, 3], "first", 1), ([1, 4], "second", 2)]
-    assert [document.tokens.tolist() for document in one.documents("first")] == [[1, 2], [1, 3]]
+    assert [document.tokens.tolist() for document in live.documents(namespace="one", group="first")] == [[1, 2], [1, 3]]
     assert [document.tokens.tolist() for document in live.documents(group="first")] == [[1, 5]]
-    assert one.delete_before(2) == 2
+    assert live.delete_before(2, namespace="one") == 2
     assert (one.count([1]), live.count([1])) == (1, 1)
-    assert one.delete_before(2) == 0
+    assert live.delete_before(2, namespace="one") == 0
 
 
 def test_documents_are_read_while_others_come_and_go(live: LiveDatastore) -> None:
@@ -78,23 +78,10 @@ def test_documents_are_read_while_others_come_and_go(live: LiveDatastore) -> Non
     assert live.count([1]) == len(ids) - 9
 
 
-def test_limits_are_those_of_each_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small_segments(monkeypatch)
-    with new_live(tmp_path / "live", 65_535, max_tokens=240) as live:
-        quiet, busy = live.namespace("quiet"), live.namespace("busy")
-        quiet.add([[7, 8]])
-        for token in range(200):
-            busy.add([[1000 + token, 1, 2]])
-        assert quiet.count([7, 8]) == 1
-        assert 69 <= busy.count([1]) <= 80
-        assert len(list(busy.documents())) == busy.count([1])
-        assert live.info().failure is None
-
-
 def test_no_file_holds_what_was_deleted_of_a_namespace(live: LiveDatastore) -> None:
     secret = live.namespace("secret name")
     secret.add([SECRET, [1, 2]], group="secret group", epoch=1)
-    assert secret.delete_before(2) == 2
+    assert live.delete_before(2, namespace="secret name") == 2
     stored = file_bytes(live.path)
     assert SECRET_BYTES not in stored
     assert b"secret group" not in stored
@@ -122,6 +109,7 @@ def test_what_is_no_label_is_refused(live: LiveDatastore, label: Any) -> None:
     refused(DocumentError, lambda: live.namespace(label), "a namespace is")
     refused(DocumentError, lambda: live.add([[1]], namespace=label), "a namespace is")
     refused(DocumentError, lambda: live.add([[1]], group=label), "a group is")
+    refused(DocumentError, lambda: live.limit(label, max_tokens=1), "a namespace is")
     assert live.info().document_count == 0
 
 

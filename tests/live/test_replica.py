@@ -14,8 +14,6 @@ from rest_store.errors import (
     DeadlineError,
     LimitError,
     LiveFormatError,
-    ProtocolError,
-    RestStoreError,
     ServiceUnavailableError,
     StorageError,
     TokenizerMismatchError,
@@ -94,14 +92,14 @@ def test_what_is_changed_here_is_changed_at_the_service_and_visible_when_it_retu
             assert (ids.added, ids.duplicates) == (["a", "b"], ["a"])
             assert [store.namespace("one").count([1]) for store in (replica, live)] == [2, 2]
             assert [document.group for document in replica.documents(namespace="one")] == ["first"] * 2
-            assert replica.namespace("one").delete(["a"]) == 1
+            assert replica.delete(["a"], namespace="one") == 1
             assert [store.namespace("one").count([1, 2]) for store in (replica, live)] == [0, 0]
             assert replica.delete_before(2, namespace="one") == 1
             assert live.namespace("one").count([1]) == 0
             assert len(replica.add([[1, 9]])) == 1
             assert replica.add([]) == []
         assert keeper.count([1, 9]) == 2
-        refused(WriterError, lambda: keeper.namespace("one").limit(max_tokens=5), "set on a replica")
+        refused(WriterError, lambda: keeper.limit("one", max_tokens=5), "set on a replica")
         keeper.compact()
     with opened(cache, read_only=True) as replica:
         refused(WriterError, lambda: replica.add([[1]]), "opened for reading")
@@ -153,13 +151,6 @@ def test_another_process_takes_over(live: LiveDatastore, service: Service, cache
         assert sorted([other.info().behind is None, third.info().behind is None]) == [False, True]
 
 
-def test_one_that_is_dropped_lets_others_take_over(live: LiveDatastore, service: Service, cache: Path) -> None:
-    dropped = opened(cache)
-    with opened(cache) as other:
-        del dropped
-        until(lambda: other.info().behind == 0)
-
-
 @pytest.mark.parametrize("rebuilt", [False, True])
 def test_what_is_from_another_datastore_is_replaced(
     live: LiveDatastore, service: Service, cache: Path, tmp_path: Path, rebuilt: bool
@@ -190,7 +181,7 @@ def test_no_file_holds_what_was_deleted(live: LiveDatastore, service: Service, c
         until_equal(replica, live)
         replica.compact()
         assert SECRET_BYTES in file_bytes(cache)
-        live.namespace("secret name").delete([str(number) for number in range(100)])
+        live.delete([str(number) for number in range(100)], namespace="secret name")
         until(lambda: SECRET_BYTES not in file_bytes(cache) and b"secret name" not in file_bytes(cache))
 
 
@@ -249,22 +240,16 @@ def lying_document(**fields: Any) -> Callable[[Changes], Changes]:
     return lambda changes: changes._replace(added=[some._replace(**fields) for some in changes.added])
 
 
-LIES: dict[str, tuple[Callable[[Changes], Changes], type[RestStoreError], str]] = {
-    "a gap": (lying(first=3), ProtocolError, "the first change is 3, expected 2, the next one, or 1"),
-    "a number twice": (lying_document(number=1), ProtocolError, "the numbers of changes is out of order"),
-    "a number beyond the last": (lying_document(number=9), ProtocolError, "the numbers of changes is out of order"),
-    "more than there is": (lying(last=9), ProtocolError, "the last change is 9, expected 1..2"),
-    "a token": (lying_document(symbols=b"\1\54"), ProtocolError, "a token is 300, expected 0..299"),
-    "half a token": (lying_document(symbols=b"\1"), ProtocolError, "document 2 is malformed"),
-    "no token": (lying_document(symbols=b""), ProtocolError, "document 2 is malformed"),
-    "a time": (lying_document(added=float("nan")), ProtocolError, "document 2 is malformed"),
-    "an id": (lying_document(digest=b"short"), ProtocolError, "document 2 is malformed"),
-    "a namespace": (lying_document(namespace="a\0b"), ProtocolError, "a namespace is"),
-    "a removal to come": (
-        lying(removed=[Removal(2, 1, 5, deleted=False)]),
-        ProtocolError,
-        "a removal is of what is yet to come",
-    ),
+LIES: dict[str, tuple[Callable[[Changes], Changes], str]] = {
+    "a gap": (lying(first=3), "changes is 3..2 of 2, and not in order, expected ascending, from 2 or 1 on"),
+    "a number twice": (lying_document(number=1), "changes is 2..2 of 2, and not in order"),
+    "more than there is": (lying(last=9), "changes is 2..9 of 2, and not in order"),
+    "a removal to come": (lying(removed=[Removal(2, 1, 5, deleted=False)]), "changes is 2..2 of 2, and not in order"),
+    "a token": (lying_document(symbols=b"\1\54"), "a token is 300, expected 0..299"),
+    "half a token": (lying_document(symbols=b"\1"), "document 2 is malformed"),
+    "no token": (lying_document(symbols=b""), "document 2 is malformed"),
+    "a time": (lying_document(added=float("nan")), "document 2 is malformed"),
+    "an id": (lying_document(digest=b"short"), "document 2 is malformed"),
 }
 
 
@@ -276,11 +261,11 @@ def test_a_service_that_lies(
     live.add([[1, 2]])
     with opened(cache) as replica:
         until_equal(replica, live)
-        change, error, message = LIES[lie]
+        change, message = LIES[lie]
         honest, service.change = service.change, change
         live.add([[1, 3]])
         until(lambda: message in (replica.info().failure or ""))
-        assert error.__name__ in str(replica.info().failure)
+        assert "ProtocolError" in str(replica.info().failure)
         assert LOCATION in str(replica.info().failure)
         assert (replica.count([1, 2]), replica.count([1])) == (1, 1)
         service.change = honest
