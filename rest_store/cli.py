@@ -175,7 +175,8 @@ def _rows(description: DatastoreInfo) -> Iterator[tuple[str, str]]:
     yield "size", f"{counted(description.size, 'byte')} in {counted(description.shard_count, 'shard')}"
     yield "tokenizer", f"{tokenizer.name}, {counted(tokenizer.vocabulary_size, 'id')}, {tokenizer.fingerprint[:23]}..."
     for corpus in description.manifest.corpora:
-        yield "corpus", f"{corpus.get('corpus')}, {counted(corpus.get('documents', 0), 'document')}"
+        documents = counted(corpus.get("documents", 0), "document")
+        yield "corpus", f"{corpus.get('corpus')}, {documents}, reader {corpus.get('reader')}"
     yield "built", f"{description.built.isoformat(timespec='seconds')} by {description.manifest.created_by}"
 
 
