@@ -11,6 +11,7 @@ datastore appears at its place in one rename.
 from __future__ import annotations
 
 import time
+import warnings
 from collections import Counter
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -111,20 +112,28 @@ def _build_or_resume(
     staging: Staging,
     progress: ProgressListener | None,
 ) -> BuildSummary:
-    """Go on with the unfinished build if it is the same, or else begin anew."""
+    """Go on with the unfinished build if it is the same, or else begin anew; so, too, if `fastokens` is wrong."""
     unfinished = staging.unfinished_plan()
     if unfinished is None and options.resume:
         expected = "one that was interrupted; build without --resume"
         raise ResumeError(describe(staging.out, "unfinished build", "absent", expected))
-    tokenizer.accelerate()
+    is_wrong = unfinished is not None and str(unfinished.get("encoder")).startswith("tokenizers ")
     while True:
+        if is_wrong:
+            tokenizer.decelerate()
+        else:
+            tokenizer.accelerate()
         try:
             return _build(options, corpora, tokenizer, staging, unfinished, progress)
+        except EncoderError as error:
+            warnings.warn(f"{staging.out}: {tokenizer.encoder}: {error}; tokenized by tokenizers", stacklevel=3)
+            is_wrong = True
         except ResumeError:
             if options.resume:
                 raise
-        except (CorpusFormatError, EncoderError):
-            staging.discard()  # the corpus or the encoder has to change, and then nothing of this build can be resumed
+            is_wrong = False
+        except CorpusFormatError:
+            staging.discard()  # the corpus has to change, and then nothing of this build can be resumed
             raise
         unfinished = None
 

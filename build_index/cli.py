@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -145,16 +146,18 @@ def build(
 @contextmanager
 def _one_line_errors(context: click.Context, out: Path) -> Iterator[None]:
     """Report an error in one line and exit with status 1, or 130 after Ctrl-C."""
-    try:
-        yield
-        return
-    except KeyboardInterrupt:
-        message, status = "interrupted" + _resume_hint(out), _INTERRUPTED_STATUS
-    except (RestStoreError, OSError) as error:
-        hint = "" if isinstance(error, ResumeError) else _resume_hint(out)  # it says itself what to do
-        message, status = str(error) + hint, 1
-    click.echo(f"Error: {one_line(message)}", err=True)
-    context.exit(status)
+    with warnings.catch_warnings():
+        warnings.showwarning = lambda message, *_, **__: click.echo(f"Warning: {message}", err=True)
+        try:
+            yield
+            return
+        except KeyboardInterrupt:
+            message, status = "interrupted" + _resume_hint(out), _INTERRUPTED_STATUS
+        except (RestStoreError, OSError) as error:
+            hint = "" if isinstance(error, ResumeError) else _resume_hint(out)  # it says itself what to do
+            message, status = str(error) + hint, 1
+        click.echo(f"Error: {one_line(message)}", err=True)
+        context.exit(status)
 
 
 def _resume_hint(out: Path) -> str:

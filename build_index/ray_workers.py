@@ -23,6 +23,7 @@ from build_index.path import local_path
 from build_index.shard_sorter import sort_shard
 from build_index.size import size_text
 from build_index.slices import Setup, Slice, SliceReport, tokenize
+from build_index.target_tokenizer import EncoderError
 from build_index.workers import Workers, prepare
 from rest_store.errors import ClusterError, MemoryBudgetError, RestStoreError, WorkerError, describe
 from rest_store.loading.remote_files import scheme_of
@@ -131,7 +132,7 @@ class RayWorkers(Workers):
                 future.set_result(done.result())
                 return
             cause = getattr(error, "cause", None)  # of what Ray wraps
-            if not isinstance(cause, RestStoreError):
+            if not isinstance(cause, RestStoreError | EncoderError):
                 cause = WorkerError(f"{where}: Ray did not do it ({first_line(error)})")
             future.set_exception(cause)
 

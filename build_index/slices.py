@@ -134,7 +134,8 @@ def tokenize(setup: Setup, part: Slice) -> SliceReport:
     """Write the file of a slice.
 
     Raises:
-        RestStoreError: a file cannot be read, `fastokens` was wrong, or the disk is full.
+        RestStoreError: a file cannot be read, or the disk is full.
+        EncoderError: `fastokens` was wrong.
     """
     started = time.perf_counter()
     tokenize_seconds = 0.0

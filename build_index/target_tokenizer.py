@@ -26,7 +26,7 @@ from build_index.chat_template import ChatTemplate
 from build_index.documents import Document, well_formed
 from build_index.errors import first_line
 from rest_store.datastore.tokenizer import TokenizerIdentity
-from rest_store.errors import BuildError, CorpusError, TokenizerLoadError, describe
+from rest_store.errors import CorpusError, TokenizerLoadError, describe
 
 if TYPE_CHECKING:
     import fastokens
@@ -45,7 +45,7 @@ _SAMPLE = 256  # of the others, one in so many texts
 _SHOWN = 60  # characters of a text in a message
 
 
-class EncoderError(BuildError):
+class EncoderError(Exception):
     """`fastokens` gave other tokens than `tokenizers`, or none; the message says for which text."""
 
 
@@ -63,7 +63,7 @@ class TargetTokenizer:
     Raises:
         TokenizerLoadError: `tokenizer_json` is not a tokenizer.
 
-    Thread-safe, except `accelerate`. Encoding releases the GIL and uses all cores
+    Thread-safe, except `accelerate` and `decelerate`. Encoding releases the GIL and uses all cores
     (`TOKENIZERS_PARALLELISM` and `RAYON_NUM_THREADS` limit it). The tokens of a text do not depend on its batch. Can be
     pickled; then it encodes by `tokenizers`.
     """
@@ -115,6 +115,10 @@ class TargetTokenizer:
         except Exception:  # it says what it does not know by a ValueError, or what its parser raises
             return False
         return True
+
+    def decelerate(self) -> None:
+        """Encode by `tokenizers` from now on."""
+        self._fast = None
 
     @property
     def is_accelerated(self) -> bool:
@@ -205,7 +209,7 @@ class TargetTokenizer:
         for place, expected in zip(places, self._encode_slowly([texts[place] for place in places]), strict=True):
             if not np.array_equal(tokens[place], expected):
                 shown = texts[place] if len(texts[place]) <= _SHOWN else texts[place][:_SHOWN] + "..."
-                raise self._encoder_error(f"gave other tokens than tokenizers for {shown!r}")
+                raise EncoderError(f"other tokens than tokenizers for {shown!r}")
         return tokens
 
     def _encode_slowly(self, texts: Sequence[str]) -> list[Tokens]:
@@ -221,17 +225,12 @@ class TargetTokenizer:
         except ValueError:
             return None
         except BaseException as error:  # a panic is no Exception
-            raise self._encoder_error(f"failed: {first_line(error)}") from error
+            raise EncoderError(f"failed: {first_line(error)}") from error
         tokens = np.frombuffer(ids, np.uint32)
         size = self.identity.vocabulary_size
         if tokens.size and tokens.max() >= size:
-            raise self._encoder_error(f"gave token id {tokens.max()} of a vocabulary of {size}")
+            raise EncoderError(f"token id {tokens.max()} of a vocabulary of {size}")
         return np.split(tokens.astype(self._dtype), np.frombuffer(ends, np.uint64)[1:-1].astype(np.int64))
-
-    def _encoder_error(self, problem: str) -> EncoderError:
-        return EncoderError(
-            f"{self.identity.name}: {self.encoder} {problem}; uninstall it, and tokenizers does its work"
-        )
 
     def _is_checked(self, text: str) -> bool:
         """Whether `tokenizers` encodes this text, too: the first ones, then a sample by content."""
