@@ -14,7 +14,7 @@ from build_index.size import size_text
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.render import counted, table
 from rest_store.live.directory import is_live
-from rest_store.options import PATH, SETTINGS, Group, json_option
+from rest_store.options import PATH, SETTINGS, FloatRange, Group, json_option
 from rest_store.terminal import loading
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ Examples:
 )
 @click.option("--max-tokens", metavar="N", type=click.IntRange(1), help="Keep at most N tokens: the newest.")
 @click.option(
-    "--max-age", metavar="SECONDS", type=click.FloatRange(0, min_open=True), help="Keep documents for so many seconds."
+    "--max-age", metavar="SECONDS", type=FloatRange(0, min_open=True), help="Keep documents for so many seconds."
 )
 @corpus_options
 @json_option
