@@ -98,8 +98,6 @@ class LiveDatastore(Store):
     ) -> LiveDatastore:
         """Open the live datastore in directory `path`, or begin one; or a replica of one that a service has.
 
-        Reads the segments once, to verify them.
-
         A replica is a copy on this machine, with every document that the service has, a moment after it was added
         there. It is in a directory under `cache`, which any number of processes open; one of them keeps it up to date.
         It opens and answers while the service is away, too. What is added to it and deleted from it is at the service.
@@ -292,8 +290,7 @@ class LiveDatastore(Store):
         """Keep so much of a namespace from now on, whatever others keep; limits as in `open`, None: as before.
 
         Raises:
-            DocumentError: that is no namespace.
-            LimitError: a limit is not positive.
+            DocumentError, LimitError: that is no namespace, or a limit is not positive.
             WriterError, StorageError, DatastoreClosedError: as in `add`.
         """
         name = label("limit", "a namespace", namespace)

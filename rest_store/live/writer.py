@@ -142,6 +142,7 @@ class Writer:
     def _remove(self, namespace: str, find: Callable[[], Iterable[int]], *, deleted: bool = True) -> int:
         """Remove what `find` returns the numbers of; it is called by the holder of `_sorting`."""
         with self._sorting:
+            self._require_open()
             numbers = {namespace: sorted(find())}
             smaller = {segment: self._without(segment, numbers) for segment in self.segments.in_files}
             with self._change():

@@ -82,7 +82,7 @@ def test_closing_while_threads_add_and_ask(tmp_path: Path, monkeypatch: pytest.M
     live.close()
     for thread in threads:
         thread.join()
-    assert others == []
+    assert others == [], others
     with LiveDatastore.open(tmp_path / "live") as live:
         assert live.info().document_count == len(acknowledged)
 
