@@ -75,6 +75,27 @@ def test_the_first_screen() -> None:
     ]
 
 
+def test_the_first_screen_of_larger_models() -> None:
+    screen = " ".join(README.partition("**On larger models**")[2].partition("## Start")[0].split())
+    run = results("replay_llama31_8b")
+    head = next(row for row in run["other_drafters"] if (row["drafter"], row["batch"]) == ("eagle", 1))
+    trees = next(row for row in run["known"] if row["shape"] == "tree" and row["datastores"])
+    for row, words in (
+        (trees, "times as fast as plain decoding, on four sets of requests"),
+        (head, "times; in batches"),
+    ):
+        speeds = [speed for speed, _ in row["modelled_speeds_of_families"].values()]
+        assert f"{min(speeds):.1f} to {max(speeds):.1f} {words}" in screen
+    agents = {
+        row["drafting"]: f"{row['M']:.2f}"
+        for row in results("peers_agents")
+        if row["nodes"] == 16 and row["knows"] == "others.jsonl and earlier.jsonl"
+    }
+    assert re.findall(r"\d\.\d\d", screen) == [
+        agents[name] for name in ("session", "session, corpora", "suffix decoding")
+    ]
+
+
 @pytest.mark.parametrize("nodes", [16, 64])
 def test_the_table_of_replays(nodes: int) -> None:
     table = [line for line in BENCHMARKS.splitlines() if line.startswith("| `DraftSession` |")]
