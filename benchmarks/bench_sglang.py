@@ -69,12 +69,13 @@ def main(
         settings = {"datastores": [str(datastore.resolve())]}
         rows.append(row("trees of sessions", width, run(model, rounds, settings, width)))
         rows.append(row("chains of sessions", width, run(model, rounds, settings, width, speculative_eagle_topk=1)))
-        ngram = {
-            "speculative_algorithm": "NGRAM",
-            "speculative_ngram_external_corpus_path": str(corpus.resolve()),
-            "speculative_ngram_external_sam_budget": width - 1,
-        }
-        rows.append(row("SGLang's NGRAM", width, run(model, rounds, None, width, **ngram)))
+        for share in (width - 1, width // 2, width // 4):  # draft tokens from the corpus; the others are from the text so far
+            ngram = {
+                "speculative_algorithm": "NGRAM",
+                "speculative_ngram_external_corpus_path": str(corpus.resolve()),
+                "speculative_ngram_external_sam_budget": share,
+            }
+            rows.append(row(f"SGLang's NGRAM, corpus {share}", width, run(model, rounds, None, width, **ngram)))
     write_result(out, "sglang", click.get_current_context().params, ("numpy", "sglang"), {"rows": rows})
 
 

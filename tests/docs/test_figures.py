@@ -178,6 +178,12 @@ def test_the_table_of_vllm() -> None:
         assert cells[4] == (nodes if shown != "vLLM's n-gram lookup" else "")
 
 
+def test_the_table_of_sglang() -> None:
+    shown = rows(PAGES["docs/how-to/sglang.md"].partition("### Against SGLang's own n-gram lookup")[2])
+    trees, chains, *lookups = (f"{row['M']:.2f}" for row in results("sglang")["rows"])
+    assert [cells[0] for cells in shown.values()] == [trees, chains, ", ".join(lookups)]
+
+
 def test_the_table_of_a_model_of_8b() -> None:
     shown = rows(section(BENCHMARKS, "A model of 8B on a GPU, modelled"))
     runs = [results("replay_llama31_8b"), results("replay_llama31_8b_batches")]
