@@ -69,7 +69,8 @@ def main(
         settings = {"datastores": [str(datastore.resolve())]}
         rows.append(row("trees of sessions", width, run(model, rounds, settings, width)))
         rows.append(row("chains of sessions", width, run(model, rounds, settings, width, speculative_eagle_topk=1)))
-        for share in (width - 1, width // 2, width // 4):  # draft tokens from the corpus; the others are from the text so far
+        # Draft tokens from the corpus; the others are from the text so far.
+        for share in (width - 1, width // 2, width // 4):
             ngram = {
                 "speculative_algorithm": "NGRAM",
                 "speculative_ngram_external_corpus_path": str(corpus.resolve()),
