@@ -165,7 +165,7 @@ def _resume_hint(out: Path) -> str:
         from build_index.staging import resume_hint
 
         return resume_hint(out)
-    except OSError:  # there cannot be a build at this path
+    except Exception:  # also of a module whose import was interrupted
         return ""
 
 

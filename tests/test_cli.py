@@ -86,6 +86,14 @@ def test_info_fits_into_80_columns_the_most_important_first(datastore: Path, mon
     assert "2 shards" in lines[2]
 
 
+def test_numbers_and_nouns_agree(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    one = write_datastore(tmp_path / "one", Corpus(300, [[[1]]]))
+    assert "1 in 1 document\n" in run("info", one)[1]
+    assert ": valid: 1 shard, 1 token, " in run("check", one)[1]
+    assert run("query", one, "--tokens", "1")[1].startswith("match: 1 token, 1 occurrence: 1\n")
+
+
 HOSTILE = "a\x1b]0;b\x07\r\nc\x7f\x9b2J\u202ed \u00e9"
 
 
@@ -141,6 +149,12 @@ def test_bad_usage_is_status_2(datastore: Path, arguments: list[str]) -> None:
     status, out, err = run("query", datastore, *arguments)
     assert (status, out) == (2, "")
     assert "Error: " in err
+
+
+@pytest.mark.parametrize(("option", "most"), [("--max-suffix", 64), ("--max-depth", 32), ("--max-nodes", 1024)])
+def test_a_limit_out_of_range_is_bad_usage_that_says_the_range(datastore: Path, option: str, most: int) -> None:
+    status, _, err = run("query", datastore, "--tokens", "1", option, 5000)
+    assert (status, f"5000 is not in the range 1<=x<={most}" in err) == (2, True)
 
 
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,9 @@ import pytest
 from click.testing import CliRunner
 
 from build_index import stages, workers
-from build_index.cli import build
-from build_index.progress import ProgressLine, StageProgress, line_of
+from build_index.cli import build, summary_text
+from build_index.options import BuildSummary
+from build_index.progress import ProgressLine, StageProgress, clock, line_of
 from build_index.staging import kept_shards
 from rest_store.cli import main
 from rest_store.datastore.manifest import Manifest
@@ -75,10 +76,36 @@ def test_a_summary_for_programs_and_nothing_else(corpus, tokenizer, out):
     assert summary["tokens"] == Manifest.read(out).token_count
 
 
+def build_and_say(stdout, corpus, tokenizer, out):
+    """Run the command with this file as its standard output."""
+    words = command("--corpus", corpus, "--tokenizer", tokenizer, "--out", out)
+    return subprocess.run(words, stdout=stdout, stderr=subprocess.PIPE, text=True, check=False)
+
+
+def test_a_reader_that_has_gone_is_no_failure_of_the_build(corpus, tokenizer, out):
+    """As `rest-build ... | head -1` may have it."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as closed:
+        process = build_and_say(closed, corpus, tokenizer, out)
+    assert (process.returncode, process.stderr) == (1, "")
+    assert Manifest.read(out).document_count == 40
+
+
 def test_quiet_prints_nothing(corpus, tokenizer, out):
     process = run_build("--corpus", corpus, "--tokenizer", tokenizer, "--out", out, "--quiet")
     assert (process.returncode, process.stdout, process.stderr) == (0, "", "")
     assert out.is_dir()
+
+
+def test_the_summary_counts_resumed_shards_and_split_documents():
+    numbers = {"documents": 5, "tokens": 100, "duplicates": 0, "skipped": {"binary": 2}, "split_documents": 1}
+    numbers["encoder"] = "fastokens 1"
+    shards = {"shards": 3, "resumed_shards": 2, "shard_positions": 50, "size": 550, "bytes_per_token": 5.5}
+    text = summary_text(BuildSummary(out="ds", **numbers, **shards, seconds=75, stage_seconds={"read": 61}))
+    assert "5 (0 exact duplicates dropped, 2 binary, 1 split)" in text
+    assert "3 (2 resumed)" in text
+    assert "1:15 (read 1:01; sorting overlaps)" in text
 
 
 def test_options_reach_the_build(tokenizer, out, tmp_path):
@@ -196,6 +223,16 @@ def test_paths_that_the_system_refuses_are_one_line(corpus, tokenizer, out, chan
     assert message in line
 
 
+def test_an_error_of_the_system_is_one_line_too(corpus, tokenizer, out, monkeypatch):
+    def failing(*arguments, **others):
+        raise PermissionError(13, "Permission denied", "/some/file")
+
+    monkeypatch.setattr("build_index.builder.load_tokenizer", failing)
+    result = run("--corpus", corpus, "--tokenizer", tokenizer, "--out", out)
+    assert result.exit_code == 1
+    assert result.stderr == "Error: [Errno 13] Permission denied: '/some/file'\n"
+
+
 def test_an_interrupt_is_status_130_and_can_be_resumed(corpus, tokenizer, out, tmp_path, monkeypatch):
     """SIGINT while a shard is being sorted: nobody waits for it."""
     arguments = ("--corpus", corpus, "--tokenizer", tokenizer, "--shard-tokens", 500)
@@ -231,6 +268,60 @@ def test_an_interrupt_is_status_130_and_can_be_resumed(corpus, tokenizer, out, t
     assert contents(out) == contents(tmp_path / "whole")
 
 
+def test_an_interrupted_process_ends_while_its_thread_is_sorting(tokenizer, out, tmp_path):
+    script = (
+        "import os, signal, build_index.stages as stages\n"
+        "submit = stages.Stages._sort\n"
+        "def interrupted(self, *arguments):\n"
+        "    submit(self, *arguments)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "stages.Stages._sort = interrupted"
+    )
+    corpus = write_jsonl(tmp_path / "corpus.jsonl", documents(3000))
+    process = run_build("--corpus", corpus, "--tokenizer", tokenizer, "--out", out, before=script)
+    require_one_line(process, 130, "interrupted (1 finished shard kept: continue with --resume)")
+
+
+def test_an_interrupt_while_modules_are_imported(corpus, tokenizer, out):
+    """It may leave numpy half imported, which then cannot be imported again."""
+    script = (
+        "import os, signal, sys\n"
+        "class Finder:\n"
+        "    imports = 0\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name != 'numpy': return\n"
+        "        self.imports += 1\n"
+        "        if self.imports > 1: raise RuntimeError('half imported')\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Finder())"
+    )
+    process = run_build("--corpus", corpus, "--tokenizer", tokenizer, "--out", out, before=script)
+    require_one_line(process, 130, "interrupted")
+
+
+def test_names_that_are_not_utf8_are_built_printed_and_resumed(tokenizer, tmp_path):
+    """In a locale of UTF-8, where the standard output takes nothing else."""
+    place = tmp_path / os.fsdecode(b"\xff")
+    place.mkdir()
+    (place / "a.txt").write_text("some text")
+    (place / "tokenizer.json").write_bytes(tokenizer.read_bytes())
+    arguments = ("--corpus", place, "--include", place.name, "--include", "*.txt", "--tokenizer")
+    arguments = (*arguments, place / "tokenizer.json", "--out", place / "ds")
+    strict = "import sys; sys.stdout.reconfigure(encoding='utf-8', errors='strict')\n"
+    killed = "import os, build_index.builder as builder\nbuilder._manifest = lambda *_: os.kill(os.getpid(), 9)"
+    assert run_build(*arguments, before=killed).returncode == -9
+    process = run_build(*arguments, "--resume", before=strict)
+    assert process.returncode == 0, process.stderr
+    assert f"datastore  {tmp_path}/\ufffd/ds\n" in process.stdout
+    manifest = Manifest.read(place / "ds")
+    assert manifest.corpora[0]["corpus"] == f"{tmp_path}/\ufffd"
+    assert manifest.corpora[0]["include"] == ["\ufffd", "*.txt"]
+    assert manifest.tokenizer.name == f"{tmp_path}/\ufffd/tokenizer.json"
+    resumed = contents(place / "ds")
+    assert run_build(*arguments, "--exclude", "ds").returncode == 0
+    assert resumed["shard-00000.suffixes"] == contents(place / "ds")["shard-00000.suffixes"]
+
+
 # --- Progress --------------------------------------------------------------------------------------------------------
 
 
@@ -241,6 +332,29 @@ def test_a_line_shows_share_amount_rate_and_time_left():
     assert line == "sorting    100% 2.5 M tokens, 2.5 M tokens/s"
     assert line_of(StageProgress("tokenizing", 999, None, "tokens", 0.0)) == "tokenizing 999 tokens"
     assert line_of(StageProgress("sorting", 0, 10, "tokens", 0.0)) == "sorting      0% 0 tokens"
+
+
+def test_durations_are_formatted():
+    assert [clock(seconds) for seconds in (0, 59.6, 61, 3600, 86_399)] == [
+        "0:00",
+        "1:00",
+        "1:01",
+        "1:00:00",
+        "23:59:59",
+    ]
+
+
+def test_a_stage_is_written_over_itself_below_the_one_before(monkeypatch):
+    file = io.StringIO()
+    line = ProgressLine(file)
+    monkeypatch.setenv("COLUMNS", "30")
+    for done, seconds in ((0, 0.0), (1, 12.34)):
+        line(StageProgress("loading", done, 1, "tokenizer", seconds))
+    line(StageProgress("tokenizing", 1 << 20, 2 << 20, "bytes", 1.0))
+    lines = file.getvalue().split("\n")
+    assert lines[0] == "\r\x1b[2Kloading    ..."
+    assert lines[1] == "\x1b[1A\r\x1b[2Kloading    12.3 s"
+    assert lines[2] == "\r\x1b[2Ktokenizing  50% 1.0 MiB, 1.0 ", "cut to the width"
 
 
 def test_progress_is_shown_on_a_terminal_only(corpus, tokenizer, out, monkeypatch):

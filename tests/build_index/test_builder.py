@@ -193,6 +193,9 @@ def test_no_more_shards_are_sorted_at_once_than_allowed(corpus, tokenizer, out, 
     assert at_once == [True] * summary.shards
 
 
+# --- The same bytes --------------------------------------------------------------------------------------------------
+
+
 # --- Over an old datastore -------------------------------------------------------------------------------------------
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from tokenizers import normalizers
 
 from build_index import target_tokenizer
 from build_index.chat_template import ChatTemplate
 from build_index.documents import Document
 from build_index.tokenization import TargetTokenizer, load_tokenizer
 from rest_store.errors import CorpusError, TokenizerLoadError
-from tests.shared.models import CHATML, byte_level_bpe, conversation, decoded
+from tests.shared.models import CHATML, byte_level_bpe, conversation, decoded, word_piece
 
 
 def test_control_tokens_of_the_template_are_control_tokens(chat):
@@ -55,6 +56,16 @@ def test_the_longest_control_token_is_found_where_several_begin_alike():
     special = loaded.identity.special_tokens
     tokens = loaded.encode_documents([conversation("a")])[0].tolist()
     assert tokens == [*loaded.encode("a").tolist(), special["<|im_end|>!"]]
+
+
+def test_a_normalizer_that_drops_noncharacters_leaves_control_tokens_alone():
+    tokenizer = word_piece()
+    tokenizer.normalizer = normalizers.BertNormalizer(clean_text=True)
+    loaded = TargetTokenizer(tokenizer.to_str(), "x", ChatTemplate("{{ messages[0].content }} [SEP]", {}, "x"))
+    sep = loaded.identity.special_tokens["[SEP]"]
+    tokens = loaded.encode_documents([conversation("def [SEP]")])[0].tolist()
+    assert tokens.count(sep) == 1
+    assert tokens[-1] == sep
 
 
 def test_texts_and_conversations_keep_their_order(chat):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import pickle
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from build_index.corpus import open_corpus
+from build_index.corpus_spec import CorpusSpec
 from build_index.documents import CorpusCounts
 from tests.shared.corpora import read_corpus, write_files
 
@@ -25,6 +28,17 @@ def test_max_documents_stops_and_iterating_again_starts_anew(tmp_path):
     assert len(read_corpus(path, max_documents=1000)[1]) == 66
 
 
+def test_bytes_read_grows_while_reading(tmp_path):
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"content": ["x"] * 1000}), path)
+    corpus = open_corpus(CorpusSpec(str(path)))
+    assert corpus.bytes_read == 0
+    seen = [corpus.bytes_read for _ in corpus]
+    assert seen == sorted(seen)
+    assert 0 < seen[500] < corpus.size_hint
+    assert corpus.bytes_read == corpus.size_hint
+
+
 def test_provenance_is_json_and_holds_only_options_that_are_set(tmp_path):
     write_files(tmp_path, {"a.py": "x"})
     corpus, _ = read_corpus(tmp_path)
@@ -33,6 +47,21 @@ def test_provenance_is_json_and_holds_only_options_that_are_set(tmp_path):
     options = {"include": ["*.py"], "exclude": ["b"], "max_documents": 3}
     corpus, _ = read_corpus(tmp_path, **options)
     assert json.loads(json.dumps(corpus.provenance())) == {**expected, "split_files": 0, "skipped": {}, **options}
+
+
+def test_an_abandoned_iteration_closes_its_file(tmp_path):
+    path = tmp_path / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b'{"text": "x"}\n' * 10))
+    documents = iter(open_corpus(CorpusSpec(str(path))))
+    next(documents)
+    assert path in _open_files()
+    documents.close()
+    assert path not in _open_files()
+
+
+def _open_files():
+    # The descriptor that lists the directory is gone when it is looked at: its link is broken.
+    return {entry.readlink() for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()}
 
 
 def test_a_corpus_read_file_by_file_elsewhere_is_the_same(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import random
 import sys
 
@@ -14,6 +15,7 @@ import zstandard
 
 from build_index.corpus import open_corpus
 from build_index.corpus_spec import CorpusSpec
+from build_index.documents import CorpusCounts
 from rest_store.errors import CorpusError, CorpusNotFoundError, MissingExtraError
 from rest_store.loading import remote_files
 from tests.shared.builds import documents
@@ -96,6 +98,20 @@ def test_a_file_is_read_as_a_local_one_and_its_etag_is_recorded(s3, tmp_path, na
     etag = fsspec.filesystem("s3").info(f"corpus/data/{name}")["ETag"]
     assert remote.provenance()["etag"] == etag.strip('"')
     assert found[0].origin.startswith(f"s3://corpus/data/{name}")
+
+
+def test_files_are_read_in_another_process_from_what_was_opened_here(s3):
+    upload(tree())
+    corpus, expected = read_corpus("s3://corpus/data")
+    again = pickle.loads(pickle.dumps(open_corpus(corpus.spec)))
+    again.counts = CorpusCounts()
+    found = []
+    for file in list(again.files(again.counts)):
+        counts = CorpusCounts()
+        found += again.documents(pickle.loads(pickle.dumps(file)), counts)
+        again.counts += counts
+    assert found == expected
+    assert again.provenance() == corpus.provenance()
 
 
 def test_what_vanishes_meanwhile_is_counted(s3):

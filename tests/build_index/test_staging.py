@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 from pathlib import Path
@@ -9,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from build_index import staging as module
+from build_index.errors import output_errors
 from build_index.staging import Staging, final_place, kept_shards
 from rest_store.datastore.check import check_datastore
-from rest_store.errors import OutputError
+from rest_store.errors import OutputError, ResumeError
 from tests.shared.builds import build_here, command, contents, run_build, write_jsonl
 from tests.shared.live import until
 
@@ -188,6 +190,18 @@ def test_what_is_renamed_is_on_the_disk_first(arguments, out, monkeypatch):
     assert [path for path in early if not path.endswith("plan.json")] == []
 
 
+def test_directories_are_exchanged_where_that_is_supported(tmp_path, monkeypatch):
+    first, second = fill(tmp_path / "a", OLD), fill(tmp_path / "b", NEW)
+    assert module._exchanged(first, second)
+    assert (texts(first), texts(second)) == (NEW, OLD)
+    with pytest.raises(FileNotFoundError):
+        module._exchanged(first, tmp_path / "absent")
+    monkeypatch.setattr(module, "_RENAME_EXCHANGE", 1 << 20)  # a flag that no kernel knows
+    assert not module._exchanged(first, second)
+    monkeypatch.setattr(module.ctypes, "CDLL", lambda *_, **__: object())  # an old C library
+    assert not module._exchanged(first, second)
+
+
 def test_a_directory_that_appeared_meanwhile_is_left_alone(tmp_path):
     with Staging(tmp_path / "ds") as staging:
         staging.start({})
@@ -207,6 +221,14 @@ def test_starting_removes_what_an_earlier_build_left(tmp_path):
         staging.start()
         assert texts(staging.path) == {"lock": ""}
     assert kept_shards(tmp_path / "ds") == 0
+
+
+def test_a_full_disk_is_an_output_error(tmp_path):
+    message = r"ds: the datastore cannot be written \(No space left on device\)"
+    with pytest.raises(OutputError, match=message), output_errors(tmp_path / "ds"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    with pytest.raises(ResumeError), output_errors(tmp_path):
+        raise ResumeError("ours")
 
 
 def test_a_new_build_that_is_killed_while_it_clears_an_unfinished_one_leaves_nothing_to_resume(tmp_path, monkeypatch):

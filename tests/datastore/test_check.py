@@ -67,6 +67,27 @@ def test_valid_datastores_are_accepted(corpus: Corpus, full: bool) -> None:
     assert announced == [f"shard-{shard:05d} {stage}" for shard in range(len(corpus.shards)) for stage in stages]
 
 
+def test_large_shards_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sample of the ranks is compared; with `full`, all of them."""
+    rng = np.random.default_rng(1)
+    write_datastore(tmp_path, Corpus(300, [[rng.integers(0, 300, 3_000).tolist()]]))
+    monkeypatch.setattr(check, "SAMPLES", 100)
+    monkeypatch.setattr(check, "_BLOCK", 512)  # several blocks at every stage
+    compared: list[int] = []
+    compare = check._compare_neighbours
+
+    def count(shard: Shard, ranks: np.ndarray[tuple[int], np.dtype[np.int64]], symbols: int) -> None:
+        compared.extend(ranks.tolist())
+        compare(shard, ranks, symbols)
+
+    monkeypatch.setattr(check, "_compare_neighbours", count)
+    check_datastore(tmp_path)
+    assert 50 < len(set(compared)) == len(compared) <= 100
+    compared.clear()
+    check_datastore(tmp_path, full=True)
+    assert compared == list(range(2_999))
+
+
 # Faults that checksums reveal.
 
 

@@ -172,6 +172,11 @@ def test_a_limit_out_of_range(
         assert message == f"query: {limit} is {value!r}, expected 1..{greatest}"
 
 
+def test_limits_may_be_of_any_integer_type(store: Datastore) -> None:
+    limits: Any = {"max_nodes": np.uint8(2), "max_suffix": FiveByIndex(), "max_depth": np.int64(3)}
+    assert store.draft([1], **limits) == store.draft([1], max_nodes=2, max_suffix=5, max_depth=3)
+
+
 def test_the_greatest_limits_are_allowed(store: Datastore) -> None:
     tree = store.draft([9] * 60 + [1, 2, 3], max_nodes=1024, max_suffix=64, max_depth=32)
     assert tree.match == (3, 2)
@@ -201,13 +206,29 @@ def test_info_says_what_the_datastore_is(store: Datastore) -> None:
 
 
 TOKENIZER = TokenizerIdentity("mine", "sha256:" + f"{300:064x}", 300, {}, {})
+WITH_ADDED = TokenizerIdentity("mine", "sha256:" + f"{300:064x}", 300, {"<s>": 1}, {"<s>": 1})
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "found", "expected"),
+    [
+        (TokenizerIdentity("mine", "sha256:" + "0" * 64, 301, {}, {}), "a vocabulary of 301", "300 as in 'test'"),
+        (
+            TokenizerIdentity("mine", "sha256:" + "0" * 64, 300, {}, {}),
+            "vocabulary, merges or normalizer",
+            f"{300:064x}",
+        ),
+        (WITH_ADDED, "with added tokens '<s>'", "the added tokens of 'test'"),
+    ],
+)
+def test_another_tokenizer(tmp_path: Path, tokenizer: TokenizerIdentity, found: str, expected: str) -> None:
+    write_datastore(tmp_path, CORPUS)
+    message = refused(TokenizerMismatchError, lambda: Datastore.open(tmp_path, tokenizer=tokenizer), str(tmp_path))
+    assert found in message.split(", expected ")[0]
+    assert expected in message.split(", expected ")[1]
 
 
 def test_the_tokenizer_it_was_built_with(tmp_path: Path) -> None:
     write_datastore(tmp_path, CORPUS)
     assert Datastore.open(str(tmp_path), tokenizer=TOKENIZER).vocabulary_size == 300
     refused(TokenizerLoadError, lambda: Datastore.open(tmp_path, tokenizer=7), "a int")
-    other = TokenizerIdentity("mine", "sha256:" + "0" * 64, 300, {}, {})
-    refused(
-        TokenizerMismatchError, lambda: Datastore.open(tmp_path, tokenizer=other), "vocabulary, merges or normalizer"
-    )

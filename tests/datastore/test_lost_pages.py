@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -132,6 +133,27 @@ def test_a_check_of_files_that_are_truncated_meanwhile(
     refused(DatastoreUnavailableError, lambda: check_datastore(directory, full=True), "shard-00000.")
 
 
+def test_a_lost_datastore_costs_the_others_nothing(tmp_path: Path) -> None:
+    for name in ("lost", "sound"):
+        (tmp_path / name).mkdir()
+        write_datastore(tmp_path / name, Corpus(300, [[[1, 2, 3]]] * 200))
+    lost, sound = Datastore.open(tmp_path / "lost"), Datastore.open(tmp_path / "sound")
+
+    def cost() -> float:
+        def once() -> float:
+            began = time.process_time()
+            for _ in range(200):
+                sound.draft([1, 2])
+            return time.process_time() - began
+
+        return min(once() for _ in range(5))
+
+    before = cost()
+    truncate(tmp_path / "lost")
+    refused(DatastoreUnavailableError, lambda: lost.draft([1, 2]))
+    assert cost() < 5 * before
+
+
 # What else SIGBUS means to a process.
 
 SETUP = """
@@ -200,6 +222,20 @@ lose_pages()
 os.kill(os.getpid(), signal.SIGBUS)
 """
     assert run(code, directory) == (0, "before\nlater\nrefused\nlater\n", "")
+
+
+@WITHOUT_SANITIZER
+def test_opening_a_datastore_puts_the_handler_in_the_place_of_a_later_one(directory: Path) -> None:
+    code = """
+first = Datastore.open(sys.argv[1])
+signal.signal(signal.SIGBUS, signal.SIG_DFL)
+store = Datastore.open(sys.argv[1])
+lose_pages()
+store = first
+lose_pages()
+lose_own_page()
+"""
+    assert run(code, directory) == (-signal.SIGBUS, "refused\nrefused\n", "")
 
 
 @WITHOUT_SANITIZER

@@ -176,3 +176,21 @@ def test_threads_whose_first_queries_coincide_get_equal_trees(layouts: tuple[Cor
 
         in_threads(ask)
         assert answers == [expected] * 4
+
+
+def test_the_kernel_checks_its_own_bounds(tmp_path: Path) -> None:
+    """It does not rely on the checks of `Datastore`."""
+    kernel = open_datastore(tmp_path, Corpus(300, [[[1, 2, 3] * 60]])).kernel
+    for max_nodes, max_depth in ((1025, 1), (1, 33), (0, 1), (1, 0)):
+        with pytest.raises(ValueError, match="limit out of range"):
+            kernel.draft([1], max_nodes, max_depth)
+    for tokens in ([], [1] * 65):
+        with pytest.raises(ValueError, match="number of tokens out of range"):
+            kernel.longest_suffix_match(tokens)
+    with pytest.raises(ValueError, match="number of tokens out of range"):
+        kernel.count([1] * 97)
+    with pytest.raises(ValueError, match="token outside the vocabulary"):
+        kernel.count([300])
+    for value in (None, 5, "text", [-1], [1.5], [2**32]):
+        with pytest.raises(TypeError):
+            kernel.draft(value, 1, 1)  # type: ignore[arg-type]

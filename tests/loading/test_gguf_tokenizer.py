@@ -47,6 +47,13 @@ def test_text_is_split_as_the_kind_says(kind: str, pieces: list[str]) -> None:
     assert [text[start:stop] for _, (start, stop) in split] == pieces
 
 
+def test_digits_are_split_as_the_model_was_trained() -> None:
+    """As llama.cpp does; the conversion of transformers leaves this pre-tokenizer out."""
+    tokenizer = Tokenizer.from_str(load_tokenizer(smollm2_gguf()).json)
+    assert tokenizer.encode("x\n\n12").tokens == ["x", "ĊĊ", "1", "2"]
+    assert tokenizer.encode("a<|im_end|>").ids[-1] == 2
+
+
 PAGE = (
     "1. In 2024, 3 of 44 prompts (6.8%) began with 12345:\n\n1\n2\n\n10\n  x = [1, 23, 0x1F]\n"
     "\tfor i in range(100): print(i * 2.5)\n\n\n2. Call 555-0199 at 10:30.\n"
