@@ -142,6 +142,20 @@ def test_trees_are_evaluated_to_the_same_bits_everywhere(count: int, rows: int, 
     assert np.abs(evaluated(calibration, features) - expected).max() <= tolerance
 
 
+def test_sums_of_very_many_trees_do_not_overflow() -> None:
+    """More than could be added up, were leaves rounded to 16 bits alone."""
+    one = gbdt(leaf=1.5)
+    calibration = Calibration(one[:4] + 70_000 * one[4:])
+    assert evaluated(calibration, np.zeros((1, FEATURES), np.float32)) == pytest.approx(105_000, rel=1e-4)
+
+
+def test_the_default_is_evaluated_as_its_file_has_it() -> None:
+    default = Calibration.default()
+    features = np.random.default_rng(1).choice(trees_of(default)["thresholds"].ravel(), size=(500, FEATURES))
+    errors = evaluated(default, features) - log_odds(default, features)
+    assert np.abs(errors).max() < 0.01  # of log odds
+
+
 def test_copies_of_the_default_learn_on_their_own() -> None:
     one, other = Calibration.default(), Calibration.default()
     one.native.weights = [0.5] * 5

@@ -56,6 +56,14 @@ def test_costs_are_learned(cost: Cost) -> None:
     assert costs.table(15) == pytest.approx(expected, rel=0.1)
 
 
+def test_a_few_slow_steps_change_little() -> None:
+    costs, chance = StepCosts(), np.random.default_rng(0)
+    for step in range(100):
+        drafted = int(chance.integers(0, 9))
+        costs.observe(drafted, cpu(drafted) * (20 if step % 20 == 7 else 1))
+    assert costs.table(8) == pytest.approx([cpu(drafted) for drafted in range(9)], rel=0.05)
+
+
 def test_a_clock_that_stands_still_is_survived() -> None:
     costs = StepCosts()
     for drafted in (0, 3, 0, 5, 0, 0, 2):
@@ -204,6 +212,26 @@ def test_one_step_shows_that_no_draft_token_pays(likely: float) -> None:
     assert run(policy, heavy, likely, 0.02, kept=0.0).speed >= 0.98 * plain.speed
 
 
+@pytest.mark.parametrize("drafting", [0.0, 0.05])
+@pytest.mark.parametrize("steps", [16, 64, 512])
+def test_a_generation_whose_scores_are_wrong_loses_two_steps_and_a_fiftieth(drafting: float, steps: int) -> None:
+    """What steps cost is known: 1, and 0.1 for each of the 8 draft tokens that are to bring one."""
+    policy = DraftPolicy()
+    for drafted in (0, 8, 16) * 9:
+        policy.observe(drafted, 1 + 0.1 * drafted)
+    lost = 0.0
+    for _ in range(steps):
+        asks = policy.wants_drafts()
+        costs = policy.costs(8)
+        drafted = 8 if asks and 2 / costs[8] >= 1 / costs[0] else 0
+        policy.observe(drafted, 1 + 0.1 * drafted)
+        if asks:
+            policy.settle(drafted, drafted / 8, drafting)
+            policy.judge(drafted / 8, 0.0)
+        lost += 0.1 * drafted + drafting * asks
+    assert lost < 2 + 0.02 * steps
+
+
 @pytest.mark.parametrize("cost", [cpu, flat, jumping])
 def test_drafts_are_made_again_once_promises_are_kept(cost: Cost) -> None:
     policy = DraftPolicy()
@@ -245,12 +273,38 @@ def test_drafting_that_costs_nothing_to_speak_of_does_not_pause() -> None:
     assert run(DraftPolicy(), cpu, 0.0, 0.05).asked > 590
 
 
+@pytest.mark.parametrize("share", [0.02, 0.1, 1.0, 3.0])
+def test_asking_for_nothing_costs_little(share: float) -> None:
+    """As of a service whose datastore knows nothing of the text: `share` is of a plain step."""
+    plain = run(None, cpu, 0.0, 0)
+    assert run(DraftPolicy(), cpu, 0.0, share * 21.45).speed >= 0.95 * plain.speed
+
+
 @pytest.mark.parametrize("number", [1, 2, 20])
 @pytest.mark.parametrize("extra", [2.5, 10.0, 1000.0])
 def test_one_slow_draft_costs_little_more_than_itself(number: int, extra: float) -> None:
     undisturbed = run(DraftPolicy(), cpu, 0.7, 0.1, 96)
     disturbed = run(DraftPolicy(), cpu, 0.7, lambda asked: 0.1 + extra * 21.45 * (asked == number), 96)
     assert undisturbed.tokens - disturbed.tokens <= 10
+
+
+@pytest.mark.parametrize("period", [1, 2, 5])
+@pytest.mark.parametrize(("length", "asked"), [(64, 2.5), (256, 3.5), (2048, 14)])
+def test_a_source_that_is_often_slow_is_asked_less_and_less(period: int, length: int, asked: float) -> None:
+    """It brings one token a step, and costs 2.5 plain steps each time on average."""
+    policy, seconds, written, drafts = DraftPolicy(), 0.0, 0, 0
+    while written < length:
+        asks = policy.wants_drafts()
+        drafts += asks
+        drafted = cut(policy, [0.95]) if asks else 0
+        drafting = (0.03 + 2.5 * period * (drafts % period == 1 % period)) * asks
+        policy.observe(drafted, 1 + 0.04 * drafted)
+        if asks:
+            policy.settle(drafted, 0.95 * drafted, drafting)
+            policy.judge(0.95 * drafted, drafted)
+        written += 1 + drafted
+        seconds += 1 + 0.04 * drafted + drafting
+    assert seconds < length + asked * 2.5 * period
 
 
 def test_after_the_longest_pause_a_source_is_tried_again() -> None:
@@ -318,3 +372,15 @@ def test_other_work_on_the_machine_hardly_changes_what_is_drafted(
         ratios.append(loaded.tokens / quiet)
     assert 0.93 < np.mean(ratios) < 1.07
     assert min(ratios) > 0.65
+
+
+@pytest.mark.parametrize("likely", [0.0, 0.7])
+def test_other_work_on_the_machine_is_not_charged_to_drafts(likely: float) -> None:
+    gains = []
+    for seed in range(12):
+        speeds = []
+        for policy in (None, DraftPolicy()):
+            factor = some_slow(Random(seed))
+            speeds.append(run(policy, lambda drafted: cpu(drafted) * factor(), likely, 0.1, 128).speed)  # noqa: B023
+        gains.append(speeds[1] / speeds[0])
+    assert np.mean(gains) > (1.6 if likely else 0.95)

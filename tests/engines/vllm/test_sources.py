@@ -8,8 +8,21 @@ from pathlib import Path
 from rest_store.live.live_datastore import LiveDatastore
 from tests.engines.vllm.engine import IN_VLLM, Request, answers, counted, engine
 from tests.shared.live import until
+from tests.shared.services import running
 
 pytestmark = IN_VLLM
+
+
+def test_a_service_that_dies_costs_drafts_and_no_text(
+    model: Path, datastore: Path, requests: list[Request], texts: list[list[int]]
+) -> None:
+    settings = {"drafting": "remote", "source_timeout": 60}
+    with running(datastore) as service, engine(model, settings | {"datastores": [service.target]}) as llm:
+        assert answers(llm, requests[:4]) == texts[:4]
+        drafted = counted(llm, "spec_decode_num_accepted_tokens")
+        assert drafted > 0
+        service.kill()
+        assert answers(llm, requests) == texts
 
 
 def test_answers_are_remembered(model: Path, requests: list[Request], texts: list[list[int]], tmp_path: Path) -> None:
