@@ -86,14 +86,6 @@ def test_info_fits_into_80_columns_the_most_important_first(datastore: Path, mon
     assert "2 shards" in lines[2]
 
 
-def test_numbers_and_nouns_agree(tmp_path: Path) -> None:
-    (tmp_path / "one").mkdir()
-    one = write_datastore(tmp_path / "one", Corpus(300, [[[1]]]))
-    assert "1 in 1 document\n" in run("info", one)[1]
-    assert ": valid: 1 shard, 1 token, " in run("check", one)[1]
-    assert run("query", one, "--tokens", "1")[1].startswith("match: 1 token, 1 occurrence: 1\n")
-
-
 HOSTILE = "a\x1b]0;b\x07\r\nc\x7f\x9b2J\u202ed \u00e9"
 
 

@@ -16,9 +16,8 @@ import pytest
 from click.testing import CliRunner
 
 from build_index import stages, workers
-from build_index.cli import build, summary_text
-from build_index.options import BuildSummary
-from build_index.progress import ProgressLine, StageProgress, clock, line_of
+from build_index.cli import build
+from build_index.progress import ProgressLine, StageProgress, line_of
 from build_index.staging import kept_shards
 from rest_store.cli import main
 from rest_store.datastore.manifest import Manifest
@@ -96,16 +95,6 @@ def test_quiet_prints_nothing(corpus, tokenizer, out):
     process = run_build("--corpus", corpus, "--tokenizer", tokenizer, "--out", out, "--quiet")
     assert (process.returncode, process.stdout, process.stderr) == (0, "", "")
     assert out.is_dir()
-
-
-def test_the_summary_counts_resumed_shards_and_split_documents():
-    numbers = {"documents": 5, "tokens": 100, "duplicates": 0, "skipped": {"binary": 2}, "split_documents": 1}
-    numbers["encoder"] = "fastokens 1"
-    shards = {"shards": 3, "resumed_shards": 2, "shard_positions": 50, "size": 550, "bytes_per_token": 5.5}
-    text = summary_text(BuildSummary(out="ds", **numbers, **shards, seconds=75, stage_seconds={"read": 61}))
-    assert "5 (0 exact duplicates dropped, 2 binary, 1 split)" in text
-    assert "3 (2 resumed)" in text
-    assert "1:15 (read 1:01; sorting overlaps)" in text
 
 
 def test_options_reach_the_build(tokenizer, out, tmp_path):
@@ -332,16 +321,6 @@ def test_a_line_shows_share_amount_rate_and_time_left():
     assert line == "sorting    100% 2.5 M tokens, 2.5 M tokens/s"
     assert line_of(StageProgress("tokenizing", 999, None, "tokens", 0.0)) == "tokenizing 999 tokens"
     assert line_of(StageProgress("sorting", 0, 10, "tokens", 0.0)) == "sorting      0% 0 tokens"
-
-
-def test_durations_are_formatted():
-    assert [clock(seconds) for seconds in (0, 59.6, 61, 3600, 86_399)] == [
-        "0:00",
-        "1:00",
-        "1:01",
-        "1:00:00",
-        "23:59:59",
-    ]
 
 
 def test_a_stage_is_written_over_itself_below_the_one_before(monkeypatch):

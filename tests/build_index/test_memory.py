@@ -14,7 +14,7 @@ from build_index.memory import (
     plan_memory,
     resident_bytes,
 )
-from build_index.size import parse_size, size_text
+from build_index.size import parse_size
 from build_index.suffix_array import max_positions, peak_bytes
 from rest_store.datastore.memory import available_bytes
 from rest_store.errors import BuildError, MemoryBudgetError
@@ -88,16 +88,6 @@ def test_sizes_are_parsed(text, size):
 def test_text_that_is_not_a_size_is_refused(text):
     with pytest.raises(MemoryBudgetError, match=r"--memory: size is '.*', expected a size such as 8G or 512M"):
         parse_size(text)
-
-
-def test_sizes_are_formatted():
-    assert [size_text(size) for size in (0, 1023, 1536, 5 << 30, 3 << 40)] == [
-        "0 bytes",
-        "1023 bytes",
-        "1.5 KiB",
-        "5.0 GiB",
-        "3.0 TiB",
-    ]
 
 
 MEMINFO = "MemTotal:  2000 kB\nMemAvailable:  1000 kB\n"

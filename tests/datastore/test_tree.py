@@ -88,15 +88,6 @@ def test_equal_trees_are_those_of_equal_content(one: Lists, other: Lists, length
     assert tree != one
 
 
-@given(trees())
-def test_from_packed(lists: Lists) -> None:
-    tree = TokenTree(*lists, match=SuffixMatch(2, 5))
-    again = TokenTree.from_packed(tree.packed, (2, 5))
-    assert again == tree
-    assert again.match == SuffixMatch(2, 5)
-    assert (again.tokens.tolist(), again.parents.tolist(), again.counts.tolist()) == lists
-
-
 def test_arrays_are_read_only() -> None:
     tree = TokenTree([1, 2], [-1, 0], [3, 2])
     for column in (tree.tokens, tree.parents, tree.depths, tree.counts):
