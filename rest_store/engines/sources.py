@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from rest_store.service.client.client import DatastoreClient
 
 _CONNECT_SECONDS = 2.0
+_CLIENT_SECONDS = 0.1  # of a step, which waits for `source_timeout` at most
 
 
 class EngineSources:
@@ -96,6 +97,7 @@ class EngineSources:
         """Open what is at `place`; as a client of its service, if that is wanted or there is no copy yet."""
         access = settings.access() if is_location(place) else {}
         client = access | {"tokenizer": self._identity, "namespace": settings.namespace if is_remembered else ""}
+        client["timeout"] = max(_CLIENT_SECONDS, settings.source_timeout)  # or the client would wait for less
         if settings.drafting == "remote" and is_location(place):
             return _client(place, client, log)
         try:

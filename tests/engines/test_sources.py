@@ -129,9 +129,8 @@ def test_a_service_drafts(tmp_path: Path, drafting: str) -> None:
         assert len(made.stores) == (drafting == "local")
         accepted, errors = drafted(made)
     assert accepted[service.target] > 0
-    assert set(errors) <= {"source"}, "a busy machine's service may be late"
+    assert errors == {}
     if drafting == "local":
-        assert errors == {}
         assert drafted(opened(datastores=[service.target], **settings)) == (accepted, {})
 
 
