@@ -373,11 +373,9 @@ class FetchRequest(_message.Message):
     def __init__(self, datastore: _Optional[str] = ..., file: _Optional[str] = ..., offset: _Optional[int] = ..., build: _Optional[str] = ...) -> None: ...
 
 class FetchResponse(_message.Message):
-    __slots__ = ("data", "checksum", "size")
+    __slots__ = ("data", "checksum")
     DATA_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
-    SIZE_FIELD_NUMBER: _ClassVar[int]
     data: bytes
     checksum: int
-    size: int
-    def __init__(self, data: _Optional[bytes] = ..., checksum: _Optional[int] = ..., size: _Optional[int] = ...) -> None: ...
+    def __init__(self, data: _Optional[bytes] = ..., checksum: _Optional[int] = ...) -> None: ...

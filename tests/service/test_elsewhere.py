@@ -344,8 +344,8 @@ def test_a_replica_of_a_service_that_lies_keeps_what_it_has_and_says_why(lie: st
 
 
 def test_pieces_that_cannot_be_are_named() -> None:
-    sound = pb.FetchResponse(data=b"abc", checksum=zlib.crc32(b"abc"), size=3).SerializeToString()
-    broken = pb.FetchResponse(data=b"abd", checksum=zlib.crc32(b"abc"), size=3).SerializeToString()
+    sound = pb.FetchResponse(data=b"abc", checksum=zlib.crc32(b"abc")).SerializeToString()
+    broken = pb.FetchResponse(data=b"abd", checksum=zlib.crc32(b"abc")).SerializeToString()
     large = bytes(1 << 20)
     endless = pb.FetchResponse(data=large, checksum=zlib.crc32(large)).SerializeToString()
     for sent, fragment in (([sound, broken], "checksum"), ([b"\xff"], "malformed"), ([endless] * 999, "endless")):

@@ -38,7 +38,7 @@ class Copies:
             raise FetchError(describe("request", "offset", offset, f"at most {size}"))
         while True:
             piece = content[offset : offset + _PIECE_BYTES]
-            yield await self._executor.run(partial(_message, served, piece, size), small=False)
+            yield await self._executor.run(partial(_message, served, piece), small=False)
             offset += len(piece)
             if offset >= size:
                 return
@@ -66,7 +66,7 @@ def _content(served: HostedDatastore, name: str, build: str) -> memoryview:
     raise FetchError(describe("service", f"file {name[:80]!r} of {where}", "absent", "one of its manifest"))
 
 
-def _message(served: HostedDatastore, piece: memoryview, size: int) -> bytes:
+def _message(served: HostedDatastore, piece: memoryview) -> bytes:
     with reading([served]):
         checksum = zlib.crc32(piece)  # first: it waits for a disk without the GIL
-        return pb.FetchResponse(data=bytes(piece), checksum=checksum, size=size).SerializeToString()
+        return pb.FetchResponse(data=bytes(piece), checksum=checksum).SerializeToString()
