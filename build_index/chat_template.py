@@ -12,9 +12,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from build_index.errors import first_line
 from build_index.path import local_path
-from rest_store.errors import CorpusError, TokenizerLoadError, describe
+from rest_store.errors import CorpusError, TokenizerLoadError, describe, first_line
 
 if TYPE_CHECKING:
     import jinja2

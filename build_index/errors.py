@@ -12,10 +12,7 @@ from rest_store.errors import (
     OutputError,
     RestStoreError,
     describe,
-    first_line,
 )
-
-__all__ = ["first_line", "output_errors", "read_error"]
 
 
 @contextmanager

@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import rest_store
-from build_index.errors import first_line
 from build_index.path import local_path
 from build_index.shard_sorter import sort_shard
 from build_index.size import size_text
 from build_index.slices import Setup, Slice, SliceReport, tokenize
 from build_index.target_tokenizer import EncoderError
 from build_index.workers import Workers, prepare
-from rest_store.errors import ClusterError, MemoryBudgetError, RestStoreError, WorkerError, describe
+from rest_store.errors import ClusterError, MemoryBudgetError, RestStoreError, WorkerError, describe, first_line
 from rest_store.loading.remote_files import scheme_of
 
 _CONNECT_SECONDS = 10

@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 
 from build_index.chat_template import ChatTemplate
 from build_index.documents import Document, well_formed
-from build_index.errors import first_line
 from rest_store.datastore.tokenizer import TokenizerIdentity
-from rest_store.errors import CorpusError, TokenizerLoadError, describe
+from rest_store.errors import CorpusError, TokenizerLoadError, describe, first_line
 
 if TYPE_CHECKING:
     import fastokens

@@ -13,8 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO, cast
 
-from build_index.errors import first_line
-from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError, RestStoreError, describe
+from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError, RestStoreError, describe, first_line
 from rest_store.loading.remote_files import file_system, scheme_of
 
 GZIP_MAGIC = b"\x1f\x8b"

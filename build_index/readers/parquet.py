@@ -7,10 +7,9 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 from build_index.documents import Document
-from build_index.errors import first_line
 from build_index.readers.records import CONVERSATION_FIELDS, KNOWN_FIELDS, TEXT_FIELDS, RecordReader
 from build_index.size import size_text
-from rest_store.errors import CorpusFormatError, MemoryBudgetError, RestStoreError, describe
+from rest_store.errors import CorpusFormatError, MemoryBudgetError, RestStoreError, describe, first_line
 
 PARQUET_MAGIC = b"PAR1"
 _ROWS = 64  # held at once
