@@ -178,6 +178,18 @@ def test_the_table_of_vllm() -> None:
         assert cells[4] == (nodes if shown != "vLLM's n-gram lookup" else "")
 
 
+def test_the_figures_of_replicas() -> None:
+    measured = results("live_fleet")["fleet"]
+    names = ("complete_s", "seen_median_ms", "seen_p99_ms", "documents_per_s", "added_per_s")
+    shown = re.findall(
+        r"[\d.,]*\d(?= s\.| ms| at the| documents of|\.$)",
+        section(BENCHMARKS, "Live datastores").partition("**Replicas**")[2].strip(),
+    )
+    assert [float(figure.replace(",", "")) for figure in shown] == pytest.approx(
+        [measured[name] for name in names], rel=0.01
+    )
+
+
 def test_the_table_of_sglang() -> None:
     shown = rows(PAGES["docs/how-to/sglang.md"].partition("### Against SGLang's own n-gram lookup")[2])
     trees, chains, *lookups = (f"{row['M']:.2f}" for row in results("sglang")["rows"])
