@@ -54,6 +54,7 @@ class Measured(EXAMPLE["Rollouts"]):  # type: ignore[misc]
 
     Attributes:
         seconds: of the processor, which other work on the machine does not change.
+        prompts: of the samples.
         samples: all of them, in order.
         passes: forward passes.
     """
@@ -61,6 +62,7 @@ class Measured(EXAMPLE["Rollouts"]):  # type: ignore[misc]
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self.seconds: dict[int, float] = defaultdict(float)
+        self.prompts: dict[int, list[list[int]]] = defaultdict(list)
         self.samples: dict[int, list[list[int]]] = defaultdict(list)
         self.passes: dict[int, int] = defaultdict(int)
 
@@ -70,9 +72,18 @@ class Measured(EXAMPLE["Rollouts"]):  # type: ignore[misc]
         with passes_of(trainer.model) as passes, rest_store.prepacked_weights(trainer.model):
             rollouts = super().__call__(prompts, trainer)
         self.seconds[epoch] += time.process_time() - began
+        self.prompts[epoch] += rollouts["prompt_ids"]
         self.samples[epoch] += rollouts["completion_ids"]
         self.passes[epoch] += len(passes)
         return rollouts
+
+    def write_samples(self, directory: Path) -> None:
+        """Write the samples of each epoch to a file, `epoch-N.jsonl`, as recordings for `rest-store bench replay`."""
+        directory.mkdir(parents=True, exist_ok=True)
+        for epoch, samples in self.samples.items():
+            rows = zip(self.prompts[epoch], samples, strict=True)
+            lines = [json.dumps({"prompt": prompt, "output": output}) for prompt, output in rows]
+            (directory / f"epoch-{epoch}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 @contextmanager
@@ -120,6 +131,7 @@ def train(model: str, questions: list[str], config: Any, rows: int, drafts: str)
 @click.option("--epochs", metavar="N", default=4, help="How often each question is sampled for.")
 @click.option("--max-new-tokens", metavar="N", default=64, help="Of a sample.")
 @click.option("--learning-rate", metavar="RATE", default=1e-5, help="Of the training.")
+@click.option("--samples", "directory", metavar="DIR", type=PATH, help="Folder for the samples of the last way.")
 @click.option("--way", "ways", multiple=True, type=click.Choice(list(WAYS)), default=list(WAYS), help="Repeatable.")
 @result_options
 def main(
@@ -130,15 +142,16 @@ def main(
     epochs: int,
     max_new_tokens: int,
     learning_rate: float,
+    directory: Path | None,
     ways: tuple[str, ...],
     out: Destination,
 ) -> None:
     torch.set_num_threads(1)
     asked, results = questions_of(questions, category, number), {}
     for way in ways:
-        with tempfile.TemporaryDirectory() as directory:
+        with tempfile.TemporaryDirectory() as checkpoints:
             config = trl.GRPOConfig(
-                directory,
+                checkpoints,
                 num_generations=GROUP,
                 per_device_train_batch_size=GROUP,
                 num_train_epochs=epochs,
@@ -164,6 +177,8 @@ def main(
             "samples": hashlib.sha256(json.dumps(samples).encode()).hexdigest()[:16],
         }
         click.echo(json.dumps({way: results[way]}), err=True)
+    if directory is not None:
+        rollouts.write_samples(directory)
     write_result(out, "rollouts", click.get_current_context().params, ("torch", "transformers", "trl"), results)
 
 

@@ -65,7 +65,7 @@ def test_the_first_screen() -> None:
     assert session["identical"] == 1
     remembered = {
         (row["datastores"], row["remembered"]): row["M"]
-        for row in results("live_traces")["rows"][:100]
+        for row in results("live_traces")["known"]
         if row["nodes"] == 16
     }
     others = "the recycled logits of all others, no live datastore"
@@ -112,7 +112,7 @@ def test_the_table_of_remembering() -> None:
     table = rows(BENCHMARKS.partition("### Remembering what the model wrote")[2])
     names = {"recycled logits of all others alone": "the recycled logits of all others, no live datastore"}
     measured = {
-        (one["remembered"], one["nodes"], one["datastores"]): one["M"] for one in results("live_traces")["rows"]
+        (one["remembered"], one["nodes"], one["datastores"]): one["M"] for one in results("live_traces")["known"]
     }
     for shown, cells in table.items():
         name = names.get(shown, shown)
@@ -179,7 +179,7 @@ def test_the_table_of_vllm() -> None:
 
 
 def test_the_figures_of_replicas() -> None:
-    measured = results("live_fleet")["fleet"]
+    measured = results("live_datastore")["fleet"]
     names = ("complete_s", "seen_median_ms", "seen_p99_ms", "documents_per_s", "added_per_s")
     shown = re.findall(
         r"[\d.,]*\d(?= s\.| ms| at the| documents of|\.$)",
