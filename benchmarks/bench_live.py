@@ -5,7 +5,8 @@
   documents. For comparison, a frozen datastore of the documents that it had at the beginning is queried, alone before
   and in turns meanwhile.
 - fleet: a service of it and replicas: until a document added at one is drafted from at another, until a new replica is
-  complete, and documents a second through the service with 8 replicas in processes of their own.
+  complete, steps of a session from one in turns with those from a local copy, which nobody adds to, and documents a
+  second through the service with 8 replicas in processes of their own.
 
 Documents are pieces of those of --datastore.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -56,6 +58,19 @@ with LiveDatastore.open(location, cache=cache) as replica:
     while replica.info().document_count < int(documents):
         replica.wait_for_change(replica.newest_change, 1.0)
     print(time.process_time() - began)
+"""
+TURNS = 20  # of steps from a replica
+RATE = 100  # documents a second that are added while a replica is asked
+ADD = """
+import sys, time
+import numpy as np
+from rest_store.service.client.client import DatastoreClient
+target, name, documents, rate = sys.argv[1:]
+with DatastoreClient(target, datastore=name) as client:
+    for number, document in enumerate(np.load(documents)):
+        began = began if number else time.monotonic()
+        time.sleep(max(0.0, began + number / float(rate) - time.monotonic()))
+        client.add([document])
 """
 Asking = Callable[[Store, list[list[int]]], list[float]]  # queries a store after contexts: the microseconds of each
 
@@ -241,6 +256,7 @@ def measure_fleet(source: Source, place: Path, tokens: int, additions: int) -> d
     with LiveDatastore.open(directory, tokenizer=source.tokenizer) as live:
         live.add(source.documents(tokens // SIZE))
         live.compact()
+    shutil.copytree(directory, place / "local")
     command = [sys.executable, "-m", "rest_store", "serve", "--live", f"chat={directory}", "--listen", "127.0.0.1:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
         assert service.stdout is not None
@@ -251,6 +267,7 @@ def measure_fleet(source: Source, place: Path, tokens: int, additions: int) -> d
                 while one.info().token_count < tokens // SIZE * SIZE:
                     one.wait_for_change(one.newest_change, 1.0)
                 complete = time.perf_counter() - began
+                asked = measure_steps(source, place, one, location, service)
                 with LiveDatastore.open(location, cache=place / "two") as two:
                     while two.newest_change < one.newest_change:
                         two.wait_for_change(two.newest_change, 1.0)
@@ -263,8 +280,40 @@ def measure_fleet(source: Source, place: Path, tokens: int, additions: int) -> d
         "complete_s": round(complete, 2),
         "seen_median_ms": figures["median"],
         "seen_p99_ms": figures["p99"],
+        **asked,
         **following,
     }
+
+
+def measure_steps(
+    source: Source, place: Path, replica: LiveDatastore, location: str, service: subprocess.Popen[str]
+) -> dict[str, float]:
+    """Time steps from a replica and a local copy in turns: while nothing happens, the service is stopped, and grows."""
+    ask, (target, _, name) = steps(16), location.partition("/")
+    np.save(place / "added.npy", np.stack(source.documents(100 * RATE)))
+    command = [sys.executable, "-c", ADD, target, name, str(place / "added.npy"), str(RATE)]
+    with LiveDatastore.open(place / "local", read_only=True) as local:
+
+        def turns(state: str) -> dict[str, float]:
+            stores = {"local": local, "replica": replica}
+            times: dict[str, list[float]] = {where: [] for where in stores}
+            for turn in range(TURNS):
+                for where in sorted(stores, reverse=turn % 2 == 1):
+                    times[where] += ask(stores[where], source.contexts(SESSIONS))
+            parts = {where: percentiles(of) for where, of in times.items()}
+            return {f"{where}_{state}_{part}_us": of[part] for where, of in parts.items() for part in ("median", "p99")}
+
+        replica.compact()
+        turns("warm-up")
+        figures = turns("idle")
+        service.send_signal(signal.SIGSTOP)
+        figures |= turns("stopped")
+        service.send_signal(signal.SIGCONT)
+        with subprocess.Popen(command) as adding:
+            replica.wait_for_change(replica.newest_change, 30.0)
+            figures |= turns("growing")
+            adding.kill()
+    return figures
 
 
 def add_and_wait(one: LiveDatastore, two: LiveDatastore, document: npt.NDArray[np.int32]) -> None:
