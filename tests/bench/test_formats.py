@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from rest_store.bench.beside_head import beside_heads, replay_beside
 from rest_store.bench.cost_model import Batch, CostModel, DrafterCosts
-from rest_store.bench.other_drafters import replay_other
+from rest_store.bench.recorded_drafters import beside_heads, replay_beside, replay_other
 from rest_store.bench.recordings import Recording, read_recordings
 from rest_store.bench.replay import replay
 from rest_store.cli import main

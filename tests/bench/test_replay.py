@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from contextlib import closing
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -81,11 +81,8 @@ def test_walking_accepts_the_path_and_one_token() -> None:
             assert top_k is None
             self.last = int(tokens[-1])
 
-        def close(self) -> None:
-            pass
-
-    def opening(prompt: Any) -> closing[NextTokens]:
-        return closing(NextTokens(prompt))
+    def opening(prompt: Any) -> nullcontext[NextTokens]:
+        return nullcontext(NextTokens(prompt))
 
     times: list[float] = []
     assert walk([recording], opening, max_nodes=2, times=times).steps == len(times) == 4  # 3 + 3 + 3 + 1 tokens
@@ -137,7 +134,7 @@ def test_a_fitted_calibration_beats_the_rules_and_is_calibrated(folder: Path) ->
     assert outcome.tokens == sum(one.output.size for one in held)
     assert (
         outcome.mean_accepted
-        > walk(held, lambda prompt: closing(RestRule([store], prompt)), max_nodes=16).mean_accepted
+        > walk(held, lambda prompt: nullcontext(RestRule([store], prompt)), max_nodes=16).mean_accepted
     )
     assert outcome.calibration_error < 0.03
     rows = measure(held, {"ds": store}, fitted, budgets=(16,))

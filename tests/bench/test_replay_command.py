@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +66,8 @@ def test_outputs_and_prompts_may_be_empty_and_outside_the_vocabulary(folder: Pat
         recording(LINE[:7], [3, 4, 70_000, 3, 4, 5], "leaving"),
     ]
     for outcome in (
-        walk(odd, lambda prompt: closing(RestRule([store], prompt)), max_nodes=24),
-        walk(odd, lambda prompt: closing(PromptLookupRule(prompt)), max_nodes=10),
+        walk(odd, lambda prompt: nullcontext(RestRule([store], prompt)), max_nodes=24),
+        walk(odd, lambda prompt: nullcontext(PromptLookupRule(prompt)), max_nodes=10),
         replay(odd, [PromptLookup(), store], calibration),
     ):
         assert outcome.families.keys() == {"unprompted", "outside", "leaving"}
