@@ -1,4 +1,4 @@
-"""Other people's rules for drafting, and sessions merged as those of services are, to compare draft sessions with.
+"""Other people's rules for drafting, to compare draft sessions with.
 
 Each has the methods of a `DraftSession` that replays call.
 """

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
+import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -198,6 +201,9 @@ def test_the_commands_fit_and_report(folder: Path, tmp_path: Path) -> None:
     assert facts["fitted"] + facts["reported"] == 40
     assert [row["calibration"] for row in facts["rows"]] == ["default", "default", "fitted", "fitted"]
     assert Calibration.load(out).provenance["trees"] == 20
+    words = ["-m", "rest_store", "calibrate", *common, "--out", str(tmp_path / "again"), "--trees", "20"]
+    subprocess.run([sys.executable, *words], check=True, env={**os.environ, "PYTHONHASHSEED": "1"})
+    assert (tmp_path / "again").read_bytes() == out.read_bytes(), "in any process"
     result = tmp_path / "quality.json"
     options = ["--calibration", str(out), "--max-nodes", "8", "--out", str(result)]
     done = CliRunner().invoke(main, ["bench", "replay", *common, *options])

@@ -18,8 +18,6 @@ from tests.shared.services import PATIENCE
 from tests.shared.strategies import Corpus, identity, write_datastore
 from tests.shared.tiny import VOCABULARY
 
-Texts = list[list[int]]
-
 
 def nonsense(chance: random.Random) -> Any:
     """Something that is no tree to verify."""
@@ -36,7 +34,7 @@ class Source:
     It drafts how known texts go on, in right trees and in wrong ones, and fails at times in the ways of `faults`.
     """
 
-    def __init__(self, texts: Texts, chance: random.Random, faults: frozenset[str]) -> None:
+    def __init__(self, texts: list[list[int]], chance: random.Random, faults: frozenset[str]) -> None:
         self.texts, self.chance, self.faults = texts, chance, faults
         self.context: list[int] = []
         self.max_nodes = 0
@@ -104,7 +102,7 @@ class Source:
         self.raise_at_times()
 
 
-def some_datastore(chance: random.Random, texts: Texts, directory: Path) -> rest_store.Datastore:
+def some_datastore(chance: random.Random, texts: list[list[int]], directory: Path) -> rest_store.Datastore:
     """A datastore of pieces of the texts and of noise."""
     documents = []
     for text in texts:
@@ -119,7 +117,7 @@ def some_datastore(chance: random.Random, texts: Texts, directory: Path) -> rest
     return rest_store.Datastore.open(write_datastore(place, Corpus(VOCABULARY, shards)))
 
 
-def some_drafter(chance: random.Random, texts: Texts, directory: Path, target: str) -> tuple[str, list[Any]]:
+def some_drafter(chance: random.Random, texts: list[list[int]], directory: Path, target: str) -> tuple[str, list[Any]]:
     """Return what goes into `drafter`, in words and as it is.
 
     Args:
