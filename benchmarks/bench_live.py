@@ -34,7 +34,7 @@ import numpy as np
 import numpy.typing as npt
 from timing import percentiles, time_each
 
-from rest_store.bench.options import Destination, result_options, seed_option
+from rest_store.bench.options import Destination, result_options
 from rest_store.bench.results import write_result
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.store import Store
@@ -81,12 +81,12 @@ PARTS = ("add", "queries", "fleet")
 class Source:
     """Documents cut from those of a datastore."""
 
-    def __init__(self, path: Path, seed: int) -> None:
+    def __init__(self, path: Path) -> None:
         store = Datastore.open(path)
         symbols = np.concatenate([shard.tokens.symbols() for shard in store.shards])
         self.tokenizer = store.tokenizer
         self.tokens = symbols[symbols < store.vocabulary_size].astype(np.int32)
-        self.random = np.random.default_rng(seed)
+        self.random = np.random.default_rng(0)
 
     def documents(self, count: int, size: int = SIZE) -> list[npt.NDArray[np.int32]]:
         """Return pieces from random places."""
@@ -109,22 +109,18 @@ class Source:
 @click.option(
     "--part", "parts", multiple=True, type=click.Choice(PARTS), default=PARTS, help="What is measured. Repeatable."
 )
-@click.option("--work", metavar="DIR", type=PATH, show_default="a temporary one", help="Folder for what is written.")
-@seed_option
 @result_options
 def main(
     datastore: Path,
     tokens: int,
     rounds: int,
     parts: tuple[str, ...],
-    work: Path | None,
-    seed: int,
     out: Destination,
 ) -> None:
-    source = Source(datastore, seed)
+    source = Source(datastore)
     results: dict[str, Any] = {"document": SIZE, "tokens": tokens}
     gc.disable()
-    with tempfile.TemporaryDirectory(dir=work) as folder:
+    with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         measures: dict[str, Callable[[], dict[str, Any]]] = {
             "add": lambda: show("add", measure_adding(source, place, 200 * rounds)),
@@ -132,8 +128,7 @@ def main(
             "fleet": lambda: show("fleet", measure_fleet(source, place, tokens, 20 * rounds)),
         }
         results |= {part: measures[part]() for part in parts}
-    parameters = {**click.get_current_context().params, "work": None}
-    write_result(out, "live_datastore", parameters, ("numpy", "pydivsufsort"), results)
+    write_result(out, "live_datastore", click.get_current_context().params, ("numpy", "pydivsufsort"), results)
 
 
 def show(name: str, figures: dict[str, Any]) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from rest_store.bench.options import (
     tokenizer_option,
 )
 from rest_store.bench.recordings import Recording, identity_of_texts, read_all, remembered, unfitted
-from rest_store.bench.remembering import add_outputs, new_live_datastore
+from rest_store.bench.remembering import in_turn, new_live_datastore
 from rest_store.bench.replay import Outcome, fresh, replay, walk
 from rest_store.bench.results import write_result
 from rest_store.datastore.tokenizer import TokenizerIdentity
@@ -123,9 +123,6 @@ class DejavuuRequest:
             self._observed += len(rows)
         self._drafter.update(tokens.tolist())
 
-    def close(self) -> None:
-        """Do nothing: the next request begins by itself."""
-
 
 def suffix_decoding(known: Sequence[Recording], settings: Mapping[str, Any]) -> Opening:
     """Return what begins requests to a cache that knows these outputs."""
@@ -149,7 +146,7 @@ def dejavuu(known: Sequence[Recording], method: str, width: int, vocabulary_size
     for text in texts if not DRAFTERS[method].needs_datastore else ():
         drafter.reset(text)
         drafter.propose(text, len(text), 1)
-    return lambda prompt: contextlib.closing(DejavuuRequest(drafter, width, vocabulary_size, prompt))
+    return lambda prompt: contextlib.nullcontext(DejavuuRequest(drafter, width, vocabulary_size, prompt))
 
 
 def peers(
@@ -162,7 +159,7 @@ def peers(
         packages: that are installed.
         likely: ids of the vocabulary, if recordings have likely tokens; 0: they have none.
     """
-    yield "prompt lookup, 3-gram", lambda: lambda prompt: contextlib.closing(PromptLookupRule(prompt))
+    yield "prompt lookup, 3-gram", lambda: lambda prompt: contextlib.nullcontext(PromptLookupRule(prompt))
     if "arctic-inference" in packages:
         for factor in FACTORS:
             for tree in (True, False):
@@ -236,16 +233,15 @@ def remembering(
     nodes: int,
 ) -> dict[str, Any]:
     """Return the figures of sessions with a live datastore that remembers `known`, and each recording in turn."""
-    everything, times, outcomes = [*known, *recordings], [], []
-    calibration = Calibration.default()
+    times: list[float] = []
     with new_live_datastore(tokenizer) as live:
-        add_outputs(live, range(len(known)), everything)
         own = [*fresh(sources), live]  # logits of an earlier row would know these recordings
-        for number in range(len(known), len(everything)):
-            one = [everything[number]]
-            outcomes.append(replay(one, own, calibration, max_nodes=nodes, share_logits=True, times=times))
-            add_outputs(live, [number], everything)
-    return figures_of(Outcome.sum_of(outcomes), times)
+        outcome = Outcome.sum_of(
+            replay([one], own, Calibration.default(), max_nodes=nodes, share_logits=True, times=times)
+            for one, before in in_turn([*known, *recordings], live)
+            if len(before) >= len(known)
+        )
+    return figures_of(outcome, times)
 
 
 def figures_of(outcome: Outcome, times: Sequence[float]) -> dict[str, Any]:

@@ -14,8 +14,12 @@ are cores.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.synchronize import Barrier
@@ -24,7 +28,6 @@ from typing import Any
 
 import click
 import numpy as np
-from serving import TIMEOUT, serving
 from timing import percentiles
 from walks import CONTEXT, Walk, long_walks
 
@@ -34,7 +37,6 @@ from rest_store.bench.options import (
     datastores_option,
     every_option,
     recordings_option,
-    require_datastores,
     result_options,
 )
 from rest_store.bench.recordings import read_recordings, split
@@ -46,6 +48,7 @@ from rest_store.service.client.client import DatastoreClient
 
 NODES = (16, 64)
 SESSIONS = 16  # at once
+TIMEOUT = 60.0  # seconds for an answer: a busy machine must not end a measurement
 Sources = Sequence[object]
 
 
@@ -66,7 +69,6 @@ def main(
     seconds: float,
     out: Destination,
 ) -> None:
-    require_datastores(datastores, "bench_service.py")
     others, held_out = split([one for path in recordings for one in read_recordings(path)], "bench_service.py")
     walks = long_walks(held_out[::every], others)
     stores = list(open_datastores(datastores).values())
@@ -86,6 +88,26 @@ def main(
             results[f"{nodes} nodes"] = steps_in_turns(ways, walks, nodes)
         results["at once"] = at_once({"in process": datastores, "service, Unix socket": unix}, walks, seconds)
     write_result(out, "service", click.get_current_context().params, ("grpcio", "protobuf", "numpy"), results)
+
+
+@contextlib.contextmanager
+def serving(directories: Sequence[Path], *others: str) -> Iterator[list[str]]:
+    """Serve `directories` by their numbers; yield the addresses, and end the service afterwards.
+
+    Args:
+        directories: of datastores.
+        others: addresses to listen on besides a Unix socket, which is the last.
+    """
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="rest-store-"))
+        named = [f"{number}={directory}" for number, directory in enumerate(directories)]
+        listen = [word for address in (*others, f"unix:{folder}/socket") for word in ("--listen", address)]
+        command = [sys.executable, "-m", "rest_store", "serve", *named, *listen]
+        process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+        stack.callback(process.terminate)
+        assert process.stdout is not None
+        lines = list(itertools.takewhile(lambda line: not line.startswith("ready"), process.stdout))
+        yield [line.split()[-1] for line in lines if line.startswith("listening on ")]
 
 
 @contextlib.contextmanager

@@ -44,7 +44,7 @@ from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.live.live_datastore import LiveDatastore
-from rest_store.options import PATH, SETTINGS, Decorator, json_option
+from rest_store.options import PATH, SETTINGS, Decorator
 
 
 class Job(NamedTuple):
@@ -65,6 +65,7 @@ class Job(NamedTuple):
     budgets: Sequence[tuple[int, int]] = ((24, 0),)
 
 
+_RATE = 0.1  # of learning
 _TWICE = ((24, 0), (64, 1))
 _THRICE = ((24, 0), (24, 2), (64, 1))
 
@@ -129,10 +130,8 @@ def required(name: str, metavar: str, help_text: str) -> Decorator[Any]:
 )
 @click.option("--live-only", is_flag=True, help="Fit only the trees of steps with a live datastore; keep the others.")
 @click.option("--trees", metavar="N", default=500, help="Number of boosted trees.")
-@click.option("--rate", metavar="SHARE", default=0.1, help="Learning rate.")
 @click.option("--row-share", metavar="SHARE", default=0.35, help="Share of the places that each tree is fitted to.")
 @every_option
-@json_option
 def main(
     recordings: tuple[Path, ...],
     answers: Path,
@@ -144,10 +143,8 @@ def main(
     start: Path | None,
     live_only: bool,
     trees: int,
-    rate: float,
     row_share: float,
     every: int,
-    as_json: bool,
 ) -> None:
     code, chats, without = (Datastore.open(path) for path in (python, chat, chat_without))
     encode = encoder(code, None)
@@ -192,17 +189,15 @@ def main(
         "start": "default" if start is None else start.name,
         "live only": live_only,
         "trees": trees,
-        "rate": rate,
+        "rate": _RATE,
         "row share": row_share,
     }
     calibration = Calibration.default() if start is None else Calibration.load(start)
-    options = {"trees": trees, "rate": rate, "row_share": row_share}
+    options = {"trees": trees, "rate": _RATE, "row_share": row_share}
     gbdt = calibration.native.gbdt if live_only else fitted(frozen, calibration, code.tokenizer, **options)
     live_gbdt = fitted(with_live, calibration, code.tokenizer, **options)
     calibration = Calibration(gbdt, provenance=provenance, live_gbdt=live_gbdt)
     calibration.save(out)
-    if as_json:
-        print(json.dumps({"out": str(out), "provenance": provenance}))
 
 
 def fitted(jobs: Sequence[Job], guide: Calibration, tokenizer: TokenizerIdentity, **options: Any) -> bytes:

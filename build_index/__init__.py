@@ -33,7 +33,6 @@ def build(
     exclude: str | Sequence[str] = (),
     max_documents: int | None = None,
     chat_template: str | os.PathLike[str] | None = None,
-    keep_duplicates: bool = False,
     shard_tokens: int | None = None,
     memory: int | str | None = None,
     workers: int | None = None,
@@ -53,7 +52,6 @@ def build(
         exclude: globs of files to skip in directories.
         max_documents: most documents of each corpus.
         chat_template: Jinja template for conversations, or a file with it; None: that of the tokenizer.
-        keep_duplicates: store exact duplicates, too.
         shard_tokens: tokens of a shard, document ends included; None: the power of two that fits into the memory.
         memory: bound on the memory of this process and its worker processes together in bytes, or as text such as "8G";
             a model loaded into it counts. None: half of the available memory.
@@ -91,7 +89,6 @@ def build(
         workers=workers,
         ray=ray,
         resume=resume,
-        keep_duplicates=keep_duplicates,
         chat_template=None if chat_template is None else os.fspath(chat_template),
     )
     build_datastore(options, progress)

@@ -31,7 +31,6 @@ def build_plan(options: BuildOptions, corpora: Sequence[Corpus], tokenizer: Targ
         "tokenizer content": text_sha256(tokenizer.to_json()),
         "chat template": template_digest(tokenizer),
         "shard_tokens": options.shard_tokens,
-        "keep_duplicates": options.keep_duplicates,
         "corpora": [json.loads(json.dumps(asdict(spec))) for spec in options.corpora],
         "corpus files": [_listing(corpus) for corpus in corpora],
         "encoder": tokenizer.encoder,

@@ -21,9 +21,9 @@ from build_index.build_plan import build_plan, program, require_same_plan, templ
 from build_index.corpus import Corpus, empty_corpora, open_corpus
 from build_index.duplicates import SeenDocuments
 from build_index.errors import output_errors
-from build_index.memory import MemoryPlan, available_budget, limit_arenas, plan_memory, resident_bytes
+from build_index.memory import MemoryPlan, limit_arenas, plan_memory, resident_bytes
 from build_index.options import BuildOptions, BuildSummary
-from build_index.progress import ProgressListener, StageProgress
+from build_index.progress import ProgressListener
 from build_index.ray_workers import RayWorkers, connected
 from build_index.shard_tokens import ShardTokens
 from build_index.slices import Setup
@@ -34,8 +34,9 @@ from build_index.tokenization import TargetTokenizer, load_tokenizer, loaded_apa
 from build_index.workers import Processes, Workers, limit_threads, usable_cores, useful_processes
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest, ShardRecord
+from rest_store.datastore.memory import available_bytes
 from rest_store.datastore.shard import Shard
-from rest_store.errors import CorpusFormatError, DatastoreError, ResumeError, describe
+from rest_store.errors import CorpusFormatError, DatastoreError, MemoryBudgetError, ResumeError, describe
 from rest_store.extras import named_extras
 
 __all__ = ["BuildOptions", "BuildSummary", "build"]
@@ -76,33 +77,14 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
     with ExitStack() as stack:
         if options.ray is not None:
             stack.enter_context(connected(options.ray))
-        tokenizer = _load_tokenizer(options, progress)
-        for corpus in corpora:
-            _import_reader(corpus)
+        tokenizer = load_tokenizer(loaded_apart(options.tokenizer), chat_template=options.chat_template)
+        if any(corpus.reader == "parquet" for corpus in corpora):
+            import pyarrow.parquet  # noqa: F401 - before the memory is divided, too
         staging = stack.enter_context(Staging(options.out))
         load_seconds = time.perf_counter() - start
         summary = _build_or_resume(options, corpora, tokenizer, staging, progress)
     seconds, stages = time.perf_counter() - start, {"load": load_seconds, **summary.stage_seconds}
     return replace(summary, seconds=seconds, stage_seconds=stages)
-
-
-def _load_tokenizer(options: BuildOptions, progress: ProgressListener | None) -> TargetTokenizer:
-    start = time.perf_counter()
-
-    def report(done: int) -> None:
-        if progress is not None:
-            progress(StageProgress("loading", done, 1, "tokenizer", time.perf_counter() - start))
-
-    report(0)
-    tokenizer = load_tokenizer(loaded_apart(options.tokenizer), chat_template=options.chat_template)
-    report(1)
-    return tokenizer
-
-
-def _import_reader(corpus: Corpus) -> None:
-    """Import the packages of a reader, so that they count before the memory is divided."""
-    if corpus.reader == "parquet":
-        import pyarrow.parquet  # noqa: F401
 
 
 def _build_or_resume(
@@ -161,9 +143,7 @@ def _build(
     shard_tokens = ShardTokens(staging.datastore, vocabulary_size, memory.shard_positions, len(corpora))
     setup = Setup(corpora, tokenizer, tokenizer.is_accelerated, staging.slices)
     with ExitStack() as stack:
-        seen = None
-        if not options.keep_duplicates:
-            seen = stack.enter_context(closing(SeenDocuments(memory.digests, staging.path)))
+        seen = SeenDocuments(memory.digests, staging.path)
         workers = stack.enter_context(closing(_workers(options, setup, memory)))
         stages = Stages(corpora, staging, shard_tokens, seen, workers, progress)
         try:
@@ -198,7 +178,6 @@ def _build(
         resumed_shards=resumed_shards,
         shard_positions=memory.shard_positions,
         size=size,
-        bytes_per_token=size / manifest.token_count,
         encoder=tokenizer.encoder,
         workers=workers.count,
         stage_seconds=stages.seconds,
@@ -211,7 +190,10 @@ def _memory(
     options: BuildOptions, corpora: list[Corpus], tokenizer: TargetTokenizer, shard_positions: int | None
 ) -> MemoryPlan:
     """Divide the memory for shards of so many positions; None: as many as fit."""
-    budget = available_budget() // 2 if options.memory is None else options.memory
+    if (budget := options.memory) is None:
+        if (available := available_bytes()) is None:
+            raise MemoryBudgetError("build: the available memory is unknown (no /proc/meminfo); set --memory SIZE")
+        budget = available // 2
     most = options.workers or usable_cores()
     workers = 0 if options.ray is not None else useful_processes(most, corpora)
     vocabulary_size = tokenizer.identity.vocabulary_size
@@ -230,7 +212,7 @@ def _manifest(
     shards: tuple[ShardRecord, ...],
     corpora: tuple[dict[str, Any], ...],
 ) -> Manifest:
-    recorded: dict[str, Any] = {"keep_duplicates": options.keep_duplicates, "encoders": [tokenizer.encoder]}
+    recorded: dict[str, Any] = {"encoders": [tokenizer.encoder]}
     if options.shard_tokens is not None:
         recorded["shard_tokens"] = options.shard_tokens
     if any(corpus["conversations"] for corpus in corpora):

@@ -34,14 +34,6 @@ Example:
 _INTERRUPTED_STATUS = 130  # as shells report SIGINT
 
 
-class _BuildCommand(click.Command):
-    """Shows its example with the name by which it was called."""
-
-    def get_help(self, ctx: click.Context) -> str:
-        """Return what `--help` prints."""
-        return super().get_help(ctx).replace("rest-build", ctx.command_path)
-
-
 def memory_size(text: str) -> int:
     """Return the bytes of a size with K, M, G or T for powers of 1,024, or fail with a usage error."""
     try:
@@ -52,7 +44,6 @@ def memory_size(text: str) -> int:
 
 @click.command(
     "build",
-    cls=_BuildCommand,
     help=_HELP,
     context_settings=SETTINGS,
     epilog="--memory sets the size of shards. It does not affect the answers of the datastore.",
@@ -111,7 +102,6 @@ def memory_size(text: str) -> int:
 )
 @click.option("--resume", is_flag=True, help="Fail unless there is an interrupted build of this to go on with.")
 @corpus_options
-@click.option("--keep-duplicates", is_flag=True, help="Store exact duplicates, too.")
 @json_option
 @click.option("--quiet", is_flag=True, help="Print no progress and, without --json, no summary.")
 @click.version_option(rest_store.__version__)
@@ -183,7 +173,7 @@ def summary_text(summary: BuildSummary) -> str:
         "documents": f"{summary.documents:,} ({', '.join(notes)})",
         "tokens": f"{summary.tokens:,} (by {summary.encoder}{processes})",
         "shards": f"{summary.shards:,}" + (f" ({summary.resumed_shards:,} resumed)" if summary.resumed_shards else ""),
-        "size": f"{size_text(summary.size)}, {summary.bytes_per_token:.2f} bytes a token",
+        "size": f"{size_text(summary.size)}, {summary.size / summary.tokens:.2f} bytes a token",
         "time": f"{clock(summary.seconds)} ({stages}; sorting overlaps)",
         "memory": f"{size_text(summary.peak_memory)} at the peak, limit {size_text(summary.memory)}",
     }

@@ -68,7 +68,6 @@ def empty_corpora(corpora: Sequence[Corpus], without_tokens: int = 0) -> EmptyCo
     skipped = Counter({"without tokens": without_tokens})
     for corpus in corpora:
         skipped.update(corpus.counts.skipped)
-        skipped["left out by --include"] += corpus.counts.left_out
     notes = ", ".join(f"{number:,} {reason}" for reason, number in skipped.most_common() if number)
     found = f"without a text to store ({notes or 'no files'})"
     where = ", ".join(corpus.spec.path for corpus in corpora)
@@ -86,7 +85,7 @@ class Corpus:
         counts: of the current iteration.
 
     Iterating yields the documents in a fixed order, each time from the beginning and with new counts. One iteration at
-    a time; other threads may read `bytes_read` meanwhile. Can be pickled.
+    a time. Can be pickled.
 
     Iterating raises CorpusFormatError for malformed content (the message names file and line or row),
     DocumentSizeError for a record that is too large, MemoryBudgetError for a row group above `row_group_bytes`,
@@ -145,7 +144,7 @@ class Corpus:
         try:
             with read_errors(where), open_file(file.path) as opened:
                 for document in self._documents_of(opened, where, records):
-                    counts.bytes_read = before + min(opened.tell(), file.size or sys.maxsize)
+                    counts.bytes_read = before + min(opened.tell(), file.size)
                     counts.documents += 1
                     counts.conversations += document.is_conversation
                     yield document
@@ -153,22 +152,15 @@ class Corpus:
             if is_named:
                 raise
             counts.skip("vanished")
-        if file.size is not None:
-            counts.bytes_read = before + file.size
-
-    @property
-    def bytes_read(self) -> int:
-        """Bytes read so far in the current iteration, in the units of `size_hint`."""
-        return self.counts.bytes_read
+        counts.bytes_read = before + file.size
 
     @cached_property
-    def size_hint(self) -> int | None:
-        """Total bytes of the files (compressed, if they are); None if a server does not say.
+    def size(self) -> int:
+        """Total bytes of the files (compressed, if they are).
 
         The first use lists all files of a directory, which takes a while for very many.
         """
-        sizes = [file.size for file in self.files(CorpusCounts())]
-        return None if None in sizes else sum(size for size in sizes if size is not None)
+        return sum(file.size for file in self.files(CorpusCounts()))
 
     def provenance(self) -> dict[str, Any]:
         """Return what was read in the latest iteration, for the manifest.
@@ -190,7 +182,6 @@ class Corpus:
             "conversations": counts.conversations,
             "files": counts.files,
             "bytes": counts.bytes_read,
-            "split_files": counts.split_files,
             "skipped": dict(sorted(counts.skipped.items())),
             **{name: value for name, value in options.items() if value},
         }

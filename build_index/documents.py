@@ -53,13 +53,13 @@ class CorpusFile:
     Attributes:
         path: where to open it.
         relative: its path from the top of the corpus, with forward slashes; bytes that are not UTF-8 as U+FFFD.
-        size: bytes, compressed if it is; None: not known.
+        size: bytes, compressed if it is.
         version: what changes when the file is written again: its time, or the ETag of a remote file.
     """
 
     path: str
     relative: str
-    size: int | None
+    size: int
     version: str = ""
 
 
@@ -72,9 +72,7 @@ class CorpusCounts:
         conversations: conversations among them.
         files: files opened and read.
         bytes_read: bytes of these files on disk (compressed, if they are).
-        split_files: text files so large that they were read as several documents.
-        skipped: number of skipped files and documents by reason, such as `"empty"` or `"binary"`.
-        left_out: files of a directory that the globs left out.
+        skipped: number of skipped files and documents by reason, such as `"empty"` or `"left out by --include"`.
 
     Written by the iterating thread; other threads may read it for a progress bar.
     """
@@ -83,9 +81,7 @@ class CorpusCounts:
     conversations: int = 0
     files: int = 0
     bytes_read: int = 0
-    split_files: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
-    left_out: int = 0
 
     def __iadd__(self, other: CorpusCounts) -> CorpusCounts:
         """Add the counts of other files."""
@@ -93,8 +89,6 @@ class CorpusCounts:
         self.conversations += other.conversations
         self.files += other.files
         self.bytes_read += other.bytes_read
-        self.split_files += other.split_files
-        self.left_out += other.left_out
         self.skipped.update(other.skipped)
         return self
 

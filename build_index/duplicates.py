@@ -87,11 +87,6 @@ class SeenDocuments:
                 self._runs_on_disk.append(np.memmap(file, np.uint64, "r"))
             self._runs.clear()
 
-    def close(self) -> None:
-        """Free memory and disk."""
-        self._runs.clear()
-        self._runs_on_disk.clear()
-
 
 def _merged(runs: list[Digests]) -> Digests:
     merged = np.concatenate(runs)

@@ -1,11 +1,10 @@
 """The memory of a build, and the size of shard that fits into it.
 
 Resident at the peak are: the process with its packages and tokenizer; documents being read and tokenized; digests of
-documents already read; shards being sorted; and worker processes, each with its
-own packages, tokenizer and documents. The size of shards does not depend on workers, which take what is left. The bytes
-of a shard are bounded for any tokens (`suffix_array.peak_bytes`), so real text leaves some of the budget unused. A
-document is held whole; larger ones than `LARGEST_DOCUMENT_BYTES` are refused, and so are row groups of parquet files
-that need more than `decoder_bytes`.
+documents already read; shards being sorted, whose bytes are known (`suffix_array.peak_bytes`); and worker processes,
+each with its own packages, tokenizer and documents. The size of shards does not depend on workers, which take what is
+left. A document is held whole; larger ones than `LARGEST_DOCUMENT_BYTES` are refused, and so are row groups of parquet
+files that need more than `decoder_bytes`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from pathlib import Path
 from build_index.size import MIB, size_text
 from build_index.suffix_array import max_positions, peak_bytes
 from rest_store.datastore.header import MAX_POSITIONS
-from rest_store.datastore.memory import available_bytes
 from rest_store.errors import BuildError, MemoryBudgetError, describe
 
 SMALLEST_SHARD = 1 << 20  # positions, unless the user sets the size
@@ -109,18 +107,6 @@ def resident_bytes(field: str = "VmRSS") -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith(f"{field}:")), 0)
-
-
-def available_budget(root: Path = Path("/")) -> int:
-    """Return the available memory in bytes (`rest_store.datastore.memory.available_bytes`).
-
-    Raises:
-        MemoryBudgetError: it is unknown.
-    """
-    available = available_bytes(root)
-    if available is None:
-        raise MemoryBudgetError("build: the available memory is unknown (no /proc/meminfo); set --memory SIZE")
-    return available
 
 
 def limit_arenas() -> None:

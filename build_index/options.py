@@ -30,7 +30,6 @@ class BuildOptions:
     workers: int | None = None
     ray: str | None = None
     resume: bool = False
-    keep_duplicates: bool = False
     chat_template: str | None = None
 
     def __post_init__(self) -> None:
@@ -56,12 +55,11 @@ class BuildSummary:
         resumed_shards: shards that an earlier, interrupted run had tokenized.
         shard_positions: most tokens and separators of a shard.
         size: bytes of all shard files.
-        bytes_per_token: bytes for each token.
         workers: processes that read and tokenized; 1: the build's own.
         encoder: name and version of the package that tokenized.
         seconds: from start to end.
-        stage_seconds: time by stage: `load` (packages and tokenizer), `read`, `tokenize`, `sort` and `write`. Their sum
-            may exceed `seconds`: sorting and writing suffix arrays overlap the other stages, and workers each other.
+        stage_seconds: time by stage: `load` (packages and tokenizer), `read`, `tokenize` and `sort`. Their sum may
+            exceed `seconds`: sorting overlaps the other stages, and workers each other.
         memory: the bound on resident memory.
         peak_memory: peak of the resident memory of the process since it started, and of each worker process.
     """
@@ -76,7 +74,6 @@ class BuildSummary:
     resumed_shards: int
     shard_positions: int
     size: int
-    bytes_per_token: float
     encoder: str
     workers: int = 1
     seconds: float = 0.0

@@ -16,11 +16,10 @@ class StageProgress:
     """The progress of one stage.
 
     Attributes:
-        stage: `"loading"` the tokenizer, `"tokenizing"`, which includes reading, or `"sorting"` what is tokenized by
-            then.
+        stage: `"tokenizing"`, which includes reading, or `"sorting"` what is tokenized by then.
         done: so far, in `unit`.
         total: at the end, in `unit`; None: unknown.
-        unit: `"tokenizer"`, `"bytes"` of the corpora, or `"tokens"`.
+        unit: `"bytes"` of the corpora, or `"tokens"`.
         seconds: time since the stage began.
     """
 
@@ -38,12 +37,15 @@ ProgressListener: TypeAlias = Callable[[StageProgress], None]
 class ProgressLine:
     """A ProgressListener that writes a line for each stage, again and again over itself. Not thread-safe.
 
+    It begins with a line that says that the tokenizer is loaded, before there is progress.
+
     Args:
         file: the terminal.
     """
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
+        self._file.write("loading    the tokenizer\n")
         self._stage = ""
 
     @staticmethod
@@ -61,24 +63,12 @@ class ProgressLine:
 
 
 def line_of(progress: StageProgress) -> str:
-    """Return the line that shows a stage: share, amount, rate and time left; of loading the seconds."""
+    """Return the line that shows a stage: share, amount and time left."""
     done, total, seconds = progress.done, progress.total, progress.seconds
-    if progress.unit == "tokenizer":
-        return f"{progress.stage:<10} {seconds:.1f} s" if done else f"{progress.stage:<10} ..."
+    amount = size_text(done) if progress.unit == "bytes" else f"{done:,} {progress.unit}"
     share = f" {min(100, 100 * done // total):3}%" if total else ""
-    rate = f", {amount(done / seconds, progress.unit)}/s" if done and seconds else ""
     left = f", {clock(seconds * (total - done) / done)} left" if done and total and done < total else ""
-    return f"{progress.stage:<10}{share} {amount(done, progress.unit)}{rate}{left}"
-
-
-def amount(number: float, unit: str) -> str:
-    """Return a number of bytes or tokens for people."""
-    if unit == "bytes":
-        return size_text(number)
-    for divisor, letter in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if number >= divisor:
-            return f"{number / divisor:.1f}{letter} {unit}"
-    return f"{number:.0f} {unit}"
+    return f"{progress.stage:<10}{share} {amount}{left}"
 
 
 def clock(seconds: float) -> str:

@@ -43,8 +43,9 @@ def sort_shard(directory: Path, name: str, vocabulary_size: int, is_wanted: Call
         tokens.require_checksum()  # it may be from a build that was interrupted long ago
         header = tokens.header
         del tokens
-        symbols = np.fromfile(path, np.uint8, offset=HEADER_SIZE)  # a mapping would change if the file did
     try:
+        with output_errors(path):
+            symbols = np.fromfile(path, np.uint8, offset=HEADER_SIZE)  # a mapping would change if the file did
         keys, entries = sorted_suffixes(symbols, header.width, header.token_count)
     except MemoryError as error:
         size = size_text(peak_bytes(header.position_count, vocabulary_size))

@@ -100,7 +100,7 @@ def cut(corpora: Sequence[Corpus]) -> Iterator[Slice]:
     Adds to the counts of a corpus what listing and reading here finds; those of the slices with files are in their
     files.
     """
-    largest = max(SLICE_BYTES, sum(corpus.size_hint or 0 for corpus in corpora) // _LARGE_SHARE)
+    largest = max(SLICE_BYTES, sum(corpus.size for corpus in corpora) // _LARGE_SHARE)
     for index, corpus in enumerate(corpora):
         corpus.counts = CorpusCounts()
         for number, part in enumerate(_parts(corpus, largest)):
@@ -115,7 +115,7 @@ def _parts(corpus: Corpus, largest: int) -> Iterator[list[CorpusFile] | list[Doc
     files: list[CorpusFile] = []
     size = 0
     for file in corpus.files(corpus.counts):
-        is_cut = file.size is None or file.size > largest or corpus.spec.max_documents is not None
+        is_cut = file.size > largest or corpus.spec.max_documents is not None
         if files and (is_cut or size >= SLICE_BYTES or len(files) >= SLICE_FILES):
             yield files
             files, size = [], 0
@@ -125,7 +125,7 @@ def _parts(corpus: Corpus, largest: int) -> Iterator[list[CorpusFile] | list[Doc
                 return
         else:
             files.append(file)
-            size += file.size or 0
+            size += file.size
     if files:
         yield files
 

@@ -35,7 +35,7 @@ class Stages:
         corpora: what to read.
         staging: where the slices and shards are made.
         shard_tokens: writes the tokens files.
-        seen: finds duplicates; None: they are kept.
+        seen: finds duplicates.
         workers: tokenize and sort.
         listener: called with the progress; None: nobody.
 
@@ -49,7 +49,7 @@ class Stages:
         corpora: Sequence[Corpus],
         staging: Staging,
         shard_tokens: ShardTokens,
-        seen: SeenDocuments | None,
+        seen: SeenDocuments,
         workers: Workers,
         listener: ProgressListener | None = None,
     ) -> None:
@@ -153,13 +153,10 @@ class Stages:
 
     def _store(self, corpus: int, batch: TokenBatch) -> Iterator[str]:
         """Store the documents that are no duplicates; yield the name of each shard that becomes complete."""
-        number = len(batch.tokens)
         self._digests[corpus].update(batch.digests)
-        is_new = np.ones(number, dtype=bool)
-        if self._seen is not None:
-            with output_errors(self._seen.directory):
-                is_new = self._seen.add(digest_keys(batch.digests))
-            self._duplicates[corpus] += number - int(is_new.sum())
+        with output_errors(self._seen.directory):
+            is_new = self._seen.add(digest_keys(batch.digests))
+        self._duplicates[corpus] += len(is_new) - int(is_new.sum())
         for place in np.flatnonzero(is_new):
             yield from self._shard_tokens.append(corpus, batch.tokens[place])
 
@@ -192,14 +189,8 @@ class Stages:
             done, total = self._sorted_positions, self._shard_tokens.position_count
             self._listener(StageProgress("sorting", done, total, "tokens", seconds))
         else:
-            done = sum(corpus.bytes_read for corpus in self._corpora)
+            done = sum(corpus.counts.bytes_read for corpus in self._corpora)
             done += sum(counts.bytes_read for counts in self._counts)
-            self._listener(StageProgress("tokenizing", done, _total_bytes(self._corpora), "bytes", seconds))
-
-
-def _total_bytes(corpora: Sequence[Corpus]) -> int | None:
-    """Return the bytes to read, or None if that is not known beforehand."""
-    if any(corpus.spec.max_documents is not None for corpus in corpora):
-        return None
-    sizes = [corpus.size_hint for corpus in corpora]
-    return None if None in sizes else sum(size for size in sizes if size is not None)
+            is_known = all(corpus.spec.max_documents is None for corpus in self._corpora)
+            size = sum(corpus.size for corpus in self._corpora) if is_known else None
+            self._listener(StageProgress("tokenizing", done, size, "bytes", seconds))

@@ -14,6 +14,7 @@ import json
 import re
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from importlib.metadata import version
 from itertools import islice
@@ -101,19 +102,16 @@ class TargetTokenizer:
         """The copy with marked control tokens, which encodes; made again where this one was pickled."""
         return _open(self._marked_json, self.identity.name)
 
-    def accelerate(self) -> bool:
-        """Encode by `fastokens` from now on, many times as fast; return False if it is absent or refuses the tokenizer.
+    def accelerate(self) -> None:
+        """Encode by `fastokens` from now on, many times as fast, unless it is absent or refuses the tokenizer.
 
         `tokenizers` encodes the first texts, too, and samples of the others. Encoding may then raise EncoderError.
         """
         self._unchecked_after = CHECKED_CHARACTERS
-        try:
+        with suppress(Exception):  # it says what it does not know by a ValueError, or what its parser raises
             import fastokens
 
             self._fast = fastokens.Tokenizer.from_json_str(self._marked_json)
-        except Exception:  # it says what it does not know by a ValueError, or what its parser raises
-            return False
-        return True
 
     def decelerate(self) -> None:
         """Encode by `tokenizers` from now on."""

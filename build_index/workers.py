@@ -104,7 +104,7 @@ def useful_processes(most: int, corpora: Sequence[Corpus]) -> int:
 
     Without them, this process reads and tokenizes, by as many threads. What is read in part does not count.
     """
-    known = sum(corpus.size_hint or 0 for corpus in corpora if corpus.spec.max_documents is None)
+    known = sum(corpus.size for corpus in corpora if corpus.spec.max_documents is None)
     return min(most, known // _SHARE) if most > 1 else 0
 
 

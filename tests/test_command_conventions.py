@@ -15,33 +15,9 @@ from rest_store.options import FILE
 
 ROOT = Path(__file__).resolve().parents[1]
 METAVARS = {
-    *(
-        "FACTOR",
-        "FILE",
-        "DIR",
-        "PATH",
-        "PLACE",
-        "[NAME=]DIR",
-        "ADDRESS",
-        "[ADDRESS]",
-        "HOST:PORT",
-        "DIR[:I/N][,...]",
-    ),  # where
-    *("N", "I/N", "SECONDS", "TIME", "SIZE", "MODE", "T", "P", "GIB"),  # how much
-    *(
-        "NAME",
-        "NAME_OR_PATH",
-        "MODEL",
-        "DEVICE",
-        "TYPE",
-        "GROUP",
-        "ID",
-        "IDS",
-        "GLOB",
-        "TEXT",
-        "TEXT_OR_FILE",
-        "PYTHON",
-    ),
+    *("FILE", "DIR", "PATH", "PLACE", "[NAME=]DIR", "ADDRESS", "[ADDRESS]", "HOST:PORT"),  # where
+    *("N", "I/N", "SECONDS", "SIZE", "T"),  # how much
+    *("NAME", "NAME_OR_PATH", "MODEL", "DEVICE", "TYPE", "IDS", "GLOB", "TEXT", "TEXT_OR_FILE"),
 }
 # Commands without --json: what they print is for a person, or goes on until they end.
 WITHOUT_JSON = {"serve"}

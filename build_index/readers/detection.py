@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from contextlib import suppress
 from typing import Any, BinaryIO
 
@@ -58,8 +57,6 @@ def reader_of(file: BinaryIO, where: str, field: str | None, *, is_named: bool) 
             raise NoDocumentsError("table without a known column", fields_text(names))
         return "parquet"
     compression = compression_of(head)
-    if compression and not (is_named or _is_compressed(head, where)):
-        raise NoDocumentsError("binary")
     is_named_jsonl = where.lower().removesuffix(".gz").removesuffix(".zst").endswith((".jsonl", ".ndjson"))
     with content_of(file, where) as stream:
         if compression:
@@ -92,19 +89,3 @@ def _first_record(values: JsonValues, head: bytes) -> tuple[Any, int]:
             first, line = next(iter(values), (None, 0))
             return (first, line) if first is TOO_LARGE or isinstance(first, dict) else (None, 0)
     return None, 0
-
-
-def _is_compressed(head: bytes, where: str) -> bool:
-    """Whether a file that begins so is compressed, and does not only begin with the same bytes."""
-    try:
-        if compression_of(head) == "gzip":
-            zlib.decompressobj(wbits=31).decompress(head, 1)
-        else:
-            import pyarrow
-
-            pyarrow.CompressedInputStream(pyarrow.BufferReader(head), "zstd").read(1)
-    except zlib.error:
-        return False
-    except OSError as error:  # of pyarrow; what begins well is cut here
-        return str(error).startswith("Truncated")
-    return True

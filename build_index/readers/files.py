@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, cast
 from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError, RestStoreError, describe, first_line
 from rest_store.loading.remote_files import file_system, scheme_of
 
-GZIP_MAGIC = b"\x1f\x8b"
+GZIP_MAGIC = b"\x1f\x8b\x08"  # with the only method that there is
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 BUFFER_BYTES = 1 << 18
 _BLOCK_BYTES = 4 << 20  # of one request

@@ -18,8 +18,6 @@ TOO_LARGE = object()
 _CHUNK = 1 << 18  # bytes or characters read at once
 _STRUCTURE = re.compile(r'["\\\[\]{}]')
 _SPACE = re.compile(r"[ \t\r\n]*")
-
-
 _DECODER = json.JSONDecoder(parse_int=float)  # no document is made of numbers, and `int` refuses 4,301 digits
 
 

@@ -27,7 +27,7 @@ class RemoteCorpus:
 
     top: str
     is_directory: bool
-    size: int | None = None
+    size: int = 0
     etag: str = ""
 
     @classmethod

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build_index.documents import CorpusCounts, CorpusFile
-from build_index.errors import read_error
 from build_index.path import local_path
+from build_index.readers.files import read_errors
 from build_index.staging import is_datastore, is_staging
 from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
-from rest_store.errors import CorpusError, describe
+from rest_store.errors import CorpusError, CorpusNotFoundError, describe
 
 # What tools keep in a source tree and nobody wrote.
 DEFAULT_EXCLUDES = {
@@ -54,7 +54,7 @@ class Globs:
         """Whether a file is to be read; count one that is not."""
         if self._included is None or self._included.fullmatch(relative):
             return True
-        counts.left_out += 1
+        counts.skip("left out by --include")
         return False
 
     def choose(self, relative: str, counts: CorpusCounts) -> bool:
@@ -90,15 +90,13 @@ class LocalCorpus:
         if "\0" in where:
             raise CorpusError(describe(where, "path", "invalid (a NUL)", "one of a file or a directory"))
         path = local_path(where)
-        try:
+        with read_errors(where):
             mode = path.stat().st_mode
-            if stat.S_ISREG(mode):
-                return cls(os.fspath(path), is_directory=False)
-            if not stat.S_ISDIR(mode):
-                expected = "a regular file or a directory"
-                raise CorpusError(describe(where, "corpus", "a pipe, socket or device", expected))
-        except OSError as error:
-            raise read_error(where, error) from error
+        if stat.S_ISREG(mode):
+            return cls(os.fspath(path), is_directory=False)
+        if not stat.S_ISDIR(mode):
+            expected = "a regular file or a directory"
+            raise CorpusError(describe(where, "corpus", "a pipe, socket or device", expected))
         return cls(where.rstrip("/") or "/", is_directory=True)
 
     def files(self, globs: Globs, counts: CorpusCounts) -> Iterator[CorpusFile]:
@@ -119,24 +117,20 @@ class LocalCorpus:
         if self.is_directory:
             yield from self._walk(os.fspath(path), "", globs, counts)
             return
-        try:
+        with read_errors(self.top):
             status = path.stat()
-        except OSError as error:
-            raise read_error(self.top, error) from error
         yield CorpusFile(os.fspath(path), path.name, status.st_size, str(status.st_mtime_ns))
 
     def _walk(self, directory: str, prefix: str, globs: Globs, counts: CorpusCounts) -> Iterator[CorpusFile]:
         """Yield the files below a directory, whose path from the top is `prefix`."""
         try:
-            with os.scandir(directory) as scan:
+            with read_errors(f"{self.top}/{prefix}".rstrip("/")), os.scandir(directory) as scan:
                 entries = sorted(scan, key=lambda entry: entry.name)
-        except FileNotFoundError as error:
+        except CorpusNotFoundError:
             if not prefix:
-                raise read_error(self.top, error) from error
+                raise
             counts.skip("vanished")
             return
-        except OSError as error:
-            raise read_error(f"{self.top}/{prefix}".rstrip("/"), error) from error
         names = {entry.name for entry in entries}
         if {DOCUMENTS_FILE_NAME, "writer.lock"} <= names or (MANIFEST_NAME in names and is_datastore(Path(directory))):
             counts.skip("datastore")
@@ -161,9 +155,10 @@ class LocalCorpus:
                 counts.skip("linked directory" if entry.is_dir() else "not a regular file")
         except FileNotFoundError:
             counts.skip("vanished")
-        except OSError as error:
+        except OSError:
             if not entry.is_symlink():
-                raise read_error(f"{self.top}/{relative}", error) from error
+                with read_errors(f"{self.top}/{relative}"):
+                    raise
             counts.skip("not a regular file")  # a link to itself, or into a directory that may not be entered
 
 

@@ -19,7 +19,7 @@ def read_text(stream: io.BufferedReader, where: str, counts: CorpusCounts, *, st
     Args:
         stream: its content.
         where: the file: origin of the document.
-        counts: counts split and skipped files.
+        counts: counts skipped files.
         strict: whether a file that is binary or not UTF-8 is an error. Otherwise it is skipped and counted.
 
     Yields:
@@ -40,7 +40,6 @@ def read_text(stream: io.BufferedReader, where: str, counts: CorpusCounts, *, st
             return
         if part == 1:
             text = text.removeprefix("\ufeff")
-            counts.split_files += has_more
         document = Document(text=text, origin=where if part == 1 and not has_more else f"{where} (part {part})")
         if document.is_empty:
             counts.skip("empty")

@@ -1,4 +1,4 @@
-"""Other people's rules for drafting, and sessions merged as those of services are, to compare draft sessions with.
+"""Other people's rules for drafting, to compare draft sessions with.
 
 Each has the methods of a `DraftSession` that replays call.
 """
@@ -71,9 +71,6 @@ class RestRule:
         for token in map(int, tokens[-self._max_suffix :]):
             self._context = [] if token >= self._vocabulary_size else [*self._context, token][-self._max_suffix :]
 
-    def close(self) -> None:
-        """Do nothing."""
-
 
 class PromptLookupRule:
     """Prompt lookup as in `transformers`: what followed the first occurrence of the longest n-gram, as one chain.
@@ -102,6 +99,3 @@ class PromptLookupRule:
             end = len(self._text)
             for size in range(1, min(_NGRAM, end) + 1):
                 self._first.setdefault(tuple(self._text[end - size : end]), end)
-
-    def close(self) -> None:
-        """Do nothing."""

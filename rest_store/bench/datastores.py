@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rest_store.datastore.datastore import Datastore
-from rest_store.errors import RecordingError, describe
 from rest_store.live.opening import open_store
 
 if TYPE_CHECKING:
@@ -18,14 +17,9 @@ def open_datastores(paths: Sequence[Path]) -> dict[str, Datastore | LiveDatastor
     """Return datastores, frozen or live, by the names of their folders; by their paths where several have one name.
 
     Raises:
-        RecordingError: a datastore is named twice.
         TokenizerMismatchError: they were built with different tokenizers.
     """
-    resolved = [path.resolve() for path in paths]
-    for path in paths:
-        if resolved.count(path.resolve()) > 1:
-            raise RecordingError(describe("--datastore", "datastore", f"{path} twice", "each one once"))
-    names = [path.name for path in resolved]
+    names = [path.resolve().name for path in paths]
     stores = {
         name if names.count(name) == 1 else str(path): open_store(path) for name, path in zip(names, paths, strict=True)
     }

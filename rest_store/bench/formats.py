@@ -61,10 +61,9 @@ def generations_of(line: str, where: str) -> Iterator[Generation]:
             for begin, end in fields["turns"]:
                 yield Generation(ids[:begin], ids[begin:end], family=family, key=key)
         elif "messages" in fields and "choices" in fields:
+            before = len([*_answers(fields["messages"], family, key)])  # a choice that calls a tool adds none
             for choice in fields["choices"]:
-                answers = [*_answers([*fields["messages"], choice["message"]], family, key or where)]
-                if choice["message"].get("content"):  # a call of a tool has none
-                    yield answers[-1]
+                yield from [*_answers([*fields["messages"], choice["message"]], family, key or where)][before:]
         elif "messages" in fields:
             yield from _answers(fields["messages"], family, key or where)
         elif "prompt" in fields and {"output", "answer"} & fields.keys():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
@@ -13,8 +13,7 @@ from typing import Any, TextIO
 import click
 
 from rest_store.drafting.calibration import Calibration
-from rest_store.errors import RecordingError, describe
-from rest_store.options import FILE, PATH, SEED, Decorator, json_option, to_be_written
+from rest_store.options import FILE, PATH, Decorator, json_option, to_be_written
 
 
 def recordings_option(*, required: bool = True) -> Decorator[Any]:
@@ -57,7 +56,6 @@ calibration_option = click.option(
     show_default="the one of the package",
     help="What `rest-store calibrate` wrote.",
 )
-seed_option = click.option("--seed", metavar="N", default=0, type=SEED, help="Seed of random choices.")
 prepacked_option = click.option(
     "--prepacked-weights", is_flag=True, help="Prepack the weights for all methods, plain generation too."
 )
@@ -111,13 +109,3 @@ def prompts_option(*, required: bool = True) -> Decorator[Any]:
 def calibration_of(path: Path | None) -> Calibration:
     """Return the calibration that `--calibration` names."""
     return Calibration.default() if path is None else Calibration.load(path)
-
-
-def require_datastores(datastores: Sequence[Path], where: str) -> None:
-    """Raise, before anything costly is done, unless there is a datastore, which `where` needs.
-
-    Raises:
-        RecordingError: there is none.
-    """
-    if not datastores:
-        raise RecordingError(describe(where, "number of datastores", 0, "at least one --datastore"))

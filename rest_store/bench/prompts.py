@@ -1,4 +1,4 @@
-"""Prompts for a model: of one's own files, or of recordings."""
+"""Prompts for a model, of one's own files."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rest_store.bench.recordings import Recording, integers, lines_of
+from rest_store.bench.recordings import integers, lines_of
 from rest_store.errors import RecordingError, describe
 
 _EXPECTED = "text, token ids, or an object with prompt (text or token ids) or turns (texts)"
@@ -109,15 +109,6 @@ def chat_tokens(tokenizer: Any, text: str) -> list[int]:
     messages = [{"role": "user", "content": text}]
     rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
-
-
-def recorded_prompts(recordings: Iterable[Recording]) -> list[Prompt]:
-    """Return the prompts of recordings that have one."""
-    return [
-        Prompt(recording.family, recording.key, recording.prompt.tolist())
-        for recording in recordings
-        if recording.prompt.size
-    ]
 
 
 def require_known_tokens(prompts: Iterable[Prompt], vocabulary_size: int) -> None:

@@ -70,12 +70,10 @@ class Outcome:
 
     Attributes:
         replays: of each recording.
-        expected: tokens that the scores promise, over all steps.
         reliability: float[3, 20]: nodes, sum of their scores and accepted nodes, in 20 bins of the score.
     """
 
     replays: list[Replayed] = field(default_factory=list)
-    expected: float = 0.0
     reliability: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((3, _BINS)))
 
     @property
@@ -162,7 +160,6 @@ class Outcome:
             self.reliability[0] += np.bincount(bins, minlength=_BINS)
             self.reliability[1] += np.bincount(bins, scores, minlength=_BINS)
             self.reliability[2] += np.bincount(bins[accepted], minlength=_BINS)
-            self.expected += 1 + float(scores.sum())
 
     @classmethod
     def sum_of(cls, outcomes: Iterable[Outcome]) -> Outcome:
@@ -170,7 +167,6 @@ class Outcome:
         total = cls()
         for outcome in outcomes:
             total.replays += outcome.replays
-            total.expected += outcome.expected
             total.reliability += outcome.reliability
         return total
 
@@ -191,7 +187,6 @@ class Outcome:
             "steps": self.steps,
             "drafted": round(self.drafted, 2),
             "drafting_us": round(self.drafting, 1),
-            "promised": round(self.expected / max(1, self.steps), 4),
             "calibration_error": round(self.calibration_error, 5),
             "families": {name: round(mean, 4) for name, mean in self.families.items()},
         }
@@ -206,9 +201,6 @@ class Drafter(Protocol):
     def accept(self, tokens: Tokens, top_k: Tokens | None) -> None:
         """Append what the model produced, with its likely tokens where they are known."""
 
-    def close(self) -> None:
-        """End it."""
-
 
 class Chains:
     """A draft session whose drafts are chains.
@@ -219,7 +211,7 @@ class Chains:
 
     def __init__(self, session: DraftSession) -> None:
         self._session = session
-        self.accept, self.close = session.accept, session.close
+        self.accept = session.accept
 
     def draft(self, max_nodes: int, costs: npt.NDArray[np.float64] | None = None) -> TokenTree:
         """Return a chain."""
@@ -242,7 +234,7 @@ def walk(
 
     Args:
         recordings: to replay, in this order.
-        opening: begins a drafter, for example `lambda prompt: contextlib.closing(PromptLookupRule(prompt))`.
+        opening: begins a drafter, for example `lambda prompt: contextlib.nullcontext(PromptLookupRule(prompt))`.
         max_nodes: budget of a step.
         skip: tokens of each output that count as prompt.
         batch: what steps cost: the drafter cuts drafts by it, and the seconds of steps are modelled.
@@ -341,15 +333,8 @@ def known_rows(top_k: Tokens, begin: int, end: int) -> Tokens | None:
     return rows
 
 
-def fit_calibration(
-    record: Sequence[tuple[bytes, bytes, bytes]],
-    *,
-    trees: int = 250,
-    rate: float = 0.12,
-    row_share: float = 0.35,
-    provenance: dict[str, Any] | None = None,
-) -> Calibration:
-    """Fit a calibration to the data that `replay` recorded; the other arguments as in `Calibration.fit`.
+def fit_calibration(record: Sequence[tuple[bytes, bytes, bytes]], **options: Any) -> Calibration:
+    """Fit a calibration to the data that `replay` recorded, with `options` of `Calibration.fit`.
 
     Raises:
         RecordingError: the data holds no proposal.
@@ -362,12 +347,4 @@ def fit_calibration(
     for _, own_labels, own_ends in record:
         ends.append(np.frombuffer(own_ends, np.uint32) + before)
         before += len(own_labels)
-    return Calibration.fit(
-        features.reshape(labels.size, -1),
-        labels,
-        np.concatenate(ends),
-        trees=trees,
-        rate=rate,
-        row_share=row_share,
-        provenance=provenance,
-    )
+    return Calibration.fit(features.reshape(labels.size, -1), labels, np.concatenate(ends), **options)

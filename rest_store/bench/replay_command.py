@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import click
 
 from rest_store.bench.baselines import PromptLookupRule, RestRule
-from rest_store.bench.beside_head import beside_heads
 from rest_store.bench.cost_model import Batch, CostModel
 from rest_store.bench.datastores import open_datastores
 from rest_store.bench.known import OTHERS, Variant, measure_known
@@ -25,7 +24,7 @@ from rest_store.bench.options import (
     result_options,
     tokenizer_option,
 )
-from rest_store.bench.other_drafters import other_drafters
+from rest_store.bench.recorded_drafters import beside_heads, other_drafters
 from rest_store.bench.recordings import Recording, amount, identity_of_texts, read_all, remembered, unfitted, without
 from rest_store.bench.remembering import holding
 from rest_store.bench.replay import Outcome, Tokens, replay, walk
@@ -191,8 +190,8 @@ def measure(
             progress(drafting, nodes, outcome)
 
     def add_rest(name: str, of: Sequence[Store], max_suffix: int = 16) -> None:
-        def opening(prompt: Tokens) -> closing[RestRule]:
-            return closing(RestRule(of, prompt, max_suffix=max_suffix))
+        def opening(prompt: Tokens) -> nullcontext[RestRule]:
+            return nullcontext(RestRule(of, prompt, max_suffix=max_suffix))
 
         add(f"REST's rule, {name}", _REST_NODES, walk(recordings, opening, max_nodes=_REST_NODES))
 
@@ -203,7 +202,7 @@ def measure(
         add_rest(name, of)
     for name, of in [*combined.items()][-1:]:
         add_rest(f"{name}, suffixes of at most 2", of, max_suffix=2)
-    outcome = walk(recordings, lambda prompt: closing(PromptLookupRule(prompt)), max_nodes=_LOOKUP_NODES)
+    outcome = walk(recordings, lambda prompt: nullcontext(PromptLookupRule(prompt)), max_nodes=_LOOKUP_NODES)
     add("prompt lookup, 3-gram, 10 tokens", _LOOKUP_NODES, outcome)
     local: dict[str, object] = {"prompt lookup": PromptLookup(), "recycled logits": RecycledLogits()}
     if not any(recording.top_k.size for recording in recordings):

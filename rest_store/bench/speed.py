@@ -29,7 +29,6 @@ from rest_store.bench.prompts import (
     encoding,
     interleaved,
     read_prompts,
-    recorded_prompts,
     require_known_tokens,
 )
 from rest_store.bench.recordings import encoder, read_recordings, unfitted, without
@@ -42,7 +41,6 @@ from rest_store.errors import RecordingError, describe
 from rest_store.generation.comparison import LEAST_PAIRS, Speedup
 from rest_store.live.opening import open_store
 from rest_store.options import (
-    SEED,
     device_option,
     dtype_option,
     max_new_tokens_option,
@@ -76,9 +74,6 @@ _WARM_UP_TOKENS = 16
 )
 @click.option("--sampling", type=click.Choice(["greedy", "nucleus"]), default="greedy", help="How tokens are chosen.")
 @click.option(
-    "--seed", metavar="N", default=0, type=SEED, help="Seed of the first prompt; each other one has the next."
-)
-@click.option(
     "--per-family", metavar="N", type=click.IntRange(1), show_default="all", help="Most prompts of each family."
 )
 @max_new_tokens_option()
@@ -96,7 +91,6 @@ def speed(
     datastores: tuple[Path, ...],
     methods: tuple[str, ...],
     sampling: str,
-    seed: int,
     per_family: int | None,
     max_new_tokens: int,
     max_nodes: int,
@@ -135,7 +129,8 @@ def speed(
     target, tokenizer = load_model(model, dtype=dtype, device=device, announce=loading)
     stores = [open_store(path, tokenizer=tokenizer) for path in datastores]
     prompts = [] if prompts_file is None else read_prompts(prompts_file, encoding(tokenizer, chat=chat))
-    prompts = interleaved([*prompts, *recorded_prompts(reported)], per_family)
+    prompts += [Prompt(one.family, one.key, one.prompt.tolist()) for one in reported if one.prompt.size]
+    prompts = interleaved(prompts, per_family)
     if not prompts:
         raise RecordingError(describe("bench speed", "number of prompts", 0, "at least one"))
     require_known_tokens(prompts, vocabulary_size(target))
@@ -145,7 +140,7 @@ def speed(
         click.get_current_context().with_resource(rest_store.prepacked_weights(target))
     click.echo(f"{counted(len(prompts), 'prompt')}{without(recorded, reported)}")
     results = measure_speed(
-        target, make, prompts, sampling=sampling, max_new_tokens=max_new_tokens, seed=seed, progress=click.echo
+        target, make, prompts, sampling=sampling, max_new_tokens=max_new_tokens, progress=click.echo
     )
     show(results["families"])
     write_result(out, "speed", click.get_current_context().params, PACKAGES, results)
@@ -213,7 +208,6 @@ def measure_speed(
     *,
     sampling: str = "greedy",
     max_new_tokens: int,
-    seed: int = 0,
     most_seconds: float = 0.0,
     progress: Callable[[str], object],
 ) -> dict[str, Any]:
@@ -225,7 +219,6 @@ def measure_speed(
         prompts: at least one.
         sampling: as in `decoding`.
         max_new_tokens: most tokens of each text.
-        seed: of the first prompt; each other one has the next.
         most_seconds: after which no round begins; there is always one.
         progress: called with a line after each prompt.
 
@@ -248,7 +241,7 @@ def measure_speed(
             settings = decoding(sampling, prompt.family)
             first = number + len(rounds["plain"])
             for name in (names[(first + place) % len(names)] for place in range(len(names))):
-                run = write(model, methods[name], prompt.tokens, max_new_tokens, settings, seed + number)
+                run = write(model, methods[name], prompt.tokens, max_new_tokens, settings, number)
                 rounds[name][-1].append(run)
             progress(f"{number + 1}/{len(prompts)} {prompt.family}")
         seconds = {name: [sum(run["seconds"] for run in one) for one in runs] for name, runs in rounds.items()}
@@ -260,7 +253,7 @@ def measure_speed(
         "threads": torch.get_num_threads(),
         "sampling": {"kind": sampling, **{family: decoding(sampling, family) for family in runs}},
         "prompts": [
-            {"family": prompt.family, "key": prompt.key, "seed": seed + number} for number, prompt in enumerate(prompts)
+            {"family": prompt.family, "key": prompt.key, "seed": number} for number, prompt in enumerate(prompts)
         ],
         "families": summarize(runs, names),
         "rounds": {name: asdict(speedup) for name, speedup in speedups.items()},

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import re
 import sys
 import time
 from collections.abc import Sequence
@@ -42,7 +41,6 @@ THEIRS, OURS = "transformers prompt lookup", "DraftSession"
 METHODS = ("plain", THEIRS, OURS)
 _MOST_SECONDS = 120.0  # after which no round of all methods begins
 _STORE = "datastore"  # its folder, and its name in the results
-_WILDCARD = re.compile(r"[*?[]")  # in brackets it stands for itself
 _SAME = 0.05  # of M
 
 say = functools.partial(click.echo, err=True)
@@ -230,4 +228,4 @@ def _inside(path: Path, corpus: str) -> list[str]:
     top = Path(corpus).expanduser().resolve()
     if top not in path.resolve().parents:
         return []
-    return ["/" + _WILDCARD.sub(r"[\g<0>]", str(path.resolve().relative_to(top)))]
+    return [f"/{path.resolve().relative_to(top)}"]

@@ -10,26 +10,22 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from rest_store.bench.options import Destination
 from rest_store.bench.recordings import read_recordings
 from rest_store.bench.results import data_hashes, environment, write_result
 from rest_store.cli import main
 from rest_store.errors import ResultsError
-from tests.shared.models import byte_level_bpe
+from tests.shared.builds import write_tokenizer
 from tests.shared.strategies import refused
+from tests.shared.tiny import write_model
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model with a tokenizer, a datastore of the same and prompts."""
     folder = tmp_path_factory.mktemp("bench")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level_bpe(), eos_token="<|endoftext|>")
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    tokenizer.save_pretrained(folder / "model")
-    config = LlamaConfig(vocab_size=len(tokenizer), eos_token_id=None, **sizes)
-    LlamaForCausalLM(config).save_pretrained(folder / "model")
+    write_model(folder / "model")
     (folder / "text.txt").write_text("def add(first, second):\n    return first + second\n" * 20)
     build = ["build", "--corpus", folder / "text.txt", "--tokenizer", folder / "model", "--out", folder / "ds"]
     assert run(*build)[0] == 0
@@ -67,9 +63,8 @@ def test_tokens_that_the_model_does_not_have_are_refused(folder: Path, tmp_path:
 
 
 def test_tokens_of_several_tokenizers_are_not_compared(folder: Path, tmp_path: Path) -> None:
-    other = PreTrainedTokenizerFast(tokenizer_object=byte_level_bpe(300), eos_token="<|endoftext|>")
-    other.save_pretrained(tmp_path / "other")
-    build = ["build", "--corpus", folder / "text.txt", "--tokenizer", tmp_path / "other", "--out", tmp_path / "ds"]
+    other = write_tokenizer(tmp_path / "tokenizer.json")
+    build = ["build", "--corpus", folder / "text.txt", "--tokenizer", other, "--out", tmp_path / "ds"]
     assert run(*build)[0] == 0
     path = tmp_path / "recordings.jsonl"
     path.write_text("\n".join(f'{{"id": "{number}", "prompt": [1], "output": [2]}}' for number in range(30)))

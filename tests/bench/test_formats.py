@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from rest_store.bench.beside_head import beside_heads, replay_beside
 from rest_store.bench.cost_model import Batch, CostModel, DrafterCosts
-from rest_store.bench.other_drafters import replay_other
+from rest_store.bench.recorded_drafters import beside_heads, replay_beside, replay_other
 from rest_store.bench.recordings import Recording, read_recordings
 from rest_store.bench.replay import replay
 from rest_store.cli import main
@@ -58,14 +57,14 @@ def test_each_answer_of_a_conversation_is_a_recording(tmp_path: Path) -> None:
 def test_each_choice_of_a_servers_log_is_a_recording(tmp_path: Path, nested: bool) -> None:
     messages = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "earlier"}]
     messages += [{"role": "user", "content": "again"}]
-    answers: Any = {
-        "choices": [{"message": {"role": "assistant", "content": text}} for text in ("four", None, "fives")]
-    }
+    written = ("four", None, "fives", [{"type": "refusal", "refusal": "no"}])
+    answers: Any = {"choices": [{"message": {"role": "assistant", "content": content}} for content in written]}
     asked: Any = {"model": "m", "messages": messages}
     line = {"request": asked, "response": answers} if nested else {**asked, **answers}
     recordings = read(tmp_path, line)
     assert [(one.prompt.tolist(), one.output.tolist()) for one in recordings] == [([3], [4]), ([3], [5])]
     assert {one.family for one in recordings} == {"m"}
+    assert read(tmp_path, {"messages": [], **answers}) == [], "an answer to nothing"
 
 
 def test_other_drafters_are_replayed_from_their_acceptance(tmp_path: Path) -> None:

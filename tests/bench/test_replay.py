@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
-from contextlib import closing
+import os
+import subprocess
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -81,11 +84,8 @@ def test_walking_accepts_the_path_and_one_token() -> None:
             assert top_k is None
             self.last = int(tokens[-1])
 
-        def close(self) -> None:
-            pass
-
-    def opening(prompt: Any) -> closing[NextTokens]:
-        return closing(NextTokens(prompt))
+    def opening(prompt: Any) -> nullcontext[NextTokens]:
+        return nullcontext(NextTokens(prompt))
 
     times: list[float] = []
     assert walk([recording], opening, max_nodes=2, times=times).steps == len(times) == 4  # 3 + 3 + 3 + 1 tokens
@@ -137,7 +137,7 @@ def test_a_fitted_calibration_beats_the_rules_and_is_calibrated(folder: Path) ->
     assert outcome.tokens == sum(one.output.size for one in held)
     assert (
         outcome.mean_accepted
-        > walk(held, lambda prompt: closing(RestRule([store], prompt)), max_nodes=16).mean_accepted
+        > walk(held, lambda prompt: nullcontext(RestRule([store], prompt)), max_nodes=16).mean_accepted
     )
     assert outcome.calibration_error < 0.03
     rows = measure(held, {"ds": store}, fitted, budgets=(16,))
@@ -201,6 +201,9 @@ def test_the_commands_fit_and_report(folder: Path, tmp_path: Path) -> None:
     assert facts["fitted"] + facts["reported"] == 40
     assert [row["calibration"] for row in facts["rows"]] == ["default", "default", "fitted", "fitted"]
     assert Calibration.load(out).provenance["trees"] == 20
+    words = ["-m", "rest_store", "calibrate", *common, "--out", str(tmp_path / "again"), "--trees", "20"]
+    subprocess.run([sys.executable, *words], check=True, env={**os.environ, "PYTHONHASHSEED": "1"})
+    assert (tmp_path / "again").read_bytes() == out.read_bytes(), "in any process"
     result = tmp_path / "quality.json"
     options = ["--calibration", str(out), "--max-nodes", "8", "--out", str(result)]
     done = CliRunner().invoke(main, ["bench", "replay", *common, *options])

@@ -49,7 +49,7 @@ def test_all_methods_sample_from_the_same_seeds_and_ours_write_the_plain_text(fo
     command = ["bench", "speed", "--model", folder / "model", "--recordings", folder / "traces.jsonl"]
     command += ["--max-new-tokens", 12]
     command += ["--prompts", folder / "questions.jsonl", "--datastore", folder / "ds", "--per-family", 2]
-    command += ["--sampling", "nucleus", "--seed", 40, "--prepacked-weights"]
+    command += ["--sampling", "nucleus", "--prepacked-weights"]
     methods = [word for name in (*THEIRS, *OURS) for word in ("--method", name)]
     status, shown = run(*command, *methods, "--out", tmp_path / "speed_nucleus.json")
     assert status == 0, shown
@@ -60,7 +60,7 @@ def test_all_methods_sample_from_the_same_seeds_and_ours_write_the_plain_text(fo
     for name in OURS:
         assert families["all"][name]["identical"] == 1, name
         assert families["all"][name]["prompts"] == 4
-    assert [one["seed"] for one in result.figures["prompts"]] == list(range(40, 44))
+    assert [one["seed"] for one in result.figures["prompts"]] == list(range(4))
     assert Counter(one["family"] for one in result.figures["prompts"]) == dict.fromkeys(set(families) - {"all"}, 2)
     assert result.figures["sampling"]["humaneval-raw"] == {
         "do_sample": True, "top_k": 0, "temperature": 0.8, "top_p": 0.95,

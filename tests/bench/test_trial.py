@@ -92,14 +92,13 @@ def test_a_datastore_of_the_same_corpora_is_used_again(folder: Path, first: Any)
     assert "datastore: building" in trial(folder, "--corpus", other, "--out", folder / "out").stderr
 
 
-@pytest.mark.parametrize("name", ["tried", "tried [1]*?"])
-def test_what_it_writes_is_no_part_of_its_own_corpus(folder: Path, tmp_path: Path, name: str) -> None:
+def test_what_it_writes_is_no_part_of_its_own_corpus(folder: Path, tmp_path: Path) -> None:
     corpus = shutil.copytree(folder / "corpus", tmp_path / "corpus")
     shutil.copy(folder / "prompts.txt", corpus)
     for _ in range(2):
-        done = trial(folder, "--corpus", corpus, "--prompts", corpus / "prompts.txt", "--out", corpus / name)
+        done = trial(folder, "--corpus", corpus, "--prompts", corpus / "prompts.txt", "--out", corpus / "out")
     assert "as built before" in done.stderr
-    assert Manifest.read(corpus / name / "datastore").document_count == 1, "the same text is in both corpora"
+    assert Manifest.read(corpus / "out" / "datastore").document_count == 1, "the same text is in both corpora"
 
 
 @pytest.mark.parametrize(

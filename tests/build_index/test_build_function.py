@@ -103,6 +103,8 @@ def test_errors_are_those_of_the_command(corpus: Path, tmp_path: Path) -> None:
         (BuildError, "the number of tokens is 1, expected 2..", (corpus, tokenizer), {"shard_tokens": 1}),
         (BuildError, "shard_tokens is 100.0, expected a whole number", (corpus, tokenizer), {"shard_tokens": 100.0}),
         (BuildError, "workers is '2', expected a whole number", (corpus, tokenizer), {"workers": "2"}),
+        (BuildError, "build: memory is 0, expected at least 1", (corpus, tokenizer), {"memory": 0}),
+        (MemoryBudgetError, r"the memory budget is 1\.0 MiB, expected at", (corpus, tokenizer), {"memory": 1 << 20}),
         (CorpusError, "max_documents is 1.5, expected a whole number", (corpus, tokenizer), {"max_documents": 1.5}),
         (MemoryBudgetError, "size is 'much'", (corpus, tokenizer), {"memory": "much"}),
         (BuildError, "unfinished build is absent", (corpus, tokenizer), {"resume": True}),
@@ -110,6 +112,7 @@ def test_errors_are_those_of_the_command(corpus: Path, tmp_path: Path) -> None:
         with pytest.raises(error, match=fragment):
             rest_store.build(*arguments, out, **options)  # type: ignore[arg-type]
         assert not out.exists()
+        assert not (tmp_path / ".ds.building").exists()
 
 
 @pytest.mark.parametrize("package", ["pydivsufsort", "pyarrow", "tokenizers"])

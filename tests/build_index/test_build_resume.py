@@ -149,16 +149,9 @@ def refuse(build_options, message):
     assert not build_options.out.exists()
 
 
-def test_nothing_to_resume(corpus, tokenizer, out):
-    with pytest.raises(ResumeError, match="ds: unfinished build is absent, expected one that was interrupted"):
-        build_quick(corpus, tokenizer, out, resume=True)
-    assert leftovers(out) == []
-
-
 def test_other_options_are_refused_by_name(interrupted, expected):
     refuse(replace(interrupted, shard_tokens=600), "ds: shard_tokens is 600, expected 500, as in the unfinished build")
     refuse(replace(interrupted, shard_tokens=None), "ds: shard_tokens is not set, expected 500")
-    refuse(replace(interrupted, keep_duplicates=True), "ds: keep_duplicates is True, expected False")
     refuse(replace(interrupted, chat_template="{{ 1 }}"), "ds: chat template is sha256:.*, expected not set")
     (spec,) = interrupted.corpora
     other = CorpusSpec(spec.path, max_documents=50)

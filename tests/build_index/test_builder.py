@@ -8,18 +8,19 @@ import shutil
 import sys
 import threading
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import rest_store
-from build_index import builder, slices, stages, workers
+from build_index import builder, shard_sorter, slices, stages, workers
 from build_index.builder import BuildOptions, build
 from build_index.corpus_spec import CorpusSpec
 from build_index.tokenization import load_tokenizer, loaded_apart
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.manifest import Manifest
-from rest_store.errors import CorpusError, TokenizerLoadError
+from rest_store.errors import CorpusError, EmptyCorpusError, MemoryBudgetError, TokenizerLoadError
 from tests.shared.builds import (
     build_quick,
     contents,
@@ -30,6 +31,7 @@ from tests.shared.builds import (
     stored_documents,
     write_jsonl,
 )
+from tests.shared.corpora import write_files
 from tests.shared.models import CHATML, smollm2_gguf, word_level, word_piece
 from tests.shared.tiny import text_tokenizer
 
@@ -57,7 +59,6 @@ def test_a_build_stores_every_document_in_order_and_opens(corpus, tokenizer, out
     assert (summary.duplicates, summary.skipped, summary.shards, summary.resumed_shards) == (0, {}, 1, 0)
     store = Datastore.open(out, tokenizer=load_tokenizer(tokenizer))
     assert store.info().size == summary.size
-    assert summary.bytes_per_token == summary.size / summary.tokens
     assert store.longest_suffix_match(expected[17], max_suffix=5).length == 5
     assert leftovers(out) == []
     assert set(contents(out)) == {"manifest.json", "tokenizer.json", "shard-00000.tokens", "shard-00000.suffixes"}
@@ -78,7 +79,7 @@ def test_the_manifest_records_the_corpora_and_options(corpus, tokenizer, out, tm
     summary = build(BuildOptions(specs, str(tokenizer), out, shard_tokens=500, memory=1 << 40))
     manifest = Manifest.read(out)
     assert manifest.created_by == f"rest-store {rest_store.__version__}"
-    assert manifest.options == {"keep_duplicates": False, "shard_tokens": 500, "encoders": [summary.encoder]}
+    assert manifest.options == {"shard_tokens": 500, "encoders": [summary.encoder]}
     first, second = manifest.corpora
     assert (first["corpus"], first["documents"], first["max_documents"]) == (str(corpus), 7, 7)
     assert (second["reader"], second["documents"], second["duplicates"]) == ("tree", 3, 1)
@@ -125,10 +126,6 @@ def test_exact_duplicates_are_dropped_within_and_across_batches_and_corpora(
     assert stored_documents(out) == tokens_of(tokenizer, ["x", "y", "z", "x ", "new"])
     assert (summary.documents, summary.duplicates) == (5, 3)
     assert [corpus["duplicates"] for corpus in Manifest.read(out).corpora] == [1, 2]
-    summary = build_quick([first, second], tokenizer, out, keep_duplicates=True)
-    assert stored_documents(out) == tokens_of(tokenizer, ["x", "y", "x", "z", "x ", "new", "y", "new"])
-    assert (summary.documents, summary.duplicates) == (8, 0)
-    assert Manifest.read(out).options["keep_duplicates"] is True
 
 
 def test_documents_without_tokens_are_counted(out, tmp_path):
@@ -138,6 +135,33 @@ def test_documents_without_tokens_are_counted(out, tmp_path):
     assert len(stored_documents(out)) == summary.documents == 2
     assert summary.skipped == {"empty": 2, "without tokens": 1}
     assert Manifest.read(out).corpora[0]["without_tokens"] == 1
+
+
+def test_a_datastore_of_nothing_is_refused_with_what_was_skipped_and_left_out(tokenizer, out, tmp_path):
+    """A misspelled ending is found at once."""
+    first, tree = write_jsonl(tmp_path / "a.jsonl", ["", " "]), tmp_path / "tree"
+    write_files(tree, dict.fromkeys(["a.py", "b.py", "c.rs"], "text"))
+    specs = (CorpusSpec(str(first)), CorpusSpec(str(tree), include=("*.cbl",)))
+    expected = f"{first}, {tree}: corpus is without a text to store (3 left out by --include, 2 empty), expected at "
+    with pytest.raises(EmptyCorpusError) as error:
+        build(BuildOptions(specs, str(tokenizer), out, memory=1 << 40))
+    assert str(error.value).startswith(expected)
+    assert leftovers(out) == []
+    assert not out.exists()
+
+
+def test_the_output_and_other_datastores_inside_a_corpus_are_no_part_of_it(tokenizer, tmp_path):
+    """Neither the datastore of the last build nor the new one is read, so that each build stores the same."""
+    tree = tmp_path / "tree"
+    write_files(tree, {"a.txt": "some text"})
+    first = build_quick(tree, tokenizer, tree / "ds")
+    files = {name: data for name, data in contents(tree / "ds").items() if name != "manifest.json"}
+    build_quick(tree, tokenizer, tree / "other" / "ds")
+    second = build_quick(tree, tokenizer, tree / "ds")
+    assert (first.documents, first.skipped) == (1, {})
+    assert (second.documents, second.skipped) == (1, {"datastore": 2})
+    assert {name: data for name, data in contents(tree / "ds").items() if name != "manifest.json"} == files
+    assert leftovers(tree / "ds") == ["a.txt", "other"]
 
 
 # --- Shards ----------------------------------------------------------------------------------------------------------
@@ -193,9 +217,6 @@ def test_no_more_shards_are_sorted_at_once_than_allowed(corpus, tokenizer, out, 
     assert at_once == [True] * summary.shards
 
 
-# --- The same bytes --------------------------------------------------------------------------------------------------
-
-
 # --- Over an old datastore -------------------------------------------------------------------------------------------
 
 
@@ -227,7 +248,7 @@ def test_a_listener_sees_every_stage_come_to_its_end(corpus, tokenizer, out, mon
     seen = []
     summary = build(options(corpus, tokenizer, out, shard_tokens=500), seen.append)
     stages_seen = {progress.stage: progress for progress in seen}  # the last of each
-    assert list(stages_seen) == ["loading", "tokenizing", "sorting"]
+    assert list(stages_seen) == ["tokenizing", "sorting"]
     assert all(progress.done == progress.total for progress in stages_seen.values())
     assert stages_seen["tokenizing"].total == corpus.stat().st_size
     assert stages_seen["sorting"].total == summary.tokens + summary.documents
@@ -260,6 +281,22 @@ def test_the_peak_of_resident_memory_stays_within_the_budget(out, tmp_path):
     assert summary["shard_positions"].bit_count() == 1
     assert 1 << 20 <= summary["shard_positions"] <= 1 << 23
     assert 100 << 20 < summary["peak_memory"] <= summary["memory"] == 512 << 20
+
+
+@pytest.mark.parametrize("where", ["reading", "sorting"])
+def test_sorting_that_runs_out_of_memory_is_a_memory_error(corpus, tokenizer, out, monkeypatch, where):
+    def exhausted(*arguments, **others):
+        raise MemoryError
+
+    if where == "reading":
+        monkeypatch.setattr(shard_sorter, "np", SimpleNamespace(fromfile=exhausted, uint8=np.uint8))
+    else:
+        monkeypatch.setattr(shard_sorter, "sorted_suffixes", exhausted)
+    with pytest.raises(MemoryBudgetError, match=r"shard-00000: memory for sorting is exhausted, expected .* free"):
+        build_quick(corpus, tokenizer, out)
+    assert not out.exists()
+    monkeypatch.undo()
+    assert build_quick(corpus, tokenizer, out, resume=True).resumed_shards == 1
 
 
 @pytest.mark.parametrize("form", ["a GGUF file", pytest.param("a directory", marks=pytest.mark.slow)])

@@ -28,25 +28,23 @@ def test_max_documents_stops_and_iterating_again_starts_anew(tmp_path):
     assert len(read_corpus(path, max_documents=1000)[1]) == 66
 
 
-def test_bytes_read_grows_while_reading(tmp_path):
+def test_bytes_read_grow_while_reading(tmp_path):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"content": ["x"] * 1000}), path)
     corpus = open_corpus(CorpusSpec(str(path)))
-    assert corpus.bytes_read == 0
-    seen = [corpus.bytes_read for _ in corpus]
+    seen = [corpus.counts.bytes_read for _ in corpus]
     assert seen == sorted(seen)
-    assert 0 < seen[500] < corpus.size_hint
-    assert corpus.bytes_read == corpus.size_hint
+    assert 0 < seen[500] < corpus.size == corpus.counts.bytes_read
 
 
 def test_provenance_is_json_and_holds_only_options_that_are_set(tmp_path):
     write_files(tmp_path, {"a.py": "x"})
     corpus, _ = read_corpus(tmp_path)
     expected = {"corpus": str(tmp_path), "reader": "tree", "documents": 1, "conversations": 0, "files": 1, "bytes": 1}
-    assert corpus.provenance() == {**expected, "split_files": 0, "skipped": {}}
+    assert corpus.provenance() == {**expected, "skipped": {}}
     options = {"include": ["*.py"], "exclude": ["b"], "max_documents": 3}
     corpus, _ = read_corpus(tmp_path, **options)
-    assert json.loads(json.dumps(corpus.provenance())) == {**expected, "split_files": 0, "skipped": {}, **options}
+    assert json.loads(json.dumps(corpus.provenance())) == {**expected, "skipped": {}, **options}
 
 
 def test_an_abandoned_iteration_closes_its_file(tmp_path):

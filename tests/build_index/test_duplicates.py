@@ -42,7 +42,6 @@ def test_each_digest_is_new_once(batches, byte_budget):
             expected = [digest not in seen and digest not in batch[:place] for place, digest in enumerate(batch)]
             assert documents.add(np.array(batch, dtype=np.uint64)).tolist() == expected
             seen.update(batch)
-        documents.close()
 
 
 def bytes_of_unnamed_files(directory):
@@ -62,7 +61,6 @@ def test_many_digests_go_to_disk_and_are_found_there(tmp_path):
     mixed = np.concatenate([second[:300], first[::7], second[:300]])
     expected = np.arange(len(mixed)) < 300
     assert (documents.add(mixed) == expected).all()
-    documents.close()
 
 
 def test_a_full_disk_is_an_error(tmp_path, monkeypatch):

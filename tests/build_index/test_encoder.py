@@ -101,7 +101,8 @@ def test_the_tokens_are_those_of_tokenizers(kind, monkeypatch):
     monkeypatch.setattr(target_tokenizer, "_SAMPLE", 1 << 40)  # nothing is compared but here
     monkeypatch.setattr(target_tokenizer, "CHECKED_CHARACTERS", 0)
     plain, fast = target(KINDS[kind]()), target(KINDS[kind]())
-    assert fast.accelerate()
+    fast.accelerate()
+    assert fast.is_accelerated
     texts = [*TEXTS, *random_texts(300)]
     chats = [conversation(*texts[place : place + 3]) for place in range(0, len(texts), 3)]
     for encode, inputs in ((TargetTokenizer.encode_batch, texts), (TargetTokenizer.encode_documents, chats)):
@@ -111,16 +112,9 @@ def test_the_tokens_are_those_of_tokenizers(kind, monkeypatch):
         assert all(np.array_equal(*pair) for pair in zip(found, expected, strict=True))
 
 
-def test_without_fastokens_tokenizers_encodes(byte_level_file, monkeypatch):
-    monkeypatch.setitem(sys.modules, "fastokens", None)
-    tokenizer = load_tokenizer(byte_level_file)
-    assert not tokenizer.accelerate()
-    assert tokenizer.encoder.startswith("tokenizers ")
-
-
 def test_a_tokenizer_that_fastokens_refuses_is_encoded_by_tokenizers():
     tokenizer = target(unigram())
-    assert not tokenizer.accelerate()
+    tokenizer.accelerate()
     assert tokenizer.encoder.startswith("tokenizers ")
     assert tokenizer.encode("def add").tolist() == target(unigram()).encode("def add").tolist()
 
@@ -164,23 +158,10 @@ class Outside(Wrong):
 
 
 WRONG = [
-    (Wrong, r"other tokens than tokenizers for '.*document 31"),
-    (Failing, "failed: panicked$"),
+    (Wrong, r"other tokens than tokenizers for '31 "),
+    (Failing, "failed: panicked"),
     (Outside, "token id 65543 of a vocabulary of"),
 ]
-
-
-@pytest.mark.parametrize(("broken", "message"), WRONG)
-def test_wrong_tokens_are_found(byte_level_file, monkeypatch, broken, message):
-    monkeypatch.setattr(fastokens, "Tokenizer", broken)
-    tokenizer = load_tokenizer(byte_level_file)
-    assert tokenizer.accelerate()
-    texts = [f"text of document {number}" for number in range(40)]
-    tokenizer.encode_batch(texts[:31])
-    with pytest.raises(EncoderError, match=message):
-        tokenizer.encode_batch(texts[31:])
-    tokenizer.decelerate()
-    tokenizer.encode_batch(texts[31:])
 
 
 def test_a_text_with_a_byte_that_the_vocabulary_lacks_is_left_to_tokenizers(tmp_path):
@@ -191,7 +172,7 @@ def test_a_text_with_a_byte_that_the_vocabulary_lacks_is_left_to_tokenizers(tmp_
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(content))
     slow, fast = load_tokenizer(path), load_tokenizer(path)
-    assert fast.accelerate()
+    fast.accelerate()
     texts = ["one", "a\x04b", "two"]
     expected = [tokens.tolist() for tokens in slow.encode_batch(texts)]
     assert [tokens.tolist() for tokens in fast.encode_batch(texts)] == expected
@@ -249,11 +230,11 @@ def test_a_build_uses_fastokens_and_says_so(corpus, byte_level_file, out, tmp_pa
     assert [summary.encoder] == Manifest.read(out).options["encoders"] == [f"fastokens {version('fastokens')}"]
 
 
-@pytest.mark.parametrize("broken", [Wrong, Failing, Outside])
-def test_a_difference_begins_the_build_again(corpus, byte_level_file, out, tmp_path, monkeypatch, broken):
+@pytest.mark.parametrize(("broken", "message"), WRONG)
+def test_a_difference_begins_the_build_again(corpus, byte_level_file, out, tmp_path, monkeypatch, broken, message):
     expected = build_without(corpus, byte_level_file, tmp_path / "plain", monkeypatch)
     monkeypatch.setattr(fastokens, "Tokenizer", broken)
-    with pytest.warns(UserWarning, match=r"ds: fastokens [\d.]+: .*; tokenized by tokenizers"):
+    with pytest.warns(UserWarning, match=rf"ds: fastokens [\d.]+: {message}.*; tokenized by tokenizers"):
         summary = build_quick(corpus, byte_level_file, out, shard_tokens=500)
     assert contents(out) == expected
     assert summary.encoder.startswith("tokenizers ")

@@ -15,15 +15,13 @@ from build_index.corpus_spec import CorpusSpec
 from build_index.documents import Document
 from build_index.readers import json_records, records
 from rest_store.errors import DocumentSizeError, MemoryBudgetError
+from tests.shared.corpora import documents_of as documents
+from tests.shared.corpora import read_corpus
 from tests.shared.models import conversation, decoded
 
 LIMIT = 1000
 LARGE = "x" * LIMIT
 SMALL = [Document(text="first"), Document(text="last")]
-
-
-def documents(path, **options):
-    return list(open_corpus(CorpusSpec(str(path), **options)))
 
 
 # --- Records ---------------------------------------------------------------------------------------------------------
@@ -63,16 +61,16 @@ def test_a_record_that_is_too_large_is_an_error_or_counted_in_a_directory(
         DocumentSizeError, match=rf"^{path}:{line}: the size of the record is above 1000 bytes, expected"
     ):
         documents(path)
-    corpus = open_corpus(CorpusSpec(str(tmp_path)))
-    assert list(corpus) == SMALL
-    assert corpus.provenance()["skipped"] == {"too large": 1}
+    corpus, found = read_corpus(tmp_path)
+    assert found == SMALL
+    assert corpus.counts.skipped == {"too large": 1}
 
 
 def test_the_end_of_a_file_inside_a_record_that_is_too_large_is_passed_over(tmp_path, small_limit):
     (tmp_path / "a.jsonl").write_text(text("first") + "\n" + text(LARGE)[:-2])
-    corpus = open_corpus(CorpusSpec(str(tmp_path)))
-    assert list(corpus) == SMALL[:1]
-    assert corpus.provenance()["skipped"] == {"too large": 1}
+    corpus, found = read_corpus(tmp_path)
+    assert found == SMALL[:1]
+    assert corpus.counts.skipped == {"too large": 1}
 
 
 def test_a_record_of_just_the_limit_is_read(tmp_path, small_limit):
@@ -89,9 +87,9 @@ def test_a_row_that_is_too_large_is_an_error_or_counted_in_a_directory(tmp_path,
     pq.write_table(pa.table({"text": ["first", LARGE + "x", "last"]}), path)
     with pytest.raises(DocumentSizeError, match=rf"^{path}:row 1: the size of the record is above 1000 bytes"):
         documents(path)
-    corpus = open_corpus(CorpusSpec(str(tmp_path)))
-    assert list(corpus) == SMALL
-    assert corpus.provenance()["skipped"] == {"too large": 1}
+    corpus, found = read_corpus(tmp_path)
+    assert found == SMALL
+    assert corpus.counts.skipped == {"too large": 1}
 
 
 def test_a_row_group_beyond_the_memory_is_refused_with_its_size(tmp_path):

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from build_index import builder
 from build_index.memory import (
     MIB,
     SMALLEST_SHARD,
     WORK_BYTES,
-    available_budget,
     plan_memory,
     resident_bytes,
 )
@@ -18,6 +18,7 @@ from build_index.size import parse_size
 from build_index.suffix_array import max_positions, peak_bytes
 from rest_store.datastore.memory import available_bytes
 from rest_store.errors import BuildError, MemoryBudgetError
+from tests.shared.builds import build_quick, write_jsonl
 from tests.shared.corpora import write_files
 
 
@@ -95,8 +96,7 @@ MEMINFO = "MemTotal:  2000 kB\nMemAvailable:  1000 kB\n"
 
 def test_the_available_memory_is_that_of_the_system(tmp_path):
     write_files(tmp_path, {"proc/meminfo": MEMINFO})
-    assert available_bytes(tmp_path) == available_budget(tmp_path) == 1000 * 1024
-    assert available_budget() > 0
+    assert available_bytes(tmp_path) == 1000 * 1024
     assert resident_bytes("VmHWM") >= resident_bytes() > MIB
     assert resident_bytes("VmNone") == 0
 
@@ -118,9 +118,9 @@ def test_a_control_group_limits_what_is_available(tmp_path):
 
 
 @pytest.mark.parametrize("meminfo", [None, "MemTotal: 5 kB\n", "MemAvailable: many\n"])
-def test_without_a_known_available_memory_it_must_be_set(tmp_path, meminfo):
+def test_without_a_known_available_memory_it_must_be_set(tokenizer, out, tmp_path, meminfo, monkeypatch):
     if meminfo is not None:
         write_files(tmp_path, {"proc/meminfo": meminfo})
+    monkeypatch.setattr(builder, "available_bytes", lambda: available_bytes(tmp_path))
     with pytest.raises(MemoryBudgetError, match=r"the available memory is unknown .*; set --memory SIZE"):
-        available_budget(tmp_path)
-    assert available_bytes(tmp_path) is None
+        build_quick(write_jsonl(tmp_path / "a.jsonl", ["text"]), tokenizer, out, memory=None)

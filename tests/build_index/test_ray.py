@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from build_index.cli import build as command
 from build_index.staging import kept_shards
 from rest_store.errors import ClusterError, CorpusFormatError, MemoryBudgetError, MissingExtraError, WorkerError
 from tests.shared.builds import contents, documents, leftovers, options, write_jsonl
-from tests.shared.strategies import Corpus, write_datastore
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("default")  # its own
@@ -176,34 +174,3 @@ def test_a_node_that_dies_costs_its_tasks_only(cluster, corpora, tokenizer, out,
     assert build(build_options).workers == 3
     assert len(tasks) > 20
     assert contents(out) == expected
-
-
-# --- Beside Ray ------------------------------------------------------------------------------------------------------
-
-_LOST_PAGES = """
-import os, signal, sys
-from pathlib import Path
-import ray
-from rest_store.datastore.datastore import Datastore
-from rest_store.errors import DatastoreUnavailableError
-
-before = Datastore.open(sys.argv[1])
-ray.init(address=sys.argv[2], log_to_driver=False, configure_logging=False)
-after = Datastore.open(sys.argv[1])
-for path in Path(sys.argv[1]).glob("shard-*"):
-    os.truncate(path, 0)
-for store in (before, after):
-    try:
-        store.draft([1, 2])
-    except DatastoreUnavailableError:
-        print("refused")
-assert signal.alarm(0) == 0, "Ray ends the process some seconds after a fault that it has seen"
-"""
-
-
-def test_a_file_that_is_truncated_does_not_end_a_process_with_ray(address, tmp_path):
-    datastore = write_datastore(tmp_path, Corpus(300, [[[1, 2, 3]]]))
-    command = [sys.executable, "-c", _LOST_PAGES, str(datastore), address]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "refused\nrefused\n"), done.stderr
-    assert "SIGBUS" not in done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import os
@@ -18,6 +17,8 @@ from build_index.corpus_spec import CorpusSpec
 from build_index.documents import Document
 from build_index.readers import json_records
 from build_index.readers import text as text_reader
+from tests.shared.corpora import compressed, read_corpus
+from tests.shared.corpora import documents_of as documents
 
 TURNS = ["Hi", "Hello", "Bye", "Good bye"]
 CHAT = (("user", "Hi"), ("assistant", "Hello"), ("user", "Bye"), ("assistant", "Good bye"))
@@ -32,18 +33,8 @@ RECORDS = {
 }
 
 
-def documents(path, **options):
-    return list(open_corpus(CorpusSpec(str(path), **options)))
-
-
 def expected_document(layout):
     return Document(text="x = 1\n") if layout in ("The Stack", "text") else Document(messages=CHAT)
-
-
-def compressed(data, suffix):
-    if suffix == ".gz":
-        return gzip.compress(data, mtime=0)
-    return zstandard.ZstdCompressor().compress(data) if suffix == ".zst" else data
 
 
 # --- Layouts ---------------------------------------------------------------------------------------------------------
@@ -62,10 +53,10 @@ def test_json_of_each_layout_is_recognised_by_content(tmp_path, layout, form, su
     }[form]
     path = tmp_path / "named_by_nobody"
     path.write_bytes(compressed(text.encode(), suffix))
-    corpus = open_corpus(CorpusSpec(str(path)))
+    corpus, found = read_corpus(path)
     assert corpus.reader == ("jsonl" if form == "jsonl" else "json")
-    assert list(corpus) == [expected_document(layout)] * (1 if form == "pretty" else 3)
-    assert corpus.bytes_read == corpus.size_hint == path.stat().st_size
+    assert found == [expected_document(layout)] * (1 if form == "pretty" else 3)
+    assert corpus.counts.bytes_read == corpus.size == path.stat().st_size
 
 
 @pytest.mark.parametrize("layout", RECORDS.keys() - {"parts"})
@@ -74,10 +65,10 @@ def test_parquet_of_each_layout_is_recognised_by_content(tmp_path, layout):
     sink = io.BytesIO()
     pq.write_table(pa.Table.from_pylist([RECORDS[layout]] * 150), sink, row_group_size=70)
     path.write_bytes(sink.getvalue())
-    corpus = open_corpus(CorpusSpec(str(path)))
+    corpus, found = read_corpus(path)
     assert corpus.reader == "parquet"
-    assert list(corpus) == [expected_document(layout)] * 150
-    assert corpus.bytes_read == corpus.size_hint
+    assert found == [expected_document(layout)] * 150
+    assert corpus.counts.bytes_read == corpus.size
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
@@ -85,10 +76,10 @@ def test_parquet_of_each_layout_is_recognised_by_content(tmp_path, layout):
 def test_text_is_one_document_as_it_is(tmp_path, text, suffix):
     path = tmp_path / "notes"
     path.write_bytes(compressed(text.encode(), suffix))
-    corpus = open_corpus(CorpusSpec(str(path)))
-    assert list(corpus) == [Document(text=text)]
+    corpus, found = read_corpus(path)
+    assert found == [Document(text=text)]
     assert corpus.reader == "text"
-    assert next(iter(corpus)).origin == str(path)
+    assert found[0].origin == str(path)
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path):
@@ -159,9 +150,9 @@ def test_empty_documents_are_dropped_and_counted(tmp_path):
     records += [{"messages": [{"role": "user", "content": " "}]}, {"data": ["", ""]}]
     path = tmp_path / "a"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    corpus = open_corpus(CorpusSpec(str(path)))
-    assert list(corpus) == [Document(text="x")]
-    assert corpus.provenance()["skipped"] == {"empty": 6}
+    corpus, found = read_corpus(path)
+    assert found == [Document(text="x")]
+    assert corpus.counts.skipped == {"empty": 6}
 
 
 def test_lone_surrogates_in_json_are_replaced(tmp_path):
@@ -203,13 +194,11 @@ def test_a_large_text_file_is_read_in_pieces_that_end_with_lines(tmp_path, monke
     path = tmp_path / "a.txt"
     text = "".join(f"line {number} naïve\n" for number in range(50))
     path.write_text(text)
-    corpus = open_corpus(CorpusSpec(str(path)))
-    parts = list(corpus)
+    corpus, parts = read_corpus(path)
     assert "".join(part.text for part in parts) == text
     assert all(len(part.text.encode()) <= 100 and part.text.endswith("\n") for part in parts)
     assert [part.origin for part in parts[:2]] == [f"{path} (part 1)", f"{path} (part 2)"]
-    assert corpus.provenance()["split_files"] == 1
-    assert corpus.provenance()["files"] == 1
+    assert corpus.counts.files == 1
     path.write_text("é" * 50)  # 100 bytes: not larger than a piece
     assert documents(path) == [Document(text="é" * 50)]
     path.write_text("x" + "é" * 100)  # no line end: cut between characters

@@ -35,8 +35,7 @@ def test_a_source_tree_is_read_in_order_and_skipped_files_are_counted(tmp_path):
         "package.json": '{"name": "x", "text": "y"\n}',
         "list.json": "[1, 2]",
         "settings.toml": "[section]\n",
-        "a/fake.gz": b"\x1f\x8bnot gzip at all",
-        "a/fake.zst": b"\x28\xb5\x2f\xfdnot zstd at all",
+        "a/fake.gz": b"\x1f\x8bnot gzip at all\0",
         "a/readme.gz": gzip.compress(b"compressed text"),
         "a/data.gz": gzip.compress(b"\0\1\2"),
     }
@@ -47,11 +46,11 @@ def test_a_source_tree_is_read_in_order_and_skipped_files_are_counted(tmp_path):
     assert names(tmp_path, documents) == ["a/readme.gz", "a/z.py", "a.txt", *expected[3:]]
     assert documents[0].text == "compressed text"
     provenance = corpus.provenance()
-    assert provenance["skipped"] == {"binary": 4, "empty": 1, "not UTF-8": 1}
+    assert provenance["skipped"] == {"binary": 3, "empty": 1, "not UTF-8": 1}
     assert provenance["reader"] == "tree"
     assert provenance["documents"] == 7
     assert provenance["conversations"] == 0
-    assert provenance["bytes"] == corpus.size_hint == corpus.bytes_read == sum(map(len, _contents(files)))
+    assert provenance["bytes"] == corpus.size == sum(map(len, _contents(files)))
 
 
 def _contents(files):
@@ -73,33 +72,27 @@ def test_data_files_in_a_directory_are_read_by_their_readers(tmp_path):
     provenance = corpus.provenance()
     assert provenance["skipped"] == {"JSONL without a known field": 1, "table without a known column": 1}
     assert (provenance["documents"], provenance["conversations"], provenance["files"]) == (7, 4, 5)
-    assert provenance["bytes"] == corpus.size_hint  # what was passed over counts, too: a bar reaches its end
+    assert provenance["bytes"] == corpus.size  # what was passed over counts, too: a bar reaches its end
 
     corpus, documents = read_corpus(tmp_path, field="content", exclude=("*.json*", "x"))
     assert documents == texts
     assert corpus.provenance()["skipped"] == {"no records": 1, "table without a known column": 1}
 
 
-def test_a_bad_data_file_in_a_directory_is_an_error_that_names_it(tmp_path):
-    write_files(
-        tmp_path,
-        {"a/good.jsonl": '{"text": "x"}\n', "a/truncated.jsonl.gz": gzip.compress(b'{"text": "x"}\n' * 99)[:-9]},
-    )
-    with pytest.raises(
-        CorpusFormatError, match=f"^{tmp_path}/a/truncated.jsonl.gz: compressed file is damaged or truncated"
-    ):
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("bad.jsonl.gz", gzip.compress(b'{"text": "x"}\n' * 99)[:-9], ": compressed file is damaged or truncated"),
+        ("bad.jsonl", b'{"text": "x"}\n{"text": 1}\n', ":2: "),
+        ("bad.jsonl", b"no JSON", ":1: line is not a JSON object"),
+        ("bad.parquet", b"PAR1 and nothing more", ": parquet file is damaged"),
+    ],
+)
+def test_a_bad_data_file_in_a_directory_is_an_error_that_names_it(tmp_path, name, content, message):
+    write_files(tmp_path, {"a/good.jsonl": '{"text": "x"}\n', f"a/{name}": content})
+    with pytest.raises(CorpusFormatError, match=f"^{tmp_path}/a/{name}{message}"):
         read_corpus(tmp_path)
-    assert len(read_corpus(tmp_path, exclude=("*.gz",))[1]) == 1
-    write_files(tmp_path, {"a/bad.jsonl": '{"text": "x"}\n{"text": 1}\n'})
-    with pytest.raises(CorpusFormatError, match=f"^{tmp_path}/a/bad.jsonl:2: "):
-        read_corpus(tmp_path)
-    (tmp_path / "a/bad.jsonl").write_text("no JSON")
-    with pytest.raises(CorpusFormatError, match=f"^{tmp_path}/a/bad.jsonl:1: line is not a JSON object"):
-        read_corpus(tmp_path)
-    (tmp_path / "a/bad.jsonl").unlink()
-    write_files(tmp_path, {"a/bad.parquet": b"PAR1 and nothing more"})
-    with pytest.raises(CorpusFormatError, match=f"^{tmp_path}/a/bad.parquet: parquet file is damaged"):
-        read_corpus(tmp_path)
+    assert len(read_corpus(tmp_path, exclude=("bad.*",))[1]) == 1
 
 
 def test_files_of_tools_in_a_tree_are_left_out(tmp_path):
@@ -125,28 +118,15 @@ def test_globs_choose_files(tmp_path, include, exclude, expected):
     write_files(tmp_path, dict.fromkeys(["top.py", "src/a.py", "src/deep/b.py", "src/deep/c.c"], "x"))
     corpus, documents = read_corpus(tmp_path, include=include, exclude=exclude)
     assert names(tmp_path, documents) == expected
-    assert corpus.size_hint == len(expected)
+    assert corpus.size == len(expected)
 
 
 @pytest.mark.parametrize(
     ("glob", "path", "matches"),
-    [
-        ("*", "a", True),
-        ("*", "a/b", True),
-        ("a*", "b/a", True),
-        ("a/*", "a/b/c", False),
-        ("a/**", "a/b/c", True),
-        ("./a/b", "a/b", True),
-        ("a?c", "abc", True),
-        ("a?c", "a/c", False),
-        ("a.c", "abc", False),
-        ("[a-c]x", "bx", True),
-        ("(a|b)+", "(a|b)+", True),
-    ],
+    [("*", "a/b", True), ("a/*", "a/b/c", False), ("./a/b", "a/b", True), ("a?c", "a/c", False), ("a.c", "abc", False)],
 )
 def test_globs_match(glob, path, matches):
     assert (compile_globs([glob]).fullmatch(path) is not None) is matches
-    assert compile_globs([]).fullmatch(path) is None
 
 
 def test_a_malformed_glob_is_refused_at_once(tmp_path):
@@ -175,17 +155,13 @@ def test_datastores_and_unfinished_builds_in_a_tree_are_left_out(tmp_path):
     write_files(tmp_path, {"web/manifest.json": '{"name": "an app"}', "big/manifest.json": "[" * 5000})
     write_files(tmp_path, {"ds/manifest.json": MANIFEST, "ds/tokenizer.json": "{}", "ds/deep/x.txt": "x"})
     write_files(tmp_path, {".ds.building/slices/0000-0000000": "", ".ds.building/datastore/tokenizer.json": "{}"})
+    write_files(tmp_path, {"live/documents.sqlite": "", "live/writer.lock": "", "live/tokenizer.json": "{}"})
     corpus, documents = read_corpus(tmp_path)
     expected = [".y.building/notes.txt", "a.txt", "big/manifest.json", "web/app.js", "web/manifest.json", "z.txt"]
     assert names(tmp_path, documents) == expected
-    assert corpus.provenance()["skipped"] == {"datastore": 1}
-    assert corpus.size_hint == corpus.bytes_read
-
-
-def test_a_datastore_is_no_corpus(tmp_path):
-    write_files(tmp_path, {"manifest.json": MANIFEST, "a.txt": "text"})
-    corpus, documents = read_corpus(tmp_path)
-    assert (documents, corpus.provenance()["skipped"]) == ([], {"datastore": 1})
+    assert corpus.provenance()["skipped"] == {"datastore": 2}
+    assert corpus.size == corpus.counts.bytes_read
+    assert read_corpus(tmp_path / "ds")[1] == []
 
 
 def test_what_vanishes_from_a_tree_meanwhile_is_counted_and_passed_over(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import subprocess
 from pathlib import Path
@@ -10,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from build_index import staging as module
-from build_index.errors import output_errors
 from build_index.staging import Staging, final_place, kept_shards
 from rest_store.datastore.check import check_datastore
-from rest_store.errors import OutputError, ResumeError
+from rest_store.errors import OutputError
 from tests.shared.builds import build_here, command, contents, run_build, write_jsonl
 from tests.shared.live import until
 
@@ -33,13 +31,6 @@ def texts(directory: Path) -> dict[str, str]:
 
 
 # --- Where a datastore may be put ------------------------------------------------------------------------------------
-
-
-def test_a_new_an_empty_and_a_datastore_directory_are_fine(tmp_path):
-    (tmp_path / "empty").mkdir()
-    fill(tmp_path / "old", OLD)
-    for name in ("new", "empty", "old", "above/new"):
-        assert final_place(tmp_path / name) == tmp_path / name
 
 
 @pytest.mark.parametrize(
@@ -150,7 +141,7 @@ def test_the_second_of_two_builds_is_refused_on_nfs(arguments, out, tmp_path):
 
 @pytest.mark.parametrize("before", ["nothing", "an empty directory", "a datastore"])
 def test_a_datastore_is_put_in_place(tmp_path, before):
-    out = tmp_path / "ds"
+    out = tmp_path / "above" / "ds"
     if before != "nothing":
         fill(out, OLD if before == "a datastore" else {})
     with Staging(out) as staging:
@@ -159,7 +150,7 @@ def test_a_datastore_is_put_in_place(tmp_path, before):
         assert texts(out) == (OLD if before == "a datastore" else {})
         staging.put_in_place()
     assert texts(out) == NEW
-    assert list(tmp_path.iterdir()) == [out]
+    assert list(out.parent.iterdir()) == [out]
 
 
 def test_what_is_renamed_is_on_the_disk_first(arguments, out, monkeypatch):
@@ -190,18 +181,6 @@ def test_what_is_renamed_is_on_the_disk_first(arguments, out, monkeypatch):
     assert [path for path in early if not path.endswith("plan.json")] == []
 
 
-def test_directories_are_exchanged_where_that_is_supported(tmp_path, monkeypatch):
-    first, second = fill(tmp_path / "a", OLD), fill(tmp_path / "b", NEW)
-    assert module._exchanged(first, second)
-    assert (texts(first), texts(second)) == (NEW, OLD)
-    with pytest.raises(FileNotFoundError):
-        module._exchanged(first, tmp_path / "absent")
-    monkeypatch.setattr(module, "_RENAME_EXCHANGE", 1 << 20)  # a flag that no kernel knows
-    assert not module._exchanged(first, second)
-    monkeypatch.setattr(module.ctypes, "CDLL", lambda *_, **__: object())  # an old C library
-    assert not module._exchanged(first, second)
-
-
 def test_a_directory_that_appeared_meanwhile_is_left_alone(tmp_path):
     with Staging(tmp_path / "ds") as staging:
         staging.start({})
@@ -213,27 +192,10 @@ def test_a_directory_that_appeared_meanwhile_is_left_alone(tmp_path):
     assert texts(tmp_path / ".ds.building" / "datastore") == NEW
 
 
-def test_starting_removes_what_an_earlier_build_left(tmp_path):
-    fill(tmp_path / ".ds.building" / "datastore", NEW)
-    (tmp_path / ".ds.building" / "plan.json").write_text("{}")
-    assert kept_shards(tmp_path / "ds") == 1
-    with Staging(tmp_path / "ds") as staging:
-        staging.start()
-        assert texts(staging.path) == {"lock": ""}
-    assert kept_shards(tmp_path / "ds") == 0
-
-
-def test_a_full_disk_is_an_output_error(tmp_path):
-    message = r"ds: the datastore cannot be written \(No space left on device\)"
-    with pytest.raises(OutputError, match=message), output_errors(tmp_path / "ds"):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    with pytest.raises(ResumeError), output_errors(tmp_path):
-        raise ResumeError("ours")
-
-
 def test_a_new_build_that_is_killed_while_it_clears_an_unfinished_one_leaves_nothing_to_resume(tmp_path, monkeypatch):
     fill(tmp_path / ".ds.building" / "datastore", NEW)
     (tmp_path / ".ds.building" / "plan.json").write_text("{}")
+    assert kept_shards(tmp_path / "ds") == 1
 
     def killed(self):
         raise KeyboardInterrupt

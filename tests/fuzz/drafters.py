@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,36 +14,9 @@ import rest_store
 from rest_store.bench.baselines import tree_of
 from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.errors import DeadlineError
-from tests.shared.services import PATIENCE, Service, running
+from tests.shared.services import PATIENCE
 from tests.shared.strategies import Corpus, identity, write_datastore
 from tests.shared.tiny import VOCABULARY
-
-Texts = list[list[int]]
-
-
-@dataclass(frozen=True)
-class Drafter:
-    """What goes into `drafter`.
-
-    Attributes:
-        name: in words.
-        make: returns it, new for each generation.
-    """
-
-    name: str
-    make: Callable[[], Any]
-
-
-class UnspeakableError(Exception):
-    """An error that cannot even be described."""
-
-    def __str__(self) -> str:
-        raise RuntimeError("no words")
-
-
-def fault(chance: random.Random) -> BaseException:
-    """An error such as the code of others raises."""
-    return chance.choice([ValueError("no"), UnspeakableError(), StopIteration(), MemoryError()])
 
 
 def nonsense(chance: random.Random) -> Any:
@@ -57,10 +28,13 @@ def nonsense(chance: random.Random) -> Any:
     return chance.choice([*wrong, *[TokenTree(tokens, [-1] * size, [1] * size, match=match)] * 3])
 
 
-class Faulty:
-    """Drafts how known texts go on, in right trees and in wrong ones, and fails at times in the ways of `faults`."""
+class Source:
+    """A source that is its own member.
 
-    def __init__(self, texts: Texts, chance: random.Random, faults: frozenset[str]) -> None:
+    It drafts how known texts go on, in right trees and in wrong ones, and fails at times in the ways of `faults`.
+    """
+
+    def __init__(self, texts: list[list[int]], chance: random.Random, faults: frozenset[str]) -> None:
         self.texts, self.chance, self.faults = texts, chance, faults
         self.context: list[int] = []
         self.max_nodes = 0
@@ -70,7 +44,7 @@ class Faulty:
 
     def raise_at_times(self) -> None:
         if self.fails("raises"):
-            raise fault(self.chance)
+            raise self.chance.choice([ValueError("no"), StopIteration(), MemoryError()])
 
     def mutate_at_times(self, *arrays: Any) -> None:
         if self.fails("mutates"):
@@ -100,10 +74,6 @@ class Faulty:
             paths.pop()
         return TokenTree([], [], [])
 
-
-class Source(Faulty):
-    """A source that is its own member."""
-
     def members(self, settings: Any, text: Callable[[], Any]) -> list[Any]:
         self.raise_at_times()
         self.context = text().tolist()
@@ -132,18 +102,14 @@ class Source(Faulty):
         self.raise_at_times()
 
 
-def some_faults(chance: random.Random) -> frozenset[str]:
-    return frozenset(name for name in ("raises", "nonsense", "mutates", "slow") if chance.random() < 0.4)
-
-
-def some_datastore(chance: random.Random, texts: Texts, directory: Path) -> rest_store.Datastore:
+def some_datastore(chance: random.Random, texts: list[list[int]], directory: Path) -> rest_store.Datastore:
     """A datastore of pieces of the texts and of noise."""
     documents = []
     for text in texts:
         start = chance.randrange(len(text) + 1)
         documents += [text[start:], text[: chance.randrange(len(text) + 1)]]
-    documents += [some_noise(chance) for _ in range(chance.randrange(6))]
-    documents = [piece for piece in ([token for token in part if token >= 0] for part in documents) if piece]
+    noise = [[chance.randrange(VOCABULARY) for _ in range(chance.randrange(1, 40))] for _ in range(chance.randrange(6))]
+    documents = [piece for piece in ([token for token in part if token >= 0] for part in documents + noise) if piece]
     cut = chance.randrange(len(documents) + 1)
     shards = [shard for shard in (documents[:cut], documents[cut:]) if shard] or [[[1]]]
     place = directory / f"datastore-{len(list(directory.iterdir()))}"
@@ -151,44 +117,16 @@ def some_datastore(chance: random.Random, texts: Texts, directory: Path) -> rest
     return rest_store.Datastore.open(write_datastore(place, Corpus(VOCABULARY, shards)))
 
 
-def some_noise(chance: random.Random) -> list[int]:
-    return [chance.randrange(VOCABULARY) for _ in range(chance.randrange(1, 40))]
-
-
-class Services:
-    """One service for all cases.
+def some_drafter(chance: random.Random, texts: list[list[int]], directory: Path, target: str) -> tuple[str, list[Any]]:
+    """Return what goes into `drafter`, in words and as it is.
 
     Args:
-        directory: of its datastore.
-        stack: ends it.
+        chance: decides.
+        texts: that are written.
+        directory: for datastores.
+        target: address of a service.
     """
-
-    def __init__(self, directory: Path, stack: ExitStack) -> None:
-        self._place, self._stack = directory / "served", stack
-        self._service: Service | None = None
-
-    def target(self, documents: list[list[int]]) -> str:
-        """Return its address; the first case says which documents it has."""
-        if self._service is None:
-            self._place.mkdir()
-            write_datastore(self._place, Corpus(VOCABULARY, [documents]))
-            self._service = self._stack.enter_context(running(self._place))
-        return self._service.target
-
-
-def some_client(chance: random.Random, texts: Texts, services: Services) -> tuple[str, Callable[[], Any]]:
-    """A client of a service."""
-    target = services.target([[token for token in text if 0 <= token < VOCABULARY] or [1] for text in texts])
-    options = {
-        "send_text": chance.random() < 0.7,
-        "timeout": chance.choice([0.005, PATIENCE]),
-        "tokenizer": chance.choice([None, identity(VOCABULARY), identity(VOCABULARY), identity(12)]),
-    }
-    return f"service{options}", lambda: rest_store.DatastoreClient(target, **options)
-
-
-def some_drafter(chance: random.Random, texts: Texts, directory: Path, services: Services) -> Drafter:
-    makers: list[Callable[[], Any]] = []
+    sources: list[Any] = []
     names: list[str] = []
     kinds = ["datastore", "lookup", "recycled", "own", "service"]
     only = chance.choice(["service", "own", "own"])  # its tree is the session's
@@ -198,17 +136,21 @@ def some_drafter(chance: random.Random, texts: Texts, directory: Path, services:
             continue
         names.append(kind)
         if kind == "datastore":
-            store = some_datastore(chance, texts, directory)
-            makers.append(lambda store=store: store)
+            sources.append(some_datastore(chance, texts, directory))
         elif kind == "lookup":
-            makers.append(rest_store.PromptLookup)
+            sources.append(rest_store.PromptLookup())
         elif kind == "recycled":
-            makers.append(rest_store.RecycledLogits)
+            sources.append(rest_store.RecycledLogits())
         elif kind == "service":
-            names[-1], make = some_client(chance, texts, services)
-            makers.append(make)
+            options = {
+                "send_text": chance.random() < 0.7,
+                "timeout": chance.choice([0.005, PATIENCE]),
+                "tokenizer": chance.choice([None, identity(VOCABULARY), identity(VOCABULARY), identity(12)]),
+            }
+            names[-1] += str(options)
+            sources.append(rest_store.DatastoreClient(target, **options))
         else:
-            faults, seed = some_faults(chance), chance.randrange(2**32)
+            faults = frozenset(name for name in ("raises", "nonsense", "mutates", "slow") if chance.random() < 0.4)
             names[-1] += str(sorted(faults))
-            makers.append(lambda f=faults, s=seed: Source(texts, random.Random(s), f))
-    return Drafter(f"{names}", lambda: [make() for make in makers])
+            sources.append(Source(texts, random.Random(chance.randrange(2**32)), faults))
+    return str(names), sources

@@ -1,4 +1,4 @@
-"""What generations are asked: a model, a prompt, a cache, the options of plain generation and those of ours."""
+"""What generations are asked: a model, a prompt, the options of plain generation and those of ours."""
 
 from __future__ import annotations
 
@@ -9,17 +9,8 @@ from functools import partial
 from typing import Any
 
 import torch
-from transformers import DynamicCache, LogitsProcessor
 
 from tests.shared.tiny import ARCHITECTURES, VOCABULARY, text_tokenizer, tiny_model
-
-
-class Fresh(partial):
-    """A value that each generation needs a new one of: called with the model."""
-
-
-def plainly(values: dict[str, Any], model: Any) -> dict[str, Any]:
-    return {name: value(model) if isinstance(value, Fresh) else value for name, value in values.items()}
 
 
 @dataclass
@@ -28,7 +19,7 @@ class Plan:
 
     Attributes:
         model: makes the model.
-        prepare: makes what the model is asked with: inputs, and options with them such as a filled cache.
+        inputs: token ids, and mostly a mask.
         options: of plain generation.
         drafting: options of ours.
         way: how ours is called.
@@ -37,26 +28,13 @@ class Plan:
     """
 
     model: Callable[[], Any]
-    prepare: Callable[[Any], dict[str, Any]]
+    inputs: dict[str, torch.Tensor]
     seed: int
     options: dict[str, Any] = field(default_factory=dict)
     drafting: dict[str, Any] = field(default_factory=dict)
     way: str = "generate"
-    words: list[str] = field(default_factory=list)
+    words: str = ""
     rows: int = 1
-
-
-class Drifting(LogitsProcessor):
-    """Bans another token at each of its calls, which it counts."""
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.banned = torch.zeros(VOCABULARY)
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        self.banned[self.calls * 7 % VOCABULARY] += 3
-        self.calls += 1
-        return scores - self.banned[: scores.shape[-1]].to(scores)
 
 
 def by_last_token(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -90,7 +68,9 @@ SETTINGS: dict[str, Callable[[random.Random], Any]] = {
     "exponential_decay_length_penalty": lambda chance: (chance.randrange(6), chance.uniform(1, 1.5)),
     "renormalize_logits": lambda chance: True,
     "remove_invalid_values": lambda chance: True,
-    "logits_processor": lambda chance: Fresh(lambda _: [Drifting()]) if chance.random() < 0.5 else [by_last_token],
+    "logits_processor": lambda chance: [by_last_token],
+    "cache_implementation": lambda chance: chance.choice(["dynamic", "static"]),
+    "use_cache": lambda chance: False,
     "stopping_criteria": lambda chance: [partial(few_small, chance.randrange(1, 20))],
 }
 SAMPLING: dict[str, Callable[[random.Random], Any]] = {
@@ -124,31 +104,6 @@ def some_inputs(chance: random.Random) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "attention_mask": mask}
 
 
-def some_cache(chance: random.Random, plan: Plan, inputs: dict[str, torch.Tensor]) -> None:
-    """Decide what keeps keys and values, and what is in it already."""
-    kind = chance.choice(["usual"] * 4 + ["named", "own", "filled", "none"])
-    plan.words.append(f"cache {kind}")
-    if kind == "named":
-        plan.options["cache_implementation"] = chance.choice(["dynamic", "static", "static"])
-    elif kind == "none":
-        plan.options["use_cache"] = False
-    elif kind != "usual":
-        fill = chance.randrange(1, 12) if kind == "filled" else 0
-        turn = torch.tensor([some_tokens(chance, 6)[:1] * 2] * len(inputs["input_ids"]))
-        plan.words.append(f"{fill} filled")
-
-        def prepare(model: Any) -> dict[str, Any]:
-            cache = DynamicCache(config=model.config)
-            if not fill:
-                return {**inputs, "past_key_values": cache}
-            first = model.generate(**inputs, past_key_values=cache, max_new_tokens=fill, do_sample=False)
-            ids = torch.cat([first, turn], dim=1)
-            mask = torch.cat([inputs["attention_mask"], torch.ones_like(ids[:, inputs["input_ids"].shape[1] :])], dim=1)
-            return {"input_ids": ids, "attention_mask": mask, "past_key_values": cache}
-
-        plan.prepare = prepare
-
-
 def some_plan(chance: random.Random) -> Plan:
     """A case, all but its drafter."""
     architecture = chance.choice([name for name in ARCHITECTURES if name != "gemma2"])  # which has eager attention only
@@ -158,8 +113,8 @@ def some_plan(chance: random.Random) -> Plan:
     new = chance.choice([1, 2, chance.randrange(1, 16), chance.randrange(16, 45)])
     if positions is not None and chance.random() < 0.8:
         new = max(1, positions - length + chance.choice([0, 0, 0, -1, 1]))
-    plan = Plan(partial(precise_model, architecture, positions), lambda _: dict(inputs), chance.randrange(2**31))
-    plan.words += [f"{architecture}, {positions} positions, {rows} rows of {length} and {new} new"]
+    plan = Plan(partial(precise_model, architecture, positions), inputs, chance.randrange(2**31))
+    plan.words = f"{architecture}, {positions} positions, {rows} rows of {length} and {new} new"
     options = plan.options
     options.update({"max_length": length + new} if chance.random() < 0.3 else {"max_new_tokens": new})
     options["do_sample"] = chance.random() < 0.4
@@ -177,10 +132,9 @@ def some_plan(chance: random.Random) -> Plan:
     if chance.random() < 0.3:
         options.update(return_dict_in_generate=True, output_scores=True, output_logits=chance.random() < 0.5)
     if chance.random() < 0.1:
-        plan.words.append("no mask")
-        plan.prepare = lambda _: {"input_ids": inputs["input_ids"]}
-    else:
-        some_cache(chance, plan, inputs)
+        del inputs["attention_mask"]
+    if options.get("use_cache") is False:
+        options.pop("cache_implementation", None)
     plan.rows = rows * options.get("num_return_sequences", 1)
     some_way(chance, plan)
     return plan
@@ -189,19 +143,16 @@ def some_plan(chance: random.Random) -> Plan:
 def some_way(chance: random.Random, plan: Plan) -> None:
     """Decide how ours is called, and with which options."""
     drafting = plan.drafting
-    plan.way = chance.choice(["generate"] * 4 + ["generator", "pieces", "left", "streamed"])
+    plan.way = chance.choice(["generate"] * 4 + ["generator"])
     drafting["adaptive"] = chance.random() < 0.3
     if chance.random() < 0.6:
         drafting["max_nodes"] = chance.choice([0, 1, 3, 16, 64, 200])
     if plan.way == "generator":
         plan.options.pop("return_dict_in_generate", None)  # it returns its own output
-    if plan.way == "generator" and chance.random() < 0.3:
-        tokenizer = text_tokenizer()
-        tokens = [chance.randrange(30, VOCABULARY) for _ in range(chance.randrange(1, 5))]
-        plan.options["stop_strings"] = [tokenizer.decode([token]) or "a" for token in tokens]
-        plan.options["tokenizer"] = tokenizer
-        if plan.rows > 1:
-            plan.options.setdefault("eos_token_id", [3])
-    if plan.way == "streamed" and plan.rows > 1:
-        plan.way = "generate"
-    plan.words.append(plan.way)
+        if chance.random() < 0.3:
+            tokenizer = text_tokenizer()
+            tokens = [chance.randrange(30, VOCABULARY) for _ in range(chance.randrange(1, 5))]
+            plan.options["stop_strings"] = [tokenizer.decode([token]) or "a" for token in tokens]
+            plan.options["tokenizer"] = tokenizer
+            if plan.rows > 1:
+                plan.options.setdefault("eos_token_id", [3])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import zstandard
 
 from build_index.corpus import Corpus, open_corpus
 from build_index.corpus_spec import CorpusSpec
@@ -26,3 +29,14 @@ def read_corpus(path: Path | str, **options: Any) -> tuple[Corpus, list[Document
     """Read all documents of a corpus; `options` are those of `CorpusSpec`."""
     corpus = open_corpus(CorpusSpec(str(path), **options))
     return corpus, list(corpus)
+
+
+def documents_of(path: Path | str, **options: Any) -> list[Document]:
+    return read_corpus(path, **options)[1]
+
+
+def compressed(data: bytes, suffix: str) -> bytes:
+    """Compress as the files of an ending are."""
+    if suffix == ".gz":
+        return gzip.compress(data, mtime=0)
+    return zstandard.ZstdCompressor(write_checksum=True).compress(data) if suffix == ".zst" else data

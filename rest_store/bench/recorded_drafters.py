@@ -1,14 +1,13 @@
-"""Replays of draft sessions beside a trained head, whose acceptance at each position was recorded.
+"""Other drafters whose acceptance at each position was recorded: alone, and a trained head beside draft sessions.
 
-Each step verifies what promises the most tokens per modelled second: the session's tree, the head's chain, or both
-(`rest_store/drafting/arbitration.py`).
+Beside a head, each step verifies what promises the most tokens per modelled second: the session's tree, the head's
+chain, or both (`rest_store/drafting/arbitration.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing
-from functools import partial
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,16 +15,39 @@ import numpy.typing as npt
 
 from rest_store.bench.cost_model import Batch
 from rest_store.bench.recordings import Recording
-from rest_store.bench.replay import Outcome, Tokens, walk
+from rest_store.bench.replay import Outcome, Replayed, Tokens, walk
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.arbitration import Head, Plan, with_chain
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup
 
-_LONGEST = 20  # tokens that the recorded heads drafted at most
+_LONGEST = 20  # tokens that the recorded drafters drafted at most
 _NO_TREE = TokenTree([], [], [], scores=[])
 _WRONG = -1  # stands for a token of the head that the model did not write: what it was is not recorded
+
+
+def replay_other(recordings: Sequence[Recording], name: str, batch: Batch, length: int) -> Outcome:
+    """Return what the drafter of this name brings with so many draft tokens in each step."""
+    outcome = Outcome()
+    for one in recordings:
+        if one.drafters.get(name) is None or not one.output.size:
+            continue
+        prompt, tokens = one.prompt.size, one.output.size
+        steps, seconds = batch.drafted_by(name, one.drafters[name].tolist(), prompt, length)
+        plain = batch.plain(prompt, prompt + tokens)
+        outcome.replays.append(Replayed(one.family, tokens, steps, steps * length, 0.0, plain, seconds))
+    return outcome
+
+
+def other_drafters(recordings: Sequence[Recording], batches: Sequence[Batch]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield a line and a row for each recorded drafter and batch, with the length that is fastest for the median."""
+    for name in sorted({name for recording in recordings for name in recording.drafters}):
+        for batch in batches:
+            outcomes = {length: replay_other(recordings, name, batch, length) for length in range(1, _LONGEST + 1)}
+            best = max(outcomes, key=lambda length: outcomes[length].modelled_speeds[0])
+            row = {"drafter": name, "batch": batch.rows, "length": best, **outcomes[best].as_json()}
+            yield f"{name}, {best} tokens, batch of {batch.rows}: {outcomes[best].summary()}", row
 
 
 class _BesideHead:
@@ -67,9 +89,9 @@ class _BesideHead:
         self._session.accept(tokens, top_k)
         self._position += tokens.size
 
-    def close(self) -> None:
-        """End the session."""
-        self._session.close()
+    def opened(self, prompt: Tokens) -> nullcontext[_BesideHead]:
+        """Begin the replay; the session has the prompt."""
+        return nullcontext(self)
 
 
 class _Oracle(_BesideHead):
@@ -108,17 +130,13 @@ def replay_beside(
     head = Head([0.0, *(batch.beside(name, cached, tokens) for tokens in range(1, _LONGEST + 1))], batch.of_sessions)
     outcome = Outcome()
     for one in chosen:
-        session = DraftSession([*sources, PromptLookup()], one.prompt, calibration=calibration, learn=False)
-        drafter = kind(session, head.for_text(), one, name, batch)
-        replayed = walk([one], partial(_ended, drafter), max_nodes=max_nodes, batch=batch)
+        with DraftSession([*sources, PromptLookup()], one.prompt, calibration=calibration, learn=False) as session:
+            drafter = kind(session, head.for_text(), one, name, batch)
+            replayed = walk([one], drafter.opened, max_nodes=max_nodes, batch=batch)
         modelled = replayed.replays[0].modelled + drafter.seconds
         replayed.replays = [replayed.replays[0]._replace(modelled=modelled)]
         outcome = Outcome.sum_of([outcome, replayed])
     return outcome
-
-
-def _ended(drafter: _BesideHead, prompt: Tokens) -> closing[_BesideHead]:
-    return closing(drafter)
 
 
 def beside_heads(
