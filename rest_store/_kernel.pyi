@@ -93,13 +93,13 @@ class NativeCalibration:
 class NativeRecycledLogits:
     """Likely tokens by context (`session/recycled_logits.hpp`); shared by sessions. Thread-safe."""
 
+    @overload
     def __init__(self) -> None: ...
-    def __len__(self) -> int: ...
-    def rows(self, vocabulary_size: int, /) -> bytes:
-        """Return all rows, int32[n, 21], as `rest_store.drafting.sources` describes them."""
+    @overload
+    def __init__(self, other: NativeRecycledLogits, /) -> None:
+        """A copy that learns on its own."""
 
-    def add_rows(self, rows: npt.NDArray[np.int32], vocabulary_size: int, /) -> bool:
-        """Add such rows; return False, and add nothing, if one is malformed."""
+    def __len__(self) -> int: ...
 
 class NativeSession:
     """One generation's text, sources and draft tree (`session/tree_builder.hpp`). Not thread-safe.

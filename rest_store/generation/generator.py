@@ -168,8 +168,8 @@ class Generator:
 
     def _copied(self) -> Options:
         """Return options whose sources and calibration learn for themselves from here on; nothing is remembered."""
-        size, sources = vocabulary_size(self.model), self._options.drafter or ()
-        sources = [source.copy(size) if isinstance(source, RecycledLogits) else source for source in sources]
+        sources = self._options.drafter or ()
+        sources = [source.copy() if isinstance(source, RecycledLogits) else source for source in sources]
         return replace(self._options, drafter=sources, calibration=copy.copy(self._options.calibration), remember=None)
 
     def flush(self, seconds: float | None = None) -> bool:

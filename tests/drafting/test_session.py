@@ -243,8 +243,12 @@ def test_recycled_logits_come_back(calibration: Calibration) -> None:
         session.accept([4], node_top_k=rows)
         session.accept([9])
         assert 59 in session.draft().tokens.tolist()
-    with DraftSession([recycled], [7, 1], calibration=calibration) as session:  # shared with the next generation
-        assert 4 in session.draft().tokens.tolist()
+    copied = recycled.copy()
+    DraftSession([copied]).accept([1, 2], [[33, 34], [-1, -1]])
+    for other, known in ((recycled, False), (copied, True)):  # shared with the next generation
+        with DraftSession([other], [7, 1], calibration=calibration) as session:
+            tokens = session.draft().tokens.tolist()
+            assert (4 in tokens, 33 in tokens) == (True, known), "a copy learns on its own"
 
 
 @pytest.mark.parametrize("outside", [-1, -(2**32) + 7, 2**31, 2**63 - 1])

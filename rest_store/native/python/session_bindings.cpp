@@ -120,12 +120,8 @@ void bind_sessions(nb::module_& module) {
       .def(nb::init<const nb::list&, std::uint32_t, bool, std::shared_ptr<SuffixCache>>());
   nb::class_<RecycledLogits>(module, "NativeRecycledLogits")
       .def(nb::init<>())
-      .def("__len__", &RecycledLogits::size)
-      .def("rows",
-           [](const RecycledLogits& logits, std::uint64_t vocabulary) { return bytes_of(logits.rows(vocabulary)); })
-      .def("add_rows", [](RecycledLogits& logits, const Array<std::int32_t>& rows, std::uint64_t vocabulary) {
-        return logits.add_rows(span_of(rows), vocabulary);
-      });
+      .def(nb::init<const RecycledLogits&>())
+      .def("__len__", &RecycledLogits::size);
   nb::class_<NativeSession>(module, "NativeSession")
       .def(nb::init<NativeCalibration&>(), nb::keep_alive<1, 2>())
       .def("use_prompt_lookup", &NativeSession::use_prompt_lookup)
