@@ -15,12 +15,14 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Protocol
 
 from rest_store.drafting.output_document import OutputDocument
 from rest_store.errors import DraftingWarning, RememberError, describe, error_text
 
 _MOST_TOKENS = 1 << 20  # that wait for one target: 4 MB
+_MOST_EARLIER = 32  # documents of a group that are read
 _GRACE_SECONDS = 2.0  # for what is queued when the interpreter exits, or a target is closed
 _MAX_REASON_LENGTH = 200
 
@@ -34,6 +36,8 @@ class RememberTarget(Protocol):
 
     def add(self, documents: Sequence[Any], ids: Sequence[str] | None = None) -> object:
         """Add documents, int32[n] each, one id for each; the same id stands for the same document.
+
+        Documents of a group or an epoch come with `group` and `epoch`, as `LiveDatastore.add` takes them.
 
         What this returns may have an attribute `duplicates`: the ids that were there already.
         """
@@ -96,8 +100,7 @@ class _Queue(threading.Thread):
                     return
                 documents, counts = self.batches[0]  # it counts until it is written
             try:
-                added = self.target.add([document.tokens for document in documents], ids=counts.ids)
-                counts.duplicates = list(getattr(added, "duplicates", ()))
+                counts.duplicates = add_to(self.target, documents)
                 counts.added = len(documents) - len(counts.duplicates)
             except BaseException as error:  # a target is anybody's code
                 counts.drop(error_text(error))
@@ -124,6 +127,24 @@ def require_target(target: object) -> None:
     if fault:
         expected = "a LiveDatastore for writing, a DatastoreClient, or another object with add(documents, ids=None)"
         raise RememberError(describe("generate", "remember", fault, expected))
+
+
+def add_to(target: Any, documents: Sequence[OutputDocument]) -> list[str]:
+    """Add documents to `target` with their groups and epochs; return the ids of those that were there already."""
+    duplicates: list[str] = []
+    for (group, epoch), some in groupby(documents, key=lambda document: (document.group, document.epoch)):
+        alike, labels = list(some), {"group": group, "epoch": epoch} if group or epoch else {}
+        added = target.add([document.tokens for document in alike], ids=[document.id for document in alike], **labels)
+        duplicates += getattr(added, "duplicates", ())
+    return duplicates
+
+
+def earlier(target: object, group: str) -> list[Any]:
+    """Return the tokens of the latest documents of a group, the last one last; none if `target` does not list them."""
+    documents = getattr(target, "documents", None)
+    if not group or not callable(documents):
+        return []
+    return [document.tokens for document in deque(documents(group=group), _MOST_EARLIER)]
 
 
 def remember(target: RememberTarget, documents: list[OutputDocument], counts: RememberCounts) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.tree import TokenTree
+from rest_store.drafting.merge import part_of
 from rest_store.drafting.session import DraftSession
 from rest_store.errors import (
     DatastoreClosedError,
@@ -196,14 +197,4 @@ class DraftSessions:
 def pruned(tree: TokenTree, max_depth: int) -> TokenTree:
     """Return the part of `tree` that is at most `max_depth` deep, all of it if that can still be accepted."""
     kept = np.flatnonzero(tree.depths <= max_depth)
-    if kept.size == len(tree):
-        return tree
-    indices = np.full(len(tree) + 1, -1, dtype=np.int64)  # the last one stands for parent -1
-    indices[kept] = np.arange(kept.size)
-    return TokenTree(
-        tree.tokens[kept],
-        indices[tree.parents[kept]],
-        tree.counts[kept],
-        scores=None if tree.scores is None else tree.scores[kept],
-        origins=None if tree.origins is None else tree.origins[kept],
-    )
+    return tree if kept.size == len(tree) else part_of(tree, kept)

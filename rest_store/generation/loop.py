@@ -241,7 +241,9 @@ class Generation:
         self._closed = True
         target, self._target = self._target, None
         if target is not None:
-            outputs = [OutputDocument.of(*texts) for texts in zip(self._prompt_ends, self.tokens, strict=False)]
+            labels = self._options.group, self._options.epoch
+            texts = zip(self._prompt_ends, self.tokens, strict=False)
+            outputs = [OutputDocument.of(prompt, output, *labels) for prompt, output in texts]
             documents = [document for document in outputs if document is not None]
             remember(target, documents, self.statistics.remembered)
         verifier, self._verifier = self._verifier, None

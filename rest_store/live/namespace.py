@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
@@ -35,7 +35,7 @@ class StoredDocument(NamedTuple):
 class Namespace(Store):
     """The documents of one namespace: a store for queries and sessions, and a target of `remember`. Thread-safe.
 
-    `LiveDatastore` deletes, limits and lists them, with `namespace=`.
+    `LiveDatastore` deletes and limits them, with `namespace=`.
 
     Attributes:
         name: of the namespace.
@@ -52,6 +52,10 @@ class Namespace(Store):
     def snapshot(self) -> Snapshot:
         """The segments that queries read from now on."""
         return self._live.snapshot_of(self.name)
+
+    def documents(self, *, group: str | None = None) -> Iterator[StoredDocument]:
+        """Yield the documents of this namespace, as `LiveDatastore.documents`."""
+        return self._live.documents(namespace=self.name, group=group)
 
     def close(self) -> None:
         """Do nothing: the datastore stays open for its other namespaces."""

@@ -206,22 +206,26 @@ def test_all_workers_verify_what_one_of_them_drafts(vllm: Vllm, place: str, tmp_
     assert other.accepted == 0, "nobody sends it anything here"
 
 
-def test_a_prediction_is_drafted_from(vllm: Vllm) -> None:
-    """As token ids; nothing else knows the text."""
+def test_a_prediction_is_drafted_from(vllm: Vllm, tmp_path: Path) -> None:
+    """As token ids; nothing else knows the text. It is remembered with its group and epoch."""
 
     def model(text: list[int]) -> int:
         return hash(tuple(text[-3:])) % 290
 
     steps = []
     for predicted in (False, True):
-        engine = Engine(vllm, {}, model)
+        engine = Engine(vllm, {"remember": str(tmp_path / f"{predicted}")}, model)
         asked = requests(0)
         for request in asked if predicted else ():
             prediction = plain_output(model, request.prompt, 40)
-            request.settings["extra_args"] = {"prediction": prediction}
+            request.settings["extra_args"] = {"prediction": prediction, "group": "g", "epoch": 3}
         outputs_are_plain(engine, asked)
         assert totals(engine, "errors") == {}
         steps.append(engine.steps)
+        engine.ours.drafter.close()
+        with rest_store.LiveDatastore.open(tmp_path / f"{predicted}", read_only=True) as live:
+            kept = {(document.group, document.epoch) for document in live.documents()}
+        assert kept == {("g", 3) if predicted else ("", 0)}
     assert steps[1] < 0.5 * steps[0]
 
 
