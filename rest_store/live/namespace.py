@@ -39,6 +39,7 @@ class Namespace(Store):
 
     Attributes:
         name: of the namespace.
+        live: the datastore that it is a part of.
     """
 
     is_live: ClassVar[bool] = True
@@ -46,16 +47,16 @@ class Namespace(Store):
     def __init__(self, live: LiveDatastore, name: str) -> None:
         self.name = label("live datastore", "a namespace", name)
         self.path, self.tokenizer = live.path, live.tokenizer
-        self._live = live
+        self.live = live
 
     @property
     def snapshot(self) -> Snapshot:
         """The segments that queries read from now on."""
-        return self._live.snapshot_of(self.name)
+        return self.live.snapshot_of(self.name)
 
     def documents(self, *, group: str | None = None) -> Iterator[StoredDocument]:
         """Yield the documents of this namespace, as `LiveDatastore.documents`."""
-        return self._live.documents(namespace=self.name, group=group)
+        return self.live.documents(namespace=self.name, group=group)
 
     def close(self) -> None:
         """Do nothing: the datastore stays open for its other namespaces."""
@@ -69,4 +70,4 @@ class Namespace(Store):
         epoch: int = 0,
     ) -> AddedDocuments:
         """Add documents to this namespace; as `LiveDatastore.add`."""
-        return self._live.add(documents, ids, namespace=self.name, group=group, epoch=epoch)
+        return self.live.add(documents, ids, namespace=self.name, group=group, epoch=epoch)
