@@ -172,26 +172,6 @@ def test_tokens_that_no_vocabulary_has_are_done_without(drafter: RequestDrafter)
     assert totals(drafter, "errors") == {"open": 1}
 
 
-def test_a_datastore_that_is_closed_is_done_without(drafter: RequestDrafter) -> None:
-    requests = [Written(drafter, MODEL, "a", [5, 6])]
-    write(requests, 2)
-    drafter._sources.stores[0].close()  # type: ignore[attr-defined]
-    write(requests, 2)
-    assert totals(drafter, "errors")["source"] > 0
-
-
-def test_interrupts_pass(drafter: RequestDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: Any, **__: Any) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(request_drafter, "draft_all", interrupt)
-    drafter.begin(NewRequest("a", [5, 6], 2))
-    with pytest.raises(KeyboardInterrupt):
-        drafter.draft([StepRequest("a", NOTHING, 8)])
-    assert drafter._lock.acquire(blocking=False)
-    drafter._lock.release()
-
-
 class SlowService(ScriptedSource):
     """A service that takes two steps of the engine, and proposes nothing that the model writes."""
 
