@@ -15,7 +15,7 @@ from rest_store.datastore.kernel import PackedTree
 from rest_store.datastore.shard_view import ShardView
 
 Tokens = npt.NDArray[np.int32]
-TopK = npt.NDArray[np.int32] | npt.NDArray[np.int64]  # [n, k], -1 ends a row
+TopK = npt.NDArray[np.int32]  # [n, k], -1 ends a row; of each row, 8 are read
 PackedDraft = tuple[bytes, bytes, bytes]  # packed tree of `TokenTree`, scores float32[N], origins uint8[N]
 
 FEATURES: int  # columns of a calibration's features
@@ -93,13 +93,13 @@ class NativeCalibration:
 class NativeRecycledLogits:
     """Likely tokens by context (`session/recycled_logits.hpp`); shared by sessions. Thread-safe."""
 
+    @overload
     def __init__(self) -> None: ...
-    def __len__(self) -> int: ...
-    def rows(self, vocabulary_size: int, /) -> bytes:
-        """Return all rows, int32[n, 21], as `rest_store.drafting.sources` describes them."""
+    @overload
+    def __init__(self, other: NativeRecycledLogits, /) -> None:
+        """A copy that learns on its own."""
 
-    def add_rows(self, rows: npt.NDArray[np.int32], vocabulary_size: int, /) -> bool:
-        """Add such rows; return False, and add nothing, if one is malformed."""
+    def __len__(self) -> int: ...
 
 class NativeSession:
     """One generation's text, sources and draft tree (`session/tree_builder.hpp`). Not thread-safe.
@@ -182,9 +182,6 @@ def merge_trees(
     Raises:
         ValueError: they are no trees, or a score is not between 0 and its parent's.
     """
-
-def packed_top_k(top_k: TopK, /) -> tuple[bytes, int]:
-    """Return what sessions read of rows of likely tokens, int32[n, width], and the width."""
 
 def top_tokens(logits: npt.NDArray[np.float32], count: int, /) -> bytes:
     """Return the `count` likeliest tokens of each row of logits, int32[n, count], -1 where there are fewer.

@@ -36,7 +36,6 @@
     |   |-- SessionClosedError          the session is closed                            (ValueError)
     |   |-- BatchError                  sessions cannot be asked together                (ValueError)
     |-- CalibrationError                a calibration is unreadable or of another release (ValueError)
-    |-- RecycledLogitsError             recycled logits are unreadable or of another release (ValueError)
     |-- RecordingError                  recordings are unreadable or insufficient        (ValueError)
     |-- ResultsError                    benchmark results are unreadable or incomplete   (ValueError)
     |-- ServiceError                    a service cannot start, or a call failed
@@ -283,10 +282,6 @@ class BatchError(SessionError, ValueError):
 
 class CalibrationError(RestStoreError, ValueError):
     """The file is not a calibration, is damaged, or belongs to another release."""
-
-
-class RecycledLogitsError(RestStoreError, ValueError):
-    """The file does not hold recycled logits, is damaged, cannot be read or written, or belongs to another release."""
 
 
 class RecordingError(RestStoreError, ValueError):

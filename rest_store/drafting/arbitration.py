@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
+from rest_store.drafting.merge import part_of
 from rest_store.errors import TreeError, describe
 
 Floats = npt.NDArray[np.float64]
@@ -154,7 +155,7 @@ class Head:
             self._saved += _SMOOTHING * (saved - self._saved)
             self._pause = 0 if saved >= 0 or self._saved > 0 else min(2 * self._pause + 1, _LONGEST_PAUSE)
             self._left = self._pause
-        return Plan(_part(tree, np.sort(order[:nodes])), head_tokens, *best, bucket)
+        return Plan(part_of(tree, np.sort(order[:nodes])), head_tokens, *best, bucket)
 
     def learn(self, plan: Plan, of_tree: int, of_head: int) -> None:
         """Learn what became of a plan.
@@ -200,16 +201,6 @@ class Head:
 def _bucket(scores: Sequence[float] | Floats) -> int:
     """Return the bucket of a draft of the session with these scores, the likeliest node first."""
     return int(np.searchsorted(_BUCKETS, scores[0] if len(scores) else 0.0, side="right"))
-
-
-def _part(tree: TokenTree, nodes: npt.NDArray[np.intp]) -> TokenTree:
-    """Return a tree of some nodes of `tree`, ascending, each with its parent."""
-    places = np.full(len(tree) + 1, -1)  # the last one stands for parent -1
-    places[nodes] = np.arange(nodes.size)
-    scores = None if tree.scores is None else tree.scores[nodes]
-    origins = None if tree.origins is None else tree.origins[nodes]
-    parents = places[tree.parents[nodes]]
-    return TokenTree(tree.tokens[nodes], parents, tree.counts[nodes], scores=scores, origins=origins)
 
 
 def with_chain(tree: TokenTree, chain: IntSequence) -> TokenTree:

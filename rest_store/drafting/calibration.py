@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 import os
+import zlib
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.kernel import native_kernel
-from rest_store.drafting.packed_file import PackedFile
 from rest_store.errors import CalibrationError, describe
 
 if TYPE_CHECKING:
     from rest_store._kernel import NativeCalibration
 
-# Its version is also that of the features that the trees read.
-_FILE = PackedFile("calibration", "trees", 1, ("weights", "provenance", "live_size"), CalibrationError)
+# A file is this line, a line of JSON, and the trees as zlib compresses them, with a checksum.
+_FIRST_LINE = b"rest-store calibration\n"
+_FIELDS = ("version", "weights", "provenance", "live_size")
+_VERSION = 1  # of files, and of the features that the trees read
 
 
 class Calibration:
@@ -78,7 +82,11 @@ class Calibration:
         Raises:
             CalibrationError: the file cannot be read, is damaged, or was written by another release.
         """
-        return cls(*_arguments(*_FILE.read(Path(path)), path))
+        try:
+            content = Path(path).read_bytes()
+        except OSError as error:
+            raise CalibrationError(describe(path, "calibration", error.strerror, "a readable file")) from error
+        return cls(*_arguments(content, path))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Calibration, (self.native.gbdt, self.weights, self.provenance, self.native.live_gbdt)
@@ -89,12 +97,23 @@ class Calibration:
         Raises:
             CalibrationError: the file cannot be written.
         """
-        fields = {
+        head = {
+            "version": _VERSION,
             "weights": self.weights,
             "provenance": self.provenance,
             "live_size": len(self.native.live_gbdt),
         }
-        _FILE.write(Path(path), fields, self.native.gbdt + self.native.live_gbdt)
+        trees = zlib.compress(self.native.gbdt + self.native.live_gbdt, 6)
+        # Unique, since threads may write at the same time; without the name of `path`, which may be as long as can be.
+        place = Path(path)
+        temporary = place.parent / f".{uuid4().hex}.tmp"
+        try:
+            temporary.write_bytes(_FIRST_LINE + json.dumps(head, sort_keys=True).encode() + b"\n" + trees)
+            temporary.replace(place)
+        except OSError as error:
+            raise CalibrationError(describe(place, "calibration", error.strerror, "a writable place")) from error
+        finally:
+            temporary.unlink(missing_ok=True)
 
     @property
     def weights(self) -> list[float]:
@@ -152,18 +171,31 @@ class Calibration:
 def _default() -> Calibration:
     """Return the package's calibration, which is not to be changed."""
     content = resources.files(__package__).joinpath("default.calibration").read_bytes()
-    return Calibration(*_arguments(*_FILE.parse(content, "default"), "default"))
+    return Calibration(*_arguments(content, "default"))
 
 
-def _arguments(fields: dict[str, Any], trees: bytes, where: object) -> tuple[bytes, list[float], dict[str, Any], bytes]:
+def _arguments(content: bytes, where: object) -> tuple[bytes, list[float], dict[str, Any], bytes]:
     """Return what a file holds as `Calibration` takes it; raise CalibrationError if that is malformed."""
-    live_size = fields["live_size"]
+    if not content.startswith(_FIRST_LINE):
+        raise CalibrationError(describe(where, "content", "something else", "a calibration"))
+    head, _, packed = content[len(_FIRST_LINE) :].partition(b"\n")
+    try:
+        fields = json.loads(head)
+        version, weights, provenance, live_size = (fields[name] for name in _FIELDS)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CalibrationError(describe(where, "header", "damaged", "one line of JSON")) from error
+    if version != _VERSION:
+        raise CalibrationError(describe(where, "version", version, _VERSION))
+    try:
+        trees = zlib.decompress(packed)
+    except zlib.error as error:
+        raise CalibrationError(describe(where, "trees", f"damaged ({error})", "compressed by zlib")) from error
     if not isinstance(live_size, int) or not 0 <= live_size < len(trees):
         raise CalibrationError(describe(where, "bytes of trees for live datastores", live_size, "as many as there are"))
-    if not isinstance(fields["provenance"], dict):
-        raise CalibrationError(describe(where, "provenance", repr(fields["provenance"])[:40], "a JSON object"))
+    if not isinstance(provenance, dict):
+        raise CalibrationError(describe(where, "provenance", repr(provenance)[:40], "a JSON object"))
     rest = len(trees) - live_size
-    return trees[:rest], fields["weights"], fields["provenance"], trees[rest:]
+    return trees[:rest], weights, provenance, trees[rest:]
 
 
 def _fault(error: Exception, otherwise: str) -> str:

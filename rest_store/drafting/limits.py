@@ -15,8 +15,8 @@ from rest_store.errors import ContextTypeError, LimitError, TokenRangeError, des
 NO_COSTS = np.zeros(0)  # for a draft that is not cut to the size with the most tokens per second
 _LAST_TOKEN = 2**31 - 1
 
-# Rows of most likely tokens, [n, k]; -1, or any other number that is no token, ends a row.
-TopK: TypeAlias = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+TOP_K = 8  # most likely tokens that sessions read of a row
+TopK: TypeAlias = npt.NDArray[np.int32]  # rows of most likely tokens, [n, k]; -1 ends a row
 
 
 class DraftLimits(NamedTuple):
@@ -81,15 +81,16 @@ def references_of(values: Iterable[IntSequence]) -> list[npt.NDArray[np.int32]]:
 
 
 def top_k_of(what: str, values: npt.ArrayLike | None) -> TopK | None:
-    """Return `values` as int32[n, k] or int64[n, k]; raise unless they are 2-D integers, or None."""
+    """Return what sessions read of `values`, -1 for numbers that are no tokens; raise unless 2-D integers, or None."""
     if values is None:
         return None
     array = _integers(what, values)
     if array.ndim != 2:
         raise ContextTypeError(describe("draft session", what, f"of shape {array.shape}", "[n, k] integers"))
-    if array.dtype == np.int32:
-        return np.ascontiguousarray(array, np.int32)
-    return np.ascontiguousarray(array, np.int64)
+    likely = array[:, :TOP_K]
+    rows = likely.astype(np.int32, order="C")
+    rows[(likely < 0) | (likely > _LAST_TOKEN)] = -1
+    return rows
 
 
 def _integers(what: str, values: Any) -> npt.NDArray[Any]:

@@ -1,4 +1,4 @@
-"""The scored trees of several sessions, merged into one."""
+"""The scored trees of several sessions, merged into one, and parts of trees."""
 
 from __future__ import annotations
 
@@ -41,6 +41,16 @@ def merge_trees(trees: Sequence[TokenTree], limits: DraftLimits) -> tuple[TokenT
         raise TreeError(f"merge_trees: {error}") from None
     merged = TokenTree.from_packed(packed, (0, 0), scores, origins)
     return merged, [np.frombuffer(places, np.int32) for places in nodes]
+
+
+def part_of(tree: TokenTree, nodes: npt.NDArray[np.intp]) -> TokenTree:
+    """Return a tree of some nodes of `tree`, ascending, each with its parent."""
+    places = np.full(len(tree) + 1, -1)  # the last one stands for parent -1
+    places[nodes] = np.arange(nodes.size)
+    scores = None if tree.scores is None else tree.scores[nodes]
+    origins = None if tree.origins is None else tree.origins[nodes]
+    parents = places[tree.parents[nodes]]
+    return TokenTree(tree.tokens[nodes], parents, tree.counts[nodes], scores=scores, origins=origins)
 
 
 def _packed(tree: TokenTree) -> tuple[bytes, bytes, bytes]:

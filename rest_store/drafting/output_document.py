@@ -22,20 +22,27 @@ class OutputDocument(NamedTuple):
         id: the same for the same tokens, so that what is written again and again is kept once.
         tokens: int32[n], the end of the prompt and the output. An end token is one of them, since the place where a
             text ends is drafted too.
+        group: as of `LiveDatastore.add`. The same tokens in another group, or of another epoch, are another document.
+        epoch: likewise.
     """
 
     id: str
     tokens: npt.NDArray[np.int32]
+    group: str = ""
+    epoch: int = 0
 
     @classmethod
-    def of(cls, prompt: Sequence[int], output: Sequence[int]) -> OutputDocument | None:
+    def of(cls, prompt: Sequence[int], output: Sequence[int], group: str = "", epoch: int = 0) -> OutputDocument | None:
         """Return the document of `output`; None if it is too short to be worth one.
 
         Args:
             prompt: token ids before the output; only the last `PROMPT_TOKENS` are kept.
             output: token ids, without padding.
+            group: of the document.
+            epoch: of the document.
         """
         if len(output) < LEAST_TOKENS:
             return None
         tokens = np.array([*prompt[-PROMPT_TOKENS:], *output], dtype=np.int32)
-        return cls(hashlib.blake2b(tokens.tobytes(), digest_size=16).hexdigest(), tokens)
+        labels = f"{group}/{epoch}".encode() if group or epoch else b""
+        return cls(hashlib.blake2b(tokens.tobytes() + labels, digest_size=16).hexdigest(), tokens, group, epoch)

@@ -15,12 +15,14 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Any, Protocol
 
 from rest_store.drafting.output_document import OutputDocument
 from rest_store.errors import DraftingWarning, RememberError, describe, error_text
 
 _MOST_TOKENS = 1 << 20  # that wait for one target: 4 MB
+_MOST_EARLIER = 32  # documents of a group that are read
 _GRACE_SECONDS = 2.0  # for what is queued when the interpreter exits, or a target is closed
 _MAX_REASON_LENGTH = 200
 
@@ -34,6 +36,8 @@ class RememberTarget(Protocol):
 
     def add(self, documents: Sequence[Any], ids: Sequence[str] | None = None) -> object:
         """Add documents, int32[n] each, one id for each; the same id stands for the same document.
+
+        Documents of a group or an epoch come with `group` and `epoch`, as `LiveDatastore.add` takes them.
 
         What this returns may have an attribute `duplicates`: the ids that were there already.
         """
@@ -71,33 +75,32 @@ class RememberCounts:
 
 
 class _Queue(threading.Thread):
-    """The documents that wait for one target, and the thread that adds them. All but `run` is called under `_lock`."""
+    """What waits for one datastore, and the thread that adds it. All but `run` is called under `_lock`."""
 
-    def __init__(self, target: RememberTarget) -> None:
+    def __init__(self, owner: object) -> None:
         super().__init__(name="rest-store remember", daemon=True)
-        self.target = target
-        self.batches: deque[tuple[list[OutputDocument], RememberCounts]] = deque()
+        self.owner = owner
+        self.batches: deque[tuple[RememberTarget, list[OutputDocument], RememberCounts]] = deque()
         self.tokens = 0
 
-    def put(self, documents: list[OutputDocument], counts: RememberCounts) -> bool:
+    def put(self, target: RememberTarget, documents: list[OutputDocument], counts: RememberCounts) -> bool:
         """Queue the documents of one generation; return whether there was room."""
         size = _size(documents)
         if self.tokens + size > _MOST_TOKENS:
             return False
         self.tokens += size
-        self.batches.append((documents, counts))
+        self.batches.append((target, documents, counts))
         return True
 
     def run(self) -> None:
         while True:
             with _lock:
                 if not self.batches:
-                    _queues.pop(id(self.target), None)
+                    _queues.pop(id(self.owner), None)
                     return
-                documents, counts = self.batches[0]  # it counts until it is written
+                target, documents, counts = self.batches[0]  # it counts until it is written
             try:
-                added = self.target.add([document.tokens for document in documents], ids=counts.ids)
-                counts.duplicates = list(getattr(added, "duplicates", ()))
+                counts.duplicates = add_to(target, documents)
                 counts.added = len(documents) - len(counts.duplicates)
             except BaseException as error:  # a target is anybody's code
                 counts.drop(error_text(error))
@@ -106,7 +109,7 @@ class _Queue(threading.Thread):
                 self.tokens -= _size(documents)
 
 
-_queues: dict[int, _Queue] = {}  # by the id of the target, which the queue keeps alive
+_queues: dict[int, _Queue] = {}  # by the id of the owner, which the queue keeps alive
 _lock = threading.RLock()  # a generation may be collected, and remembered, in the middle of any block
 
 
@@ -126,6 +129,24 @@ def require_target(target: object) -> None:
         raise RememberError(describe("generate", "remember", fault, expected))
 
 
+def add_to(target: Any, documents: Sequence[OutputDocument]) -> list[str]:
+    """Add documents to `target` with their groups and epochs; return the ids of those that were there already."""
+    duplicates: list[str] = []
+    for (group, epoch), some in groupby(documents, key=lambda document: (document.group, document.epoch)):
+        alike, labels = list(some), {"group": group, "epoch": epoch} if group or epoch else {}
+        added = target.add([document.tokens for document in alike], ids=[document.id for document in alike], **labels)
+        duplicates += getattr(added, "duplicates", ())
+    return duplicates
+
+
+def earlier(target: object, group: str) -> list[Any]:
+    """Return the tokens of the latest documents of a group, the last one last; none if `target` does not list them."""
+    documents = getattr(target, "documents", None)
+    if not group or not callable(documents):
+        return []
+    return [document.tokens for document in deque(documents(group=group), _MOST_EARLIER)]
+
+
 def remember(target: RememberTarget, documents: list[OutputDocument], counts: RememberCounts) -> None:
     """Queue the documents of one generation for `target`; returns at once and raises nothing.
 
@@ -137,17 +158,18 @@ def remember(target: RememberTarget, documents: list[OutputDocument], counts: Re
     if not documents:
         return
     counts.ids = [document.id for document in documents]
+    owner = _owner(target)
     with _lock:
-        queue = _queues.get(id(target))
+        queue = _queues.get(id(owner))
         is_new = queue is None
-        queue = _Queue(target) if queue is None else queue
-        reason = "" if queue.put(documents, counts) else "too much is waiting already"
+        queue = _Queue(owner) if queue is None else queue
+        reason = "" if queue.put(target, documents, counts) else "too much is waiting already"
         if is_new and not reason:
             try:
-                if callable(hook := getattr(target, "before_close", None)):
+                if callable(hook := getattr(owner, "before_close", None)):
                     hook(flush)
                 queue.start()
-                _queues[id(target)] = queue  # its thread waits for the lock
+                _queues[id(owner)] = queue  # its thread waits for the lock
             except Exception as error:  # no more threads, or the interpreter is exiting
                 reason = error_text(error)
     if reason:
@@ -165,11 +187,16 @@ def flush(target: object, seconds: float | None = _GRACE_SECONDS) -> bool:
         Whether nothing is left.
     """
     with _lock:
-        queue = _queues.get(id(target))
+        queue = _queues.get(id(_owner(target)))
     if queue is None or queue is threading.current_thread():
         return queue is None
     queue.join(seconds)
     return not queue.is_alive()
+
+
+def _owner(target: object) -> object:
+    """Return the datastore that is written when `target` is: that of a namespace, whose own end is not told."""
+    return getattr(target, "live", target)
 
 
 def _size(documents: Sequence[OutputDocument]) -> int:
@@ -179,8 +206,8 @@ def _size(documents: Sequence[OutputDocument]) -> int:
 def flush_all(seconds: float | None = _GRACE_SECONDS) -> bool:
     """Do what `flush` does for all targets together."""
     end = None if seconds is None else time.monotonic() + seconds
-    targets = [queue.target for queue in list(_queues.values())]
-    written = [flush(target, None if end is None else max(0.0, end - time.monotonic())) for target in targets]
+    owners = [queue.owner for queue in list(_queues.values())]
+    written = [flush(owner, None if end is None else max(0.0, end - time.monotonic())) for owner in owners]
     return all(written)
 
 

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from threading import TIMEOUT_MAX
 from typing import TYPE_CHECKING, TypeAlias
-
-import numpy as np
 
 from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.render import counted
 from rest_store.datastore.store import Store
-from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.datastore.validation import real
 from rest_store.drafting.members import MemberSource
-from rest_store.drafting.packed_file import PackedFile
-from rest_store.errors import LimitError, ManifestError, RecycledLogitsError, SourceError, describe
+from rest_store.errors import LimitError, SourceError, describe
 
 if TYPE_CHECKING:
     from rest_store._kernel import NativeRecycledLogits
-
-# A row is 21 numbers, little-endian int32: the last four tokens of a context, the last one first; the eight most likely
-# next tokens, the likeliest first; their weights; and the number of forward passes that they are from, at most 255. -1
-# where there are fewer tokens.
-_FILE = PackedFile("recycled logits", "rows", 2, ("tokenizer",), RecycledLogitsError)
 
 
 class PromptLookup:
@@ -47,9 +36,8 @@ class RecycledLogits:
 
     Rows are kept for the last one, two, three and four tokens of a context: at most 131,072 rows of 8 tokens (9 MB);
     new rows replace old ones. A row combines the likely tokens of every time that its context came up; later times
-    weigh more. Sessions may share one: what one generation learnt then helps the next. `save` and `load` carry it over
-    to another program. Thread-safe. Source: Token Recycling, arXiv 2408.08696, which keeps only rows for the last
-    token, each from the latest time.
+    weigh more. Sessions may share one: what one generation learnt then helps the next. Thread-safe. Source: Token
+    Recycling, arXiv 2408.08696, which keeps only rows for the last token, each from the latest time.
     """
 
     def __init__(self) -> None:
@@ -60,52 +48,10 @@ class RecycledLogits:
         """Return the number of rows held."""
         return len(self.native)
 
-    @classmethod
-    def load(cls, path: str | os.PathLike[str], tokenizer: object) -> RecycledLogits:
-        """Read what `save` wrote.
-
-        Args:
-            path: the file.
-            tokenizer: of the target model: a `TokenizerIdentity` or a tokenizer, as `identity_of` takes it.
-
-        Raises:
-            RecycledLogitsError: the file cannot be read, is damaged, or was written by another release.
-            TokenizerMismatchError: its tokens are of another tokenizer.
-        """
-        identity = identity_of(tokenizer)
-        fields, payload = _FILE.read(Path(path))
-        try:
-            own = TokenizerIdentity.from_manifest(fields["tokenizer"], path)
-        except ManifestError as error:
-            raise _FILE.damaged_header(path) from error
-        own.require_same(identity, path)
-        logits = cls()
-        rows = np.frombuffer(payload, "<i4", len(payload) // 4).astype(np.int32)
-        if not logits.native.add_rows(rows, identity.vocabulary_size):
-            raise RecycledLogitsError(describe(path, "rows", "malformed", "tokens of the vocabulary with weights"))
-        return logits
-
-    def save(self, path: str | os.PathLike[str], tokenizer: object) -> None:
-        """Write all rows, about 4 MB when it is full; `path` holds the old file or the whole new one.
-
-        The file holds pieces of four tokens of every text that sessions learnt from.
-
-        Args:
-            path: the file.
-            tokenizer: of the tokens, as in `load`.
-
-        Raises:
-            RecycledLogitsError: the file cannot be written.
-        """
-        identity = identity_of(tokenizer)
-        rows = np.frombuffer(self.native.rows(identity.vocabulary_size), np.int32)
-        _FILE.write(Path(path), {"tokenizer": identity.to_manifest()}, rows.astype("<i4").tobytes())
-
-    def copy(self, vocabulary_size: int) -> RecycledLogits:
-        """Return others that hold the same rows, of tokens of such a vocabulary, and learn for themselves."""
+    def copy(self) -> RecycledLogits:
+        """Return others that hold the same rows, and learn for themselves."""
         copy = RecycledLogits()
-        rows = np.frombuffer(self.native.rows(vocabulary_size), dtype=np.int32)
-        copy.native.add_rows(rows, vocabulary_size)
+        copy.native = native_kernel().NativeRecycledLogits(self.native)
         return copy
 
     def __repr__(self) -> str:

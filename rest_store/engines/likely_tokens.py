@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from rest_store.drafting.limits import TOP_K
 from rest_store.drafting.top_k import most_likely
-
-_COUNT = 8  # as many as are recycled
 
 
 def likely_tokens(logits: torch.Tensor) -> torch.Tensor:
@@ -15,7 +14,7 @@ def likely_tokens(logits: torch.Tensor) -> torch.Tensor:
     Args:
         logits: [n, vocabulary].
     """
-    count = min(_COUNT, logits.shape[1])
+    count = min(TOP_K, logits.shape[1])
     if logits.is_cpu:
         return torch.from_numpy(most_likely(logits.float().numpy(), count))
     return logits.topk(count).indices.to(torch.int32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence, Set
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ class NewRequest(NamedTuple):
         most: the most tokens of output; None: unknown.
         ends: tokens that end its output.
         references: texts that the output will probably resemble, as token ids or as strings, the likeliest last.
+        group, epoch: of the document that is remembered, as `LiveDatastore.add` takes them.
     """
 
     id: str
@@ -36,6 +37,15 @@ class NewRequest(NamedTuple):
     most: int | None = None
     ends: Set[int] = frozenset()
     references: Sequence[IntSequence | str] = ()
+    group: str = ""
+    epoch: int = 0
+
+
+def extras_of(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the fields of a `NewRequest` that the extra arguments of a request hold, unchecked."""
+    given = arguments or {}
+    labels = {name: given[name] for name in ("group", "epoch") if name in given}
+    return {"references": references_of(given.get("prediction")), **labels}
 
 
 def references_of(prediction: object) -> list[IntSequence | str]:
@@ -132,4 +142,5 @@ class EngineRequest:
         output = self._text[prompt : None if most is None else prompt + most].tolist()
         unsure = max(0, len(self._text) - prompt - sum(self._latest))  # from here on, an end token is the end
         end = next((i for i in range(unsure, len(output)) if output[i] in self.new.ends), len(output) - 1)
-        return OutputDocument.of(self._text[max(0, prompt - PROMPT_TOKENS) : prompt].tolist(), output[: end + 1])
+        beginning = self._text[max(0, prompt - PROMPT_TOKENS) : prompt].tolist()
+        return OutputDocument.of(beginning, output[: end + 1], self.new.group, self.new.epoch)

@@ -8,11 +8,11 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 
 from rest_store.datastore.tree import TokenTree
-from rest_store.datastore.validation import IntSequence
+from rest_store.datastore.validation import label, limit
 from rest_store.drafting.batch import accept_all, draft_all
 from rest_store.drafting.costs import Pauses
 from rest_store.drafting.output_document import OutputDocument
-from rest_store.drafting.remembering import RememberCounts, remember
+from rest_store.drafting.remembering import RememberCounts, add_to, earlier, remember
 from rest_store.engines.metrics import EngineMetrics
 from rest_store.engines.request import EngineRequest, NewRequest, StepRequest
 from rest_store.engines.sources import EngineSources
@@ -69,17 +69,20 @@ class RequestDrafter:
         with self._lock:
             try:
                 self._close_session(self._requests.pop(request.id, None))
-                self._requests[request.id] = EngineRequest(request._replace(references=self._references(request)))
+                self._requests[request.id] = EngineRequest(self._prepared(request))
             except Exception as error:
                 self.metrics.count_error("begin", error)
 
-    def _references(self, request: NewRequest) -> Sequence[IntSequence]:
-        """Return the references of a request as token ids; none if they are malformed."""
+    def _prepared(self, request: NewRequest) -> NewRequest:
+        """Return a request with references as token ids, those of its group first; without any if one is malformed."""
         try:
-            return self._sources.encoded(request.references)
+            label("request", "a group", request.group)
+            limit("epoch", request.epoch, 2**62, least=0, where="request")
+            references = [*earlier(self._sources.target, request.group), *request.references]
+            return request._replace(references=self._sources.encoded(references))
         except Exception as error:
             self.metrics.count_error("references", error)
-            return ()
+            return request._replace(references=(), group="", epoch=0)
 
     def draft(self, steps: Sequence[StepRequest], shape: str = "tree") -> list[TokenTree]:
         """Return the draft of each request for its next step.
@@ -235,7 +238,7 @@ class RequestDrafter:
             self._requests.clear()
             if documents and (target := self._sources.target) is not None:
                 try:  # at the end of a program, no thread of a queue starts any more
-                    target.add([document.tokens for document in documents], ids=[document.id for document in documents])
+                    add_to(target, documents)
                 except Exception as error:
                     self.metrics.count_error("remember", error)
             self._sources.close()

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.tree import TokenTree
+from rest_store.drafting.limits import TOP_K, TopK
+from rest_store.drafting.merge import part_of
 from rest_store.drafting.session import DraftSession
 from rest_store.errors import (
     DatastoreClosedError,
@@ -31,7 +33,6 @@ if TYPE_CHECKING:  # torch is not needed here
     from rest_store.generation.top_k import TopTokens
 
 EMPTY = TokenTree([], [], [], scores=[], origins=[])
-TOP_K = 8  # most likely tokens passed to sessions
 _LONG_ABSENCE = 3  # steps after which a source that is still absent at the end is reported
 _MAX_REASONS, _MAX_REASON_LENGTH = 4, 200
 
@@ -182,9 +183,9 @@ class DraftSessions:
         with suppress(Exception):
             session.close()
 
-    def _top_k(self, top_tokens: TopTokens, row: int, piece: Piece) -> dict[str, npt.NDArray[np.int64] | None]:
+    def _top_k(self, top_tokens: TopTokens, row: int, piece: Piece) -> dict[str, TopK | None]:
         """Return the arguments `top_k` and `node_top_k` of `DraftSession.accept`."""
-        likely = np.full((len(piece.tokens[row]), TOP_K), -1, dtype=np.int64)
+        likely = np.full((len(piece.tokens[row]), TOP_K), -1, np.int32)
         if top_tokens.indices is None:
             return {"top_k": likely}
         top, path, nodes = top_tokens.indices[row], piece.paths[row], len(piece.trees[row])
@@ -196,14 +197,4 @@ class DraftSessions:
 def pruned(tree: TokenTree, max_depth: int) -> TokenTree:
     """Return the part of `tree` that is at most `max_depth` deep, all of it if that can still be accepted."""
     kept = np.flatnonzero(tree.depths <= max_depth)
-    if kept.size == len(tree):
-        return tree
-    indices = np.full(len(tree) + 1, -1, dtype=np.int64)  # the last one stands for parent -1
-    indices[kept] = np.arange(kept.size)
-    return TokenTree(
-        tree.tokens[kept],
-        indices[tree.parents[kept]],
-        tree.counts[kept],
-        scores=None if tree.scores is None else tree.scores[kept],
-        origins=None if tree.origins is None else tree.origins[kept],
-    )
+    return tree if kept.size == len(tree) else part_of(tree, kept)

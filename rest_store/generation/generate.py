@@ -35,6 +35,8 @@ def generate(
     remember: RememberTarget | None = None,
     calibration: Calibration | None = None,
     acceptance: str = ACCEPTANCES[0],
+    group: str = "",
+    epoch: int = 0,
     stream_to: Any = None,
     **model_kwargs: Any,
 ) -> Any:
@@ -62,6 +64,9 @@ def generate(
         acceptance: "exact", or "typical" when sampling: draft tokens that the model finds plausible are kept without a
             draw (Medusa, arXiv 2401.10774, section 2.3.1). **Lossy**: fewer forward passes, but the text is no longer a
             sample of the model's distribution; it is more predictable, and leans towards what was drafted.
+        group: of the outputs in `remember`, as `LiveDatastore.add` takes it, such as a key of the prompt. What was
+            remembered of the same group is searched as references are, if `PromptLookup` is in `drafter`.
+        epoch: of the outputs in `remember`, likewise.
         stream_to: a streamer of transformers, given the prompt and each token (one row only).
         model_kwargs: prepared by `model.generate`.
 
@@ -78,7 +83,8 @@ def generate(
         SourceError: `drafter` is no list, one of it is not a source or is given twice, or there are too many; or there
             are references, but no prompt lookup.
         ContextTypeError, TokenRangeError: a reference is not 1-D token ids.
-        LimitError: `max_nodes` or `acceptance` is out of range.
+        LimitError: `max_nodes`, `acceptance` or `epoch` is out of range.
+        DocumentError: `group` is none.
         NativeKernelError: the kernel was not compiled.
         RememberError: nothing can be added to `remember`.
         CalibrationError: `calibration` is none.
@@ -95,7 +101,7 @@ def generate(
         logits_processor,
         stopping_criteria,
         generation_config,
-        options=Options(drafter, references, max_nodes, adaptive, remember, calibration, acceptance),
+        options=Options(drafter, references, max_nodes, adaptive, remember, calibration, acceptance, group, epoch),
         **model_kwargs,
     )
     return generation.result(stream_to)

@@ -66,6 +66,8 @@ class Generator:
         prompt: Any,
         *,
         references: Sequence[str | IntSequence] = (),
+        group: str = "",
+        epoch: int = 0,
         compare: bool = False,
         on_piece: Callable[[Piece], object] | None = None,
         **options: Any,
@@ -76,6 +78,8 @@ class Generator:
             prompt: text, 1-D or 2-D token ids, or a mapping such as a tokenizer returns, all of which goes into the
                 model.
             references: of `rest_store.generate`, as text or token ids.
+            group: of `rest_store.generate`.
+            epoch: of `rest_store.generate`.
             compare: before it, generate plainly and with drafts in turns and with the same random numbers, for up to
                 about half a minute. All goes on as if that had not been done: torch's random generators, recycled
                 logits, and what is remembered.
@@ -93,20 +97,30 @@ class Generator:
         if compare and options.get("past_key_values") is not None:
             expected = "none: each of several generations would continue it"
             raise ModeNotSupportedError(describe("Generator", "past_key_values", "passed with compare=True", expected))
-        comparison = self._compare(prompt, references, options) if compare else None
-        with self.stream(prompt, references=references, **options) as generation:
+        drafting = replace(self._options, references=self._tokens_of(references), group=group, epoch=epoch)
+        comparison = self._compare(prompt, drafting, options) if compare else None
+        with self._begin(prompt, drafting, options) as generation:
             if on_piece is not None:
                 for piece in generation:
                     on_piece(piece)
             return replace(self._output(generation), comparison=comparison)
 
-    def stream(self, prompt: Any, *, references: Sequence[str | IntSequence] = (), **options: Any) -> Generation:
+    def stream(
+        self,
+        prompt: Any,
+        *,
+        references: Sequence[str | IntSequence] = (),
+        group: str = "",
+        epoch: int = 0,
+        **options: Any,
+    ) -> Generation:
         """Return the generation, to iterate over what each forward pass wrote, to its end or until `close`.
 
         Arguments and errors as in `generate`. A generation that is dropped before its end is closed, but does not fill
         a cache of yours: close it for that.
         """
-        return self._begin(prompt, replace(self._options, references=self._tokens_of(references)), options)
+        drafting = replace(self._options, references=self._tokens_of(references), group=group, epoch=epoch)
+        return self._begin(prompt, drafting, options)
 
     def _begin(self, prompt: Any, drafting: Options, options: Mapping[str, Any]) -> Generation:
         if options.get("streamer") is not None:
@@ -131,7 +145,7 @@ class Generator:
         sequences = getattr(result, "sequences", result)
         return GeneratorOutput(sequences, generation.tokens, texts, generation.statistics, sources)
 
-    def _compare(self, prompt: Any, references: Sequence[str | IntSequence], options: dict[str, Any]) -> Comparison:
+    def _compare(self, prompt: Any, drafting: Options, options: dict[str, Any]) -> Comparison:
         """Generate plainly and with drafts in turns, without a trace."""
         plain_options = self._with_stop_strings(options)
         devices = [self.model.device] if self.model.device.type == "cuda" else []
@@ -147,8 +161,7 @@ class Generator:
             return timed(lambda: self.model.generate(**self._inputs(prompt), **plain_options))
 
         def drafted(**changes: Any) -> float:
-            drafting = replace(self._copied(), references=self._tokens_of(references), **changes)
-            return timed(lambda: self._output(self._begin(prompt, drafting, options)))
+            return timed(lambda: self._output(self._begin(prompt, replace(_copied(drafting), **changes), options)))
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DraftingWarning)  # the generation itself issues it
@@ -162,15 +175,9 @@ class Generator:
             tokens=at_max.tokens,
             seconds=statistics.median(runs["plain"]),
             drafted_seconds=statistics.median(runs["drafted"]),
-            max_nodes=self._options.max_nodes_on(self.model.device),
+            max_nodes=drafting.max_nodes_on(self.model.device),
             mean_tokens_at_max=at_max.mean_tokens,
         )
-
-    def _copied(self) -> Options:
-        """Return options whose sources and calibration learn for themselves from here on; nothing is remembered."""
-        size, sources = vocabulary_size(self.model), self._options.drafter or ()
-        sources = [source.copy(size) if isinstance(source, RecycledLogits) else source for source in sources]
-        return replace(self._options, drafter=sources, calibration=copy.copy(self._options.calibration), remember=None)
 
     def flush(self, seconds: float | None = None) -> bool:
         """Wait, at most for `seconds`, until all outputs so far are remembered, those of other generators, too.
@@ -217,6 +224,13 @@ class Generator:
         if self.tokenizer is None:
             raise DrafterError(describe("Generator", "tokenizer", "None", "a tokenizer, for text and stop strings"))
         return self.tokenizer
+
+
+def _copied(options: Options) -> Options:
+    """Return options whose sources and calibration learn for themselves from here on; nothing is remembered."""
+    sources = [source.copy() if isinstance(source, RecycledLogits) else source for source in options.drafter or ()]
+    calibration, references = copy.copy(options.calibration), options.all_references()
+    return replace(options, drafter=sources, calibration=calibration, references=references, remember=None)
 
 
 _EXPECTED = "text, a row of token ids, several of equal length, or what a tokenizer returns"

@@ -12,12 +12,13 @@ import torch
 
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.costs import DraftPolicy
+from rest_store.drafting.limits import TOP_K
 from rest_store.drafting.output_document import PROMPT_TOKENS, OutputDocument
 from rest_store.drafting.remembering import RememberTarget, remember
 from rest_store.errors import ModeNotSupportedError, describe
 from rest_store.generation.acceptance import Acceptance, Stops
 from rest_store.generation.detokenizer import Detokenizer
-from rest_store.generation.draft_sessions import EMPTY, TOP_K, DraftSessions
+from rest_store.generation.draft_sessions import EMPTY, DraftSessions
 from rest_store.generation.options import Options
 from rest_store.generation.output import Piece, Statistics, output_of
 from rest_store.generation.prefill import Prompt, prefill, prompt_length, require_prompt, unpadded
@@ -241,7 +242,9 @@ class Generation:
         self._closed = True
         target, self._target = self._target, None
         if target is not None:
-            outputs = [OutputDocument.of(*texts) for texts in zip(self._prompt_ends, self.tokens, strict=False)]
+            labels = self._options.group, self._options.epoch
+            texts = zip(self._prompt_ends, self.tokens, strict=False)
+            outputs = [OutputDocument.of(prompt, output, *labels) for prompt, output in texts]
             documents = [document for document in outputs if document is not None]
             remember(target, documents, self.statistics.remembered)
         verifier, self._verifier = self._verifier, None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,12 +9,12 @@ from typing import Any
 import torch
 
 from rest_store.datastore.kernel import MAX_NODES
-from rest_store.datastore.validation import IntSequence, limit
+from rest_store.datastore.validation import IntSequence, label, limit
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.limits import references_of
-from rest_store.drafting.remembering import require_target
+from rest_store.drafting.remembering import earlier, require_target
 from rest_store.drafting.session import DraftSession
-from rest_store.drafting.sources import require_sources
+from rest_store.drafting.sources import PromptLookup, require_sources
 from rest_store.errors import CalibrationError, LimitError, describe
 from rest_store.generation.typical import ACCEPTANCES
 
@@ -29,6 +28,7 @@ class Options:
         ContextTypeError, TokenRangeError: a reference is not token ids.
         LimitError: something else than a number, or one that is out of range.
         RememberError: nothing can be added to `remember`.
+        DocumentError: `group` is none.
         CalibrationError: `calibration` is none.
     """
 
@@ -39,6 +39,8 @@ class Options:
     remember: Any = None
     calibration: Calibration | None = None
     acceptance: str = ACCEPTANCES[0]
+    group: str = ""
+    epoch: int = 0
 
     def __post_init__(self) -> None:
         if self.drafter is not None:
@@ -47,6 +49,8 @@ class Options:
         if self.max_nodes is not None:
             limit("max_nodes", self.max_nodes, MAX_NODES, least=0, where="generate")
         require_target(self.remember)
+        label("generate", "a group", self.group)
+        limit("epoch", self.epoch, 2**62, least=0, where="generate")
         if self.calibration is not None and not isinstance(self.calibration, Calibration):
             found, expected = f"a {type(self.calibration).__name__}", "a Calibration, such as Calibration.load(path)"
             raise CalibrationError(describe("generate", "calibration", found, expected))
@@ -64,9 +68,11 @@ class Options:
         """Return what makes the session of each row, which share a calibration; None: nothing drafts."""
         if not self.drafter:
             return None
-        return functools.partial(
-            DraftSession,
-            list(self.drafter),  # the caller may change it
-            calibration=Calibration.default() if self.calibration is None else self.calibration,
-            references=self.references,
-        )
+        sources = list(self.drafter)  # the caller may change it
+        calibration = Calibration.default() if self.calibration is None else self.calibration
+        return lambda prompt: DraftSession(sources, prompt, calibration=calibration, references=self.all_references())
+
+    def all_references(self) -> list[IntSequence]:
+        """Return the references, and before them what was remembered of the group, if prompt lookup searches it."""
+        has_lookup = any(isinstance(source, PromptLookup) for source in self.drafter or ())
+        return [*(earlier(self.remember, self.group) if has_lookup else ()), *self.references]

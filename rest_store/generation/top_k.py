@@ -15,13 +15,13 @@ class TopTokens(NamedTuple):
     """The most likely tokens at each node of a step.
 
     Attributes:
-        best: int64[rows, width], the most likely token; of equally likely ones the first. None: not asked for.
-        indices: int64[rows, width, k], the k most likely tokens, the most likely one first; -1 where there are fewer.
+        best: [rows, width], the most likely token; of equally likely ones the first. None: not asked for.
+        indices: int32[rows, width, k], the k most likely tokens, the most likely one first; -1 where there are fewer.
             None: not asked for.
     """
 
-    best: npt.NDArray[np.int64] | None
-    indices: npt.NDArray[np.int64] | None
+    best: npt.NDArray[np.integer] | None
+    indices: npt.NDArray[np.int32] | None
 
 
 def read_top_tokens(logits: torch.Tensor, *, best: bool, count: int) -> TopTokens:
@@ -39,11 +39,11 @@ def read_top_tokens(logits: torch.Tensor, *, best: bool, count: int) -> TopToken
             return TopTokens(first, None)
         rows, width, vocabulary = array.shape
         likely = most_likely(array.reshape(rows * width, vocabulary), min(count, vocabulary))
-        return TopTokens(first, likely.reshape(rows, width, -1).astype(np.int64))
+        return TopTokens(first, likely.reshape(rows, width, -1))
     parts = [logits.argmax(dim=-1, keepdim=True)] if best else []
     if count:
         parts.append(logits.topk(min(count, logits.shape[-1]), dim=-1).indices)
     if not parts:
         return TopTokens(None, None)
-    tokens: npt.NDArray[np.int64] = torch.cat(parts, dim=-1).cpu().numpy()
+    tokens: npt.NDArray[np.int32] = torch.cat(parts, dim=-1).int().cpu().numpy()
     return TopTokens(tokens[:, :, 0] if best else None, tokens[:, :, int(best) :] if count else None)

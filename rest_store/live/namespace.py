@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
@@ -35,10 +35,11 @@ class StoredDocument(NamedTuple):
 class Namespace(Store):
     """The documents of one namespace: a store for queries and sessions, and a target of `remember`. Thread-safe.
 
-    `LiveDatastore` deletes, limits and lists them, with `namespace=`.
+    `LiveDatastore` deletes and limits them, with `namespace=`.
 
     Attributes:
         name: of the namespace.
+        live: the datastore that it is a part of.
     """
 
     is_live: ClassVar[bool] = True
@@ -46,12 +47,16 @@ class Namespace(Store):
     def __init__(self, live: LiveDatastore, name: str) -> None:
         self.name = label("live datastore", "a namespace", name)
         self.path, self.tokenizer = live.path, live.tokenizer
-        self._live = live
+        self.live = live
 
     @property
     def snapshot(self) -> Snapshot:
         """The segments that queries read from now on."""
-        return self._live.snapshot_of(self.name)
+        return self.live.snapshot_of(self.name)
+
+    def documents(self, *, group: str | None = None) -> Iterator[StoredDocument]:
+        """Yield the documents of this namespace, as `LiveDatastore.documents`."""
+        return self.live.documents(namespace=self.name, group=group)
 
     def close(self) -> None:
         """Do nothing: the datastore stays open for its other namespaces."""
@@ -65,4 +70,4 @@ class Namespace(Store):
         epoch: int = 0,
     ) -> AddedDocuments:
         """Add documents to this namespace; as `LiveDatastore.add`."""
-        return self._live.add(documents, ids, namespace=self.name, group=group, epoch=epoch)
+        return self.live.add(documents, ids, namespace=self.name, group=group, epoch=epoch)

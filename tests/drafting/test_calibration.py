@@ -149,13 +149,6 @@ def test_sums_of_very_many_trees_do_not_overflow() -> None:
     assert evaluated(calibration, np.zeros((1, FEATURES), np.float32)) == pytest.approx(105_000, rel=1e-4)
 
 
-def test_the_default_is_evaluated_as_its_file_has_it() -> None:
-    default = Calibration.default()
-    features = np.random.default_rng(1).choice(trees_of(default)["thresholds"].ravel(), size=(500, FEATURES))
-    errors = evaluated(default, features) - log_odds(default, features)
-    assert np.abs(errors).max() < 0.01  # of log odds
-
-
 def test_copies_of_the_default_learn_on_their_own() -> None:
     one, other = Calibration.default(), Calibration.default()
     one.native.weights = [0.5] * 5
@@ -182,14 +175,25 @@ def test_a_saved_calibration_is_read_back_whole(tmp_path: Path) -> None:
     assert (read.native.gbdt, read.native.live_gbdt) == (plain.native.gbdt, gbdt(leaf=1))
     assert read.provenance == {"recordings": "made up"}
     assert read.weights == fitted.weights
-    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+    plain.save(tmp_path / "one")
+    assert Calibration.load(tmp_path / "one").native.live_gbdt == b""
+    plain.save(tmp_path / ("x" * 255))  # as long as the system allows
+    assert len(list(tmp_path.iterdir())) == 2, "nothing temporary is left"
 
 
 def test_bad_files_are_refused_by_what_is_wrong(tmp_path: Path) -> None:
     Calibration.fit(*places(8, 200), trees=2).save(tmp_path / "good")
     content = (tmp_path / "good").read_bytes()
+    head = content.split(b"\n")[0] + b"\n"
     cases = {
         "calibration is No such file": None,
+        "content is something else": b"",
+        "header is damaged, expected one line of JSON": content[:40],
+        "header is damaged,": head + b"[" * 100_000,
+        "header is damaged": content.replace(b'"version"', b'"revision"', 1),
+        "version is 9, expected 1": content.replace(b'"version": 1', b'"version": 9', 1),
+        "trees is damaged (Error": content[:-1],
+        "trees is damaged": content[:-8] + b"x" + content[-7:],
         "weights is": content.replace(b'"weights": [0.0', b'"weights": [NaN', 1),
         "weights is a str": content.replace(b"[0.0, 0.0, 0.0, 0.0, 0.0]", b'"0"', 1),
         "bytes of trees for live datastores is 99999": content.replace(b'"live_size": 0', b'"live_size": 99999', 1),
@@ -202,6 +206,7 @@ def test_bad_files_are_refused_by_what_is_wrong(tmp_path: Path) -> None:
         if bad is not None:
             path.write_bytes(bad)
         refused(CalibrationError, lambda path=path: Calibration.load(path), fragment)  # type: ignore[misc]
-    refused(CalibrationError, lambda: Calibration.load(tmp_path), "calibration is")
-    for place in (tmp_path / "no" / "where", "", "."):
+    for place in (tmp_path, tmp_path / ("x" * 300)):
+        refused(CalibrationError, lambda place=place: Calibration.load(place), "a readable file")  # type: ignore[misc]
+    for place in (tmp_path / "no" / "where", tmp_path / ("x" * 300), "", "."):
         refused(CalibrationError, lambda place=place: Calibration.default().save(place), "writable")  # type: ignore[misc]

@@ -6,7 +6,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -252,5 +251,5 @@ def test_recycled_logits_here_learn_what_the_session_is_told(store: Datastore) -
     with DraftSession([ScriptedSource(TREE), recycled], TEXT) as session:
         session.draft(8)
         session.accept([5, 8], [[7], [-1]], node_top_k=[[1], [7], [2], [3]])
-    rows = np.frombuffer(recycled.native.rows(300), np.int32).reshape(-1, 21)
-    assert {(row[0], row[4], row[-1]) for row in rows.tolist()} >= {(7, 1, 1), (5, 7, 1)}
+    for token, likely in ((7, 1), (5, 7)):
+        assert DraftSession([recycled], [9, token]).draft(4).tokens[0] == likely

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rest_store.drafting.output_document import OutputDocument
 from rest_store.drafting.remembering import RememberCounts, flush, remember
+from rest_store.live.live_datastore import LiveDatastore
+from tests.shared.strategies import identity
 
 
 class Added(list[str]):
@@ -25,6 +28,14 @@ class Target:
         added.duplicates = [one for one in ids if one in self.ids]
         self.ids.update(ids)
         return added
+
+
+def test_what_waits_for_a_namespace_is_written_before_its_datastore_is_closed(tmp_path: Path) -> None:
+    with LiveDatastore.open(tmp_path / "live", tokenizer=identity(300)) as live:
+        counts = [RememberCounts() for _ in range(50)]
+        for number, one in enumerate(counts):
+            remember(live.namespace("tenant"), [OutputDocument(f"{number}", np.arange(5 + number))], one)
+    assert [one.added for one in counts] == [1] * 50
 
 
 def test_outputs_that_are_there_already_are_duplicates() -> None:

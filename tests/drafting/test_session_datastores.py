@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +25,7 @@ FEATURES = int(_kernel.FEATURES)
 BLOCK = 16
 RECYCLED = 9  # columns at the end, of recycled logits
 BEST, SECOND, LIVE, END = (FEATURES - RECYCLED - count * BLOCK for count in (3, 2, 1, 0))
+TIMES = END + 4  # that what is likely after the last token was seen
 SHARE = 4  # in a block: the share of the longest match's occurrences that a candidate follows
 
 
@@ -85,9 +86,9 @@ def live(tmp_path: Path) -> Iterator[LiveDatastore]:
         yield live
 
 
-def recorded(*sources: object) -> npt.NDArray[np.float32]:
-    """Features of the candidates after 1 and 2, in the order of the fixed rule."""
-    with DraftSession(sources, [1, 2], calibration=Calibration(bytes(4))) as session:
+def recorded(*sources: object, text: Sequence[int] = (1, 2)) -> npt.NDArray[np.float32]:
+    """Features of the candidates after a text, in the order of the fixed rule."""
+    with DraftSession(sources, text, calibration=Calibration(bytes(4))) as session:
         session.sources.native.record(True)
         session.draft(1)
         session.accept([3])
@@ -107,11 +108,7 @@ def test_recycled_logits_weigh_all_their_times() -> None:
     logits = RecycledLogits()
     for likely in ([3, 4], [3, 4], [5, 3]):
         DraftSession([logits]).accept([1, 2], [[-1, -1], likely])
-    with DraftSession([logits], [9, 2], calibration=Calibration(bytes(4))) as session:
-        session.sources.native.record(True)
-        session.draft(1)
-        session.accept([3])
-        rows = np.frombuffer(session.sources.native.recorded()[0], np.float32).reshape(-1, FEATURES)[:, END:]
+    rows = recorded(logits, text=[9, 2])[:, END:]
     whole = 1 + 0.8 + 0.64  # of a token that is the likeliest each time
     shares = [(0.64 + 0.8 + 0.25) / whole, 1 / whole, (0.64 + 0.8) / 4 / whole]
     assert rows[:, 0] == pytest.approx(shares, abs=1e-3)  # of 3, 5 and 4 after the last token
@@ -125,8 +122,9 @@ def test_rows_of_text_and_of_nodes_count_once() -> None:
         tree = session.draft(1)
         assert tree.tokens.tolist() == [2]
         session.accept([2, 7], [[4, 5], [6, 5], [8, 5]], node_top_k=[[4, 5], [6, 5]])  # after 1, after 2, after 7
-    rows = np.frombuffer(logits.native.rows(300), np.int32).reshape(-1, 21)
-    assert {row[0]: (row[4], row[-1]) for row in rows.tolist()} == {1: (4, 1), 2: (6, 1), 7: (8, 1)}
+    for token, likely in ((1, 4), (2, 6), (7, 8)):
+        assert DraftSession([logits], [9, token]).draft(4).tokens[0] == likely
+        assert (recorded(logits, text=[9, token])[:, TIMES] == 1).all()
 
 
 def reading(column: int) -> Calibration:

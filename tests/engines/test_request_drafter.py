@@ -16,6 +16,7 @@ from rest_store.drafting.remembering import flush
 from rest_store.engines import request_drafter
 from rest_store.engines.request import Chain, EngineRequest, NewRequest, StepRequest
 from rest_store.engines.request_drafter import RequestDrafter
+from rest_store.live.namespace import Namespace
 from tests.shared.engine import VOCABULARY, Clock, Written, cyclic, drafter_with, plain_output, write, written_datastore
 from tests.shared.members import ScriptedSource, scored
 
@@ -85,6 +86,26 @@ def test_finished_requests_are_remembered_once(tmp_path: Path) -> None:
         assert live.count(prompt[-17:]) == 0
 
 
+def test_requests_of_a_group_are_remembered_with_it_and_read_it_first(tmp_path: Path) -> None:
+    """In a namespace. What is read counts as a part of the prompt, in which nothing recurs."""
+    drafter, accepted = drafter_with(remember=str(tmp_path / "memory"), namespace="team"), []
+    memory = drafter._sources.target
+    assert isinstance(memory, Namespace)
+    for number, group in enumerate(["one", "one", "two", 7, ""]):
+        before = totals(drafter, "source_accepted_tokens").get("prompt", 0)
+        write([request := Written(drafter, MODEL, f"{number}", [3, 4], group=group, epoch=number)], 12)
+        accepted.append(totals(drafter, "source_accepted_tokens").get("prompt", 0) - before)
+        drafter.finish([request.id])
+        assert flush(memory, None)
+    assert accepted[1] > 0
+    assert accepted == [0, accepted[1], 0, 0, 0]
+    assert totals(drafter, "errors") == {"references": 1}
+    kept = [(document.group, document.epoch) for document in memory.documents()]
+    assert kept == [("one", 0), ("one", 1), ("two", 2), ("", 0), ("", 4)]
+    assert [document.epoch for document in memory.documents(group="one")] == [0, 1]
+    drafter.close()
+
+
 def test_what_was_written_is_remembered_when_the_engine_rests(tmp_path: Path) -> None:
     clock = Clock()
     clock.look = 0.0
@@ -149,26 +170,6 @@ def test_tokens_that_no_vocabulary_has_are_done_without(drafter: RequestDrafter)
     write([Written(drafter, MODEL, "b", [5, 6])], 1)
     assert [len(tree) for tree in drafter.draft([StepRequest("a", NOTHING, 8)])] == [0]
     assert totals(drafter, "errors") == {"open": 1}
-
-
-def test_a_datastore_that_is_closed_is_done_without(drafter: RequestDrafter) -> None:
-    requests = [Written(drafter, MODEL, "a", [5, 6])]
-    write(requests, 2)
-    drafter._sources.stores[0].close()  # type: ignore[attr-defined]
-    write(requests, 2)
-    assert totals(drafter, "errors")["source"] > 0
-
-
-def test_interrupts_pass(drafter: RequestDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(*_: Any, **__: Any) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(request_drafter, "draft_all", interrupt)
-    drafter.begin(NewRequest("a", [5, 6], 2))
-    with pytest.raises(KeyboardInterrupt):
-        drafter.draft([StepRequest("a", NOTHING, 8)])
-    assert drafter._lock.acquire(blocking=False)
-    drafter._lock.release()
 
 
 class SlowService(ScriptedSource):

@@ -16,14 +16,14 @@ import torch
 from prometheus_client import REGISTRY
 
 import rest_store
+from rest_store.drafting.batch import accept_all
 from rest_store.drafting.remembering import flush
-from rest_store.engines import metrics
+from rest_store.engines import metrics, request_drafter
 from rest_store.engines.vllm import plugin
 from rest_store.engines.vllm.candidates import Candidate, drafts_on_device
 from rest_store.errors import DatastoreNotFoundError, EngineSettingsError, TokenizerMismatchError
 from tests.shared.engine import VOCABULARY, Engine, Request, ScriptedHead, Vllm, cyclic, plain_output, written_datastore
 from tests.shared.members import scored
-from tests.shared.recycled import recycled_rows
 from tests.shared.strategies import ONE_TO_NINE, Corpus, identity, write_datastore
 
 MODEL = cyclic(VOCABULARY)
@@ -128,23 +128,28 @@ def test_aborted_requests_leave_the_others_as_they_are(vllm: Vllm, place: str) -
 
 @pytest.mark.parametrize("lag", [False, True])
 @pytest.mark.parametrize("seed", range(3))
-def test_what_the_model_finds_likely_is_recycled(vllm: Vllm, place: str, lag: bool, seed: int) -> None:
-    engine = Engine(
-        vllm,
-        {"datastores": [place], "lag": lag},
-        MODEL,
-        chunk=random.Random(seed).choice([3, 7, 1000]),
-        shows_logits=True,
-    )
+def test_what_the_model_finds_likely_is_recycled(
+    vllm: Vllm, place: str, lag: bool, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[list[int], list[int]]] = []  # the likeliest tokens of a place, and those that are right
+
+    def accepted(sessions: Any, tokens: Any, top_k: Any, *, node_top_k: Any) -> None:
+        accept_all(sessions, tokens, top_k, node_top_k=node_top_k)
+        for new, rows in zip(tokens, top_k, strict=True):
+            for likely, token in zip(rows[:-1], new, strict=True):
+                seen.append((likely[:2].tolist(), [token, (token + 1) % VOCABULARY]))
+
+    monkeypatch.setattr(request_drafter, "accept_all", accepted)
+    chunk = random.Random(seed).choice([3, 7, 1000])
+    engine = Engine(vllm, {"datastores": [place], "lag": lag}, MODEL, chunk=chunk, shows_logits=True)
     outputs_are_plain(engine, requests(seed, 12), seed=seed)
     assert totals(engine, "errors") == {}
+    assert len(seen) > 300
+    assert all(likely == right for likely, right in seen)
     processor, logits = engine.runner.model.logits_processor, engine.ours.drafter._sources._logits
+    assert len(logits) > 500
     del engine
     gc.collect()
-    rows = [row for row in recycled_rows(logits, VOCABULARY) if len(row[0]) > 1]
-    assert len(rows) > 100
-    for context, likely in rows:  # the model looks at two tokens
-        assert likely[:2] == [MODEL(context), (MODEL(context) + 1) % VOCABULARY]
     assert not processor._forward_hooks, "a drafter that is gone listens no more"
 
 
@@ -201,22 +206,26 @@ def test_all_workers_verify_what_one_of_them_drafts(vllm: Vllm, place: str, tmp_
     assert other.accepted == 0, "nobody sends it anything here"
 
 
-def test_a_prediction_is_drafted_from(vllm: Vllm) -> None:
-    """As token ids; nothing else knows the text."""
+def test_a_prediction_is_drafted_from(vllm: Vllm, tmp_path: Path) -> None:
+    """As token ids; nothing else knows the text. It is remembered with its group and epoch."""
 
     def model(text: list[int]) -> int:
         return hash(tuple(text[-3:])) % 290
 
     steps = []
     for predicted in (False, True):
-        engine = Engine(vllm, {}, model)
+        engine = Engine(vllm, {"remember": str(tmp_path / f"{predicted}")}, model)
         asked = requests(0)
         for request in asked if predicted else ():
             prediction = plain_output(model, request.prompt, 40)
-            request.settings["extra_args"] = {"prediction": prediction}
+            request.settings["extra_args"] = {"prediction": prediction, "group": "g", "epoch": 3}
         outputs_are_plain(engine, asked)
         assert totals(engine, "errors") == {}
         steps.append(engine.steps)
+        engine.ours.drafter.close()
+        with rest_store.LiveDatastore.open(tmp_path / f"{predicted}", read_only=True) as live:
+            kept = {(document.group, document.epoch) for document in live.documents()}
+        assert kept == {("g", 3) if predicted else ("", 0)}
     assert steps[1] < 0.5 * steps[0]
 
 

@@ -20,7 +20,7 @@ from tests.shared.html import read
 from tests.shared.live import until
 from tests.shared.services import running
 from tests.shared.strategies import refused
-from tests.shared.tiny import text_tokenizer, write_model
+from tests.shared.tiny import write_model
 
 
 @pytest.fixture(scope="module")
@@ -88,22 +88,6 @@ def test_the_command_refuses_numbers_and_places_before_it_loads_anything(words: 
     assert re.fullmatch(r"Error: .+", done.stderr.strip().splitlines()[-1])
     assert words[0] in done.stderr.splitlines()[-1]
     assert "not loaded" not in done.output
-
-
-def test_words_are_explained_where_they_first_stand() -> None:
-    text = " ".join(CliRunner().invoke(main, ["generate", "--help"]).output.split())
-    assert "M is the mean number of tokens that a pass writes; without drafts it is 1." in text
-    assert "Most draft tokens (nodes of the draft tree) that one forward pass verifies." in text
-    assert "--prepacked-weights Copy float32 weights into the layout that this CPU is fastest with" in text
-
-
-def test_a_reason_is_cut_between_words(tmp_path: Path) -> None:
-    """transformers lists all classes that there are."""
-    config = {"model_type": "vit", "architectures": ["ViTModel"]}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    text_tokenizer().save_pretrained(tmp_path)
-    with pytest.raises(ModelLoadError, match=r"\w+Config,? \.\.\.\), expected a causal language model"):
-        load_model(str(tmp_path))
 
 
 def test_what_was_not_loaded_is_named(tmp_path: Path, model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 
 import rest_store
-from rest_store.bench.baselines import tree_of
 from rest_store.generation.generate import generate
 from tests.shared.tiny import Drafted, SameTree, prompts, tiny_model
 
@@ -19,37 +18,12 @@ NEW = 30
 FIXED = {"max_new_tokens": NEW, "do_sample": False}
 
 
-class Along:
-    """Drafts along the first of `texts` in which the last tokens occur, among branches that are wrong."""
-
-    def __init__(self, texts: torch.Tensor, prompt: list[int]) -> None:
-        self.texts, self.context = texts.tolist(), list(prompt)
-
-    def draft(self, *, max_nodes: int, costs: Any) -> Any:
-        end = self.context[-3:]
-        for text in self.texts:
-            for place in range(len(text) - len(end), -1, -1):
-                following = text[place + len(end) : place + len(end) + 4]
-                if following and text[place : place + len(end)] == end:
-                    return self._within(max_nodes, [[following[0], 3], following, [4, 5]])
-        return self._within(max_nodes, [[4, 5], [6]])
-
-    @staticmethod
-    def _within(max_nodes: int, paths: list[list[int]]) -> Any:
-        tree = tree_of(paths)
-        return tree if len(tree) <= max_nodes else tree_of([paths[0][:max_nodes]])
-
-    def accept(self, tokens: Any) -> None:
-        self.context += tokens
-
-    def close(self) -> None:
-        pass
-
-
 def ways(texts: torch.Tensor) -> dict[str, Any]:
+    """Drafts along these texts, and the prompt and the output."""
     return {
         "custom_generate": generate,
-        "drafter": [Drafted(lambda prompt: Along(texts, prompt))],
+        "drafter": [rest_store.PromptLookup()],
+        "references": texts.tolist(),
         "adaptive": False,
         "return_dict_in_generate": True,
     }
@@ -113,9 +87,8 @@ def test_processors_remember_for_each_row(rows: int) -> None:
 
 def test_keys_and_values_are_held_once() -> None:
     model = tiny_model("llama")
-    plain = model.generate(**prompts(2), **FIXED)
     cache = DynamicCache(config=model.config)
-    generator = rest_store.Generator(model, None, [Drafted(lambda prompt: Along(plain, prompt))])
+    generator = rest_store.Generator(model, None, [rest_store.PromptLookup()])
     held = [
         sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
         for _ in generator.stream(prompts(2), **FIXED, past_key_values=cache)

@@ -17,7 +17,7 @@ from rest_store.datastore.validation import IntSequence
 from rest_store.drafting import remembering
 from rest_store.drafting.output_document import PROMPT_TOKENS
 from rest_store.drafting.remembering import flush
-from rest_store.errors import DraftingWarning, RememberError
+from rest_store.errors import DocumentError, DraftingWarning, LimitError, RememberError
 from tests.shared.services import PATIENCE
 from tests.shared.strategies import identity, refused
 from tests.shared.tiny import VOCABULARY, prompts, tiny_model
@@ -104,6 +104,36 @@ def test_a_document_is_the_end_of_the_prompt_and_the_output_without_padding(mode
         expected.append(ids[mask.bool()].tolist()[-PROMPT_TOKENS:] + written)
     assert target.documents == [document for document in expected if len(document) >= PROMPT_TOKENS + 4]
     assert target.ids == output.statistics.remembered.ids
+
+
+def test_what_was_written_of_a_group_is_read_first(model: Any, live: rest_store.LiveDatastore) -> None:
+    """Not as a source of drafts, of which there is none but prompt lookup here; another group is not read."""
+    generator = rest_store.Generator(model, None, [rest_store.PromptLookup()], adaptive=False, remember=live)
+    options = {"max_new_tokens": 32, "do_sample": False, "compare": True}
+    passes = []
+    for group, epoch in (("one", 1), ("one", 2), ("two", 2), ("one", 2)):
+        output = generator.generate(prompts(1), group=group, epoch=epoch, **options)
+        assert generator.flush()
+        assert output.comparison is not None
+        assert output.comparison.identical
+        assert output.comparison.mean_tokens_at_max == output.statistics.mean_tokens
+        passes.append(output.statistics.forward_passes)
+    assert passes[1] == passes[3] < passes[0] / 2
+    assert passes[2] == passes[0]
+    assert output.statistics.remembered.duplicates == output.statistics.remembered.ids
+    kept = [(document.group, document.epoch) for document in live.documents()]
+    assert kept == [("one", 1), ("one", 2), ("two", 2)], "the same text, of each epoch and group"
+    again = write(model, prompts(1), remember=live, group="one", epoch=2, do_sample=False)
+    assert again.statistics.forward_passes == passes[1]
+    without = write(model, prompts(1), remember=live, group="one", drafter=[], do_sample=False)
+    assert torch.equal(without.sequences, again.sequences)
+
+
+@pytest.mark.parametrize(("options", "error"), [({"group": 7}, DocumentError), ({"epoch": -1}, LimitError)])
+def test_what_is_no_group_or_epoch_is_refused_at_once(
+    model: Any, live: rest_store.LiveDatastore, options: dict[str, Any], error: type[rest_store.RestStoreError]
+) -> None:
+    refused(error, lambda: write(model, prompts(1), remember=live, **options), next(iter(options)))
 
 
 @pytest.mark.parametrize("way", ["closed", "dropped", "failed"])

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from rest_store.engines.likely_tokens import likely_tokens
-from rest_store.engines.request import NewRequest, Rows, StepRequest, Tokens, references_of
+from rest_store.engines.request import NewRequest, Rows, StepRequest, Tokens, extras_of
 from rest_store.engines.request_drafter import NO_TREE, RequestDrafter
 from rest_store.engines.sglang.verify_arrays import verify_arrays
 
@@ -88,7 +88,7 @@ class BatchDrafts:
                 len(prompt),
                 most=sampling.max_new_tokens,
                 ends=frozenset(ends).union(sampling.stop_token_ids or ()),
-                references=references_of((sampling.custom_params or {}).get("prediction")),
+                **extras_of(sampling.custom_params),
             )
         )
         return StepRequest(request.rid, _tokens(), self._nodes - 1)

@@ -22,7 +22,7 @@ import torch
 
 from rest_store.drafting.arbitration import Head
 from rest_store.engines.metrics import EngineMetrics
-from rest_store.engines.request import NewRequest, references_of
+from rest_store.engines.request import NewRequest, extras_of
 from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.settings import EngineSettings
 from rest_store.engines.sources import EngineSources
@@ -148,7 +148,7 @@ def _begin(ours: Speculator, runner: Any, scheduler_output: Any) -> None:
                 prompt=new.prompt_len,
                 most=params.max_tokens,
                 ends=frozenset(params.all_stop_token_ids),
-                references=references_of((params.extra_args or {}).get("prediction")),
+                **extras_of(params.extra_args),
             )
         )
 

@@ -4,7 +4,6 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
-#include <limits>
 #include <sstream>
 
 #include "python/bindings.hpp"
@@ -23,29 +22,8 @@ struct NativeEvidenceReader {
   std::unique_ptr<EvidenceReader> reader;
 };
 
-// Rows of most likely tokens: int32[n, k] or int64[n, k]. -1, or any other number that is no token, ends a row.
-class TopK {
- public:
-  using Values = nb::ndarray<nb::ro, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
-  explicit TopK(const Values& values) : values_(values), is_wide_(values.dtype() == nb::dtype<std::int64_t>()) {
-    if (!is_wide_ && values.dtype() != nb::dtype<std::int32_t>()) throw nb::type_error("rows of another type");
-  }
-
-  std::size_t rows() const { return values_.shape(0); }
-  std::size_t width() const { return values_.shape(1); }
-  // -1 for what is no token.
-  std::int32_t at(std::size_t row, std::size_t place) const {
-    const std::size_t i = row * width() + place;
-    const std::int64_t token = is_wide_ ? static_cast<const std::int64_t*>(values_.data())[i]
-                                        : static_cast<const std::int32_t*>(values_.data())[i];
-    return token < 0 || token > std::numeric_limits<std::int32_t>::max() ? -1 : static_cast<std::int32_t>(token);
-  }
-
- private:
-  Values values_;
-  bool is_wide_;
-};
+// Rows of most likely tokens, [n, k]. -1, or any other number that is no token, ends a row.
+using TopK = Array<std::int32_t, 2>;
 
 // Rows of the text, and of the nodes of the last tree, where there are any.
 struct AcceptedRows {
@@ -148,16 +126,16 @@ class NativeSession {
   // Append what the target model produced; returns how many of its tokens are in the tree drafted last. `top_k` has the
   // most likely tokens after each token, and may have those after some before; `node_top_k` has a row for the context
   // before, and one for each node of that tree. ValueError: they have not.
-  std::size_t accept(const Array<std::int32_t>& tokens, const std::optional<TopK::Values>& top_k,
-                     const std::optional<TopK::Values>& node_top_k) {
+  std::size_t accept(const Array<std::int32_t>& tokens, const std::optional<TopK>& top_k,
+                     const std::optional<TopK>& node_top_k) {
     const AcceptedRows rows = accepted_rows_of(tokens.size(), top_k, node_top_k);
     const nb::gil_scoped_release release;
     return append(tokens_of(tokens), rows);
   }
 
   // The rows of `accept` for so many tokens, checked.
-  AcceptedRows accepted_rows_of(std::size_t tokens, const std::optional<TopK::Values>& top_k,
-                                const std::optional<TopK::Values>& node_top_k) {
+  AcceptedRows accepted_rows_of(std::size_t tokens, const std::optional<TopK>& top_k,
+                                const std::optional<TopK>& node_top_k) {
     const std::size_t nodes = 1 + builder_.nodes().size();
     return {rows_of("top_k", top_k, tokens, length() + tokens), rows_of("node_top_k", node_top_k, nodes, nodes)};
   }
@@ -165,14 +143,14 @@ class NativeSession {
   // `accept` with checked rows; needs no GIL.
   std::size_t append(std::span<const Token> tokens, const AcceptedRows& rows) {
     if (rows.of_nodes)
-      for (std::size_t i = 0; i < rows.of_nodes->rows(); ++i)
+      for (std::size_t i = 0; i < rows.of_nodes->shape(0); ++i)
         builder_.learn_likely_after(static_cast<std::int32_t>(i) - 1, top_tokens_of(*rows.of_nodes, i));
     const std::size_t accepted = builder_.accept(tokens);
     if (builder_.learns_online()) calibration_.add(before_, builder_.online());
     before_ = builder_.online();
     if (rows.of_text) {
       // `of_nodes` has the rows of the context and of accepted nodes already; none may count twice.
-      const std::size_t first = rows.of_text->rows() - tokens.size(), known = first + accepted;
+      const std::size_t first = rows.of_text->shape(0) - tokens.size(), known = first + accepted;
       if (rows.of_nodes) learn_text(*rows.of_text, first == 0 ? 0 : first - 1, known);
       else learn_text(*rows.of_text, 0, 0);
     }
@@ -212,13 +190,13 @@ class NativeSession {
     return origins;
   }
 
-  static std::optional<TopK> rows_of(const char* what, const std::optional<TopK::Values>& values, std::size_t least,
+  static std::optional<TopK> rows_of(const char* what, const std::optional<TopK>& values, std::size_t least,
                                      std::size_t most) {
     if (!values) return std::nullopt;
-    const TopK rows(*values);
-    if (rows.rows() >= least && rows.rows() <= most) return rows;
+    const std::size_t rows = values->shape(0);
+    if (rows >= least && rows <= most) return values;
     std::ostringstream fault;
-    fault << what << " is of shape [" << rows.rows() << ", " << rows.width() << "], expected [" << least;
+    fault << what << " is of shape [" << rows << ", " << values->shape(1) << "], expected [" << least;
     if (least < most) fault << ".." << most;
     fault << ", k]";
     throw nb::value_error(fault.str().c_str());
@@ -226,15 +204,15 @@ class NativeSession {
 
   // Learn `rows`, which belong to the last tokens of the text, except for rows `from` .. `to` - 1.
   void learn_text(const TopK& rows, std::size_t from, std::size_t to) {
-    const std::size_t before = length() - rows.rows();
-    for (std::size_t i = 0; i < rows.rows(); ++i)
+    const std::size_t before = length() - rows.shape(0);
+    for (std::size_t i = 0; i < rows.shape(0); ++i)
       if (i < from || i >= to) builder_.learn_likely_within(before + i + 1, top_tokens_of(rows, i));
   }
 
   TopTokens top_tokens_of(const TopK& rows, std::size_t row) const {
     TopTokens top;
-    for (std::size_t i = 0; i < std::min<std::size_t>(rows.width(), kTopK); ++i) {
-      const std::int32_t token = rows.at(row, i);
+    for (std::size_t i = 0; i < std::min<std::size_t>(rows.shape(1), kTopK); ++i) {
+      const std::int32_t token = rows.data()[row * rows.shape(1) + i];
       if (token < 0 || static_cast<Token>(token) >= vocabulary_) break;
       top.tokens[top.size++] = static_cast<Token>(token);
     }

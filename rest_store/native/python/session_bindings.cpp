@@ -15,17 +15,6 @@ using namespace rest_store;
 
 namespace {
 
-// What sessions read of rows of most likely tokens, as the message TopK has it: int32[n, width], and the width.
-nb::tuple packed_top_k(const TopK::Values& values) {
-  const TopK rows(values);
-  const std::size_t width = std::min<std::size_t>(rows.width(), kTopK);
-  std::vector<std::int32_t> out;
-  out.reserve(rows.rows() * width);
-  for (std::size_t row = 0; row < rows.rows(); ++row)
-    for (std::size_t i = 0; i < width; ++i) out.push_back(rows.at(row, i));
-  return nb::make_tuple(bytes_of(out), width);
-}
-
 // The `count` most likely tokens of each row of logits: int32[n, count], -1 where there are fewer.
 nb::bytes top_tokens_of(const nb::ndarray<const float, nb::ndim<2>, nb::device::cpu>& logits, std::size_t count) {
   const std::size_t rows = logits.shape(0), width = logits.shape(1);
@@ -89,8 +78,8 @@ nb::list draft_all(const std::vector<NativeSession*>& sessions, const std::vecto
 // has another number of rows than it can have.
 std::vector<std::size_t> accept_all(const std::vector<NativeSession*>& sessions,
                                     const std::vector<Array<std::int32_t>>& tokens,
-                                    const std::vector<std::optional<TopK::Values>>& top_k,
-                                    const std::vector<std::optional<TopK::Values>>& node_top_k) {
+                                    const std::vector<std::optional<TopK>>& top_k,
+                                    const std::vector<std::optional<TopK>>& node_top_k) {
   const std::size_t count = sessions.size();
   if (tokens.size() != count || top_k.size() != count || node_top_k.size() != count)
     throw nb::value_error("of unequal length");
@@ -110,7 +99,6 @@ void bind_sessions(nb::module_& module) {
   module.attr("TOKEN_MEMORY") = PromptLookup::kTokenMemory;
   module.attr("EVIDENCE_MEMORY") = sizeof(Evidence);  // of each node and store
   module.attr("NODE_MEMORY") = sizeof(SourceEvidence);
-  module.def("packed_top_k", &packed_top_k);
   module.def("top_tokens", &top_tokens_of);
   module.def("draft_all", &draft_all);
   module.def("accept_all", &accept_all);
@@ -120,12 +108,8 @@ void bind_sessions(nb::module_& module) {
       .def(nb::init<const nb::list&, std::uint32_t, bool, std::shared_ptr<SuffixCache>>());
   nb::class_<RecycledLogits>(module, "NativeRecycledLogits")
       .def(nb::init<>())
-      .def("__len__", &RecycledLogits::size)
-      .def("rows",
-           [](const RecycledLogits& logits, std::uint64_t vocabulary) { return bytes_of(logits.rows(vocabulary)); })
-      .def("add_rows", [](RecycledLogits& logits, const Array<std::int32_t>& rows, std::uint64_t vocabulary) {
-        return logits.add_rows(span_of(rows), vocabulary);
-      });
+      .def(nb::init<const RecycledLogits&>())
+      .def("__len__", &RecycledLogits::size);
   nb::class_<NativeSession>(module, "NativeSession")
       .def(nb::init<NativeCalibration&>(), nb::keep_alive<1, 2>())
       .def("use_prompt_lookup", &NativeSession::use_prompt_lookup)

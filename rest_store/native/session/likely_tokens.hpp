@@ -24,20 +24,9 @@ struct TopTokens {
 // takes a fifth of it.
 class LikelyTokens {
  public:
-  static constexpr std::uint32_t kOnce = 8192;                                   // of the likeliest token of one pass
-  static constexpr std::uint32_t kGreatestWeight = 5 * kOnce, kMostTimes = 255;  // the times stop counting there
-
-  LikelyTokens() = default;
-  // From weights that learn() led to; tokens without weight are left out.
-  LikelyTokens(std::span<const Token> tokens, std::span<const std::uint16_t> weights, std::uint8_t times)
-      : times_(times) {
-    for (std::size_t i = 0; i < tokens.size(); ++i) insert(tokens[i], weights[i]);
-  }
-
   std::size_t size() const { return size_; }                                         // 0: unknown
   std::span<const Token> tokens() const { return std::span(tokens_).first(size_); }  // of descending weight
-  std::span<const std::uint16_t> weights() const { return std::span(weights_).first(size_); }
-  std::uint32_t times() const { return times_; }  // passes
+  std::uint32_t times() const { return times_; }                                     // passes
 
   // The weight of the i-th token, as a share of what it would be had it always been the likeliest.
   float share(std::size_t i) const {
@@ -59,7 +48,9 @@ class LikelyTokens {
   }
 
  private:
-  static constexpr auto kWhole = [] {  // the weight of a token that was always the likeliest, by times
+  static constexpr std::uint32_t kOnce = 8192;     // weight of the likeliest token of one pass
+  static constexpr std::uint8_t kMostTimes = 255;  // the times stop counting there
+  static constexpr auto kWhole = [] {              // the weight of a token that was always the likeliest, by times
     std::array<float, 32> out{};
     for (std::size_t times = 1; times < out.size(); ++times) out[times] = 0.8F * out[times - 1] + kOnce;
     return out;

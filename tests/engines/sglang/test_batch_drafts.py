@@ -15,6 +15,7 @@ from rest_store.datastore.tree import TokenTree
 from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.sglang.batch_drafts import BatchDrafts
 from rest_store.engines.sglang.verify_arrays import verify_arrays
+from rest_store.live.live_datastore import LiveDatastore
 from tests.engines.sglang.scheduler import NODES, Scheduler, request
 from tests.shared.engine import VOCABULARY, cyclic, drafter_with, plain_output
 from tests.shared.strategies import Corpus, write_datastore
@@ -104,15 +105,18 @@ def test_what_the_model_found_likely_is_drafted_again(drafter: RequestDrafter) -
     assert 20 < 0.7 * drafted < accepted
 
 
-def test_a_predicted_output_is_drafted_from(drafter: RequestDrafter) -> None:
+def test_a_predicted_output_is_drafted_from(drafter: RequestDrafter, tmp_path: Path) -> None:
     engine = scheduler(drafter)
     prediction = plain_output(MODEL, [200, 201], 40)
-    one = request("one", [200, 201], 40, custom_params={"prediction": prediction})
+    one = request("one", [200, 201], 40, custom_params={"prediction": prediction, "group": "g", "epoch": 3})
     engine.prefill(one)
     engine.run()
     assert written(one) == expected(one)
     assert engine.steps < 12
     assert counted(drafter, "source_accepted_tokens", "prompt") > 25
+    drafter.close()
+    with LiveDatastore.open(tmp_path / "live", read_only=True) as live:
+        assert [(document.group, document.epoch) for document in live.documents()] == [("g", 3)]
 
 
 def test_faults_cost_drafts_and_no_tokens(drafter: RequestDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
