@@ -91,7 +91,7 @@ def main(
 @contextlib.contextmanager
 def client_of(target: str) -> Iterator[DatastoreClient]:
     with DatastoreClient(target, timeout=TIMEOUT) as client:
-        client.connect()
+        client.info()
         yield client
 
 

@@ -96,7 +96,7 @@ def test_a_service_that_goes_away_half_way_changes_nothing(
     model: Any, inputs: dict[str, torch.Tensor], plain: list[int], datastore: Path, way: str, send_text: bool
 ) -> None:
     with running(datastore) as service, rest_store.DatastoreClient(service.target, send_text=send_text) as client:
-        assert client.connect().datastores
+        assert client.info().datastores
         ways = {"killed": service.kill, "stopped": service.stop, "paused": service.pause}
         with pytest.warns(DraftingWarning, match=f"went on without a session or source: {service.target}: ") as issued:
             output = drafted(model, inputs, client, OnTokens(NEW_TOKENS // 2, ways[way]))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rest_store.datastore.datastore import Datastore
 from tests.shared.services import Certificates, Service, running
 from tests.shared.sessions import CONTEXTS, NAMES, TEXT
 from tests.shared.strategies import Corpus, write_datastore
@@ -24,6 +25,12 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def phrases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A datastore in which some phrases occur again."""
     return write_datastore(tmp_path_factory.mktemp("phrases"), PHRASES)
+
+
+@pytest.fixture(scope="module")
+def store(phrases: Path) -> Datastore:
+    """The same, opened here."""
+    return Datastore.open(phrases)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import grpc
 import numpy as np
@@ -38,7 +39,7 @@ from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.clients import LATE
 from tests.shared.live import until
 from tests.shared.services import PATIENCE, Service, failed, running
-from tests.shared.sessions import Nodes, Relay, Request, packed, sessions_of
+from tests.shared.sessions import Relay, Request, packed, sessions_of
 from tests.shared.strategies import ONE_TO_NINE, identity, refused, write_datastore
 
 TEXT = [1, 2, 3, 50, 60, 1, 2]
@@ -90,7 +91,7 @@ def stepping(*targets: str, timeout: float = PATIENCE, **options: Any) -> Iterat
     changes = {name: options.pop(name) for name in [*options] if name in MemberSettings.__dataclass_fields__}
     text = options.pop("text", TEXT)
     with DatastoreClient(list(targets), timeout=timeout, **options) as client:
-        client.connect(PATIENCE)
+        client.info(timeout=PATIENCE)
         stepper = Stepper(client, text, **changes)
         yield stepper
         stepper.member.close()
@@ -118,7 +119,7 @@ def test_any_steps_give_the_trees_in_process(steady: Service, directory: Path, d
     stores = [Datastore.open(directory) for _ in names]
     with (
         DraftSession([*stores, PromptLookup(), RecycledLogits()], text) as here,
-        stepping(steady.target, text=text, datastore=names, recycled_logits=b"") as there,
+        stepping(steady.target, text=text, datastore=names, recycled_logits=uuid4().bytes) as there,
     ):
         for token in data.draw(st.lists(st.integers(0, 9), max_size=6)):
             nodes, cost = data.draw(budgets), data.draw(costs)
@@ -152,7 +153,7 @@ def test_a_step_is_one_small_message(steady: Service) -> None:
         assert relay.tokens() == stepper.text
         ahead, first, *rest = [data for name, data in relay.received if name == "DraftSession"]
     assert not Request.FromString(ahead).HasField("draft")
-    assert Request.FromString(first).draft.HasField("costs")
+    assert list(Request.FromString(first).draft.costs) == [1.0, 1.1]
     assert max(map(len, rest)) < 60
     assert [Request.FromString(data).HasField("draft") for data in rest] == [True] * 4 + [False, True]
 
@@ -185,20 +186,15 @@ def test_settings_of_a_session_are_sent(steady: Service) -> None:
 # --- What is refused --------------------------------------------------------------------------------------------------
 
 
-def test_a_text_that_is_too_long_is_named_and_not_sent(steady: Service) -> None:
-    with Relay(steady.target) as relay, stepping(relay.target, text=[1] * (MOST_TEXT + 1)) as stepper:
-        for _ in range(2):
-            refused(MessageSizeError, stepper.step, f"{MOST_TEXT + 1}", f"at most {MOST_TEXT}")
-        assert openings(relay) == []
-
-
-def test_a_text_that_grows_too_long_is_left_out(steady: Service) -> None:
-    with stepping(steady.target, text=[1] * MOST_TEXT) as stepper:
+def test_a_text_that_is_or_grows_too_long_is_named_and_not_sent(steady: Service) -> None:
+    with Relay(steady.target) as relay, stepping(relay.target, text=[1] * MOST_TEXT) as stepper:
         assert len(stepper.step()) > 0
         stepper.accept(1)
         with pytest.raises(ServiceError):
             stepper.step()
-        refused(MessageSizeError, stepper.step, "number of tokens of a session")
+        for _ in range(2):
+            refused(MessageSizeError, stepper.step, f"{MOST_TEXT + 1}", f"at most {MOST_TEXT}")
+        assert len(openings(relay)) == 1
 
 
 def test_a_token_that_the_datastore_does_not_know_is_refused_by_name(steady: Service) -> None:
@@ -243,24 +239,9 @@ def rests(member: ServiceMember) -> bool:
 # --- What services do wrong -------------------------------------------------------------------------------------------
 
 
-def of_nodes(**columns: list[Any]) -> Callable[[Answer], None]:
-    """The nodes have other values, at least one of each."""
-
-    def change(answer: Answer) -> None:
-        nodes = Nodes.of(answer.nodes)
-        changed = {name: values + getattr(nodes, name)[len(values) :] for name, values in columns.items()}
-        answer.nodes = nodes._replace(**changed).packed()
-
-    return change
-
-
 WRONG: dict[str, Callable[[Answer], object]] = {
-    "another sequence": lambda answer: setattr(answer, "sequence", answer.sequence + 1),
     "half a node": lambda answer: setattr(answer, "nodes", answer.nodes[:-1]),
     "too many nodes": lambda answer: setattr(answer, "nodes", bytes(11 * 9)),
-    "a token outside": of_nodes(tokens=[300]),
-    "a score that is no number": of_nodes(scores=[float("nan")]),
-    "its own parent": of_nodes(parents=[0]),
     "no names at first": lambda answer: answer.ClearField("datastores"),
     "names twice": lambda answer: answer.datastores.extend(["one", "one"]),
 }
@@ -281,7 +262,7 @@ def test_a_wrong_answer_costs_a_step_and_the_next_one_is_taken(steady: Service, 
         until(lambda: not fails(stepper))
 
 
-@pytest.mark.parametrize("answer", [b"\xff\xff", b"", bytes(1 << 20)])
+@pytest.mark.parametrize("answer", [b"\xff\xff", bytes(1 << 20)])
 def test_what_is_no_answer_costs_a_step(steady: Service, answer: bytes) -> None:
     with Relay(steady.target) as relay, stepping(relay.target) as stepper:
         assert len(stepper.step()) > 0
@@ -361,16 +342,10 @@ def test_another_service_takes_over(service: Service, steady: Service, end: Call
             stepper.step()
             stepper.accept(token)
         end(service)
-        until(lambda: not fails(stepper))
+        if end is Service.kill:
+            until(lambda: not fails(stepper))
+        assert len(stepper.step()) > 0, "a service that drains costs no step"
         assert openings(relay)[0].tokens == packed(stepper.text)
-
-
-def test_a_session_that_ended_idle_is_opened_again_without_a_step_undrafted(directory: Path) -> None:
-    options = ["--metrics=127.0.0.1:0", "--session-idle-seconds=1"]
-    with running(f"one={directory}", options=options) as service, stepping(service.target) as stepper:
-        assert len(stepper.step()) > 0
-        until(lambda: sessions_of(service)[0] == 0)
-        assert len(stepper.step()) > 0
 
 
 def test_one_late_session_costs_others_nothing(steady: Service) -> None:
@@ -378,7 +353,7 @@ def test_one_late_session_costs_others_nothing(steady: Service) -> None:
         Relay(steady.target, lambda name, data: None if name == "DraftSession" else data) as relay,
         DatastoreClient([relay.target, steady.target], timeout=PATIENCE, datastore="one") as client,
     ):
-        client.connect()
+        client.info()
         silent = Stepper(client)
         failed(DeadlineError, lambda: silent.step(timeout=0.01))
         relay.answer = lambda _, data: data

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from rest_store.cli import main
 from rest_store.datastore.locations import is_location
 from rest_store.generation import command as generation_command
+from rest_store.service.channel import Tls
 from rest_store.service.options import Access
 from tests.shared.services import Certificates, running
 from tests.shared.strategies import identity
@@ -81,9 +82,9 @@ def test_generate_names_a_wrong_token_file_before_it_loads_a_model(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("given", "tls"),
-    [((False, None, None, None, None), None), ((True, None, None, None, None), True)],
+    [((False, None, None, None, None), None), ((True, None, None, None, None), Tls())],
 )
-def test_tls_is_as_it_was_asked_for(given: Any, tls: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tls_is_as_it_was_asked_for(given: Any, tls: Tls | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REST_STORE_TOKEN", raising=False)
     assert Access(None, *given).arguments() == {"token": None, "tls": tls}
 

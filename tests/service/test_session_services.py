@@ -67,7 +67,7 @@ def test_two_services_and_a_datastore_draft_together(service: Service, directory
 def test_sessions_of_a_batch_have_a_stream_each(service: Service, directory: Path) -> None:
     store = Datastore.open(directory)
     with DatastoreClient(service.target, timeout=PATIENCE) as client:
-        client.connect()
+        client.info()
         sessions, here = ([DraftSession([source], [*TEXT, place]) for place in range(5)] for source in (client, store))
         for token in TOKENS:
             found, expected = draft_all(sessions, 8), draft_all(here, 8)
@@ -86,7 +86,7 @@ def test_one_late_answer_costs_that_step_and_no_session(service: Service) -> Non
         return data
 
     with Relay(service.target, held) as relay, DatastoreClient(relay.target, timeout=LATE) as client:
-        client.connect(PATIENCE)
+        client.info(timeout=PATIENCE)
 
         def opened() -> int:
             requests = [Request.FromString(data) for name, data in relay.received if name == "DraftSession"]
@@ -106,21 +106,6 @@ def test_one_late_answer_costs_that_step_and_no_session(service: Service) -> Non
             session.close()
 
 
-def test_a_killed_service_costs_drafts_until_it_is_back(service: Service) -> None:
-    with (
-        DatastoreClient(service.target, timeout=PATIENCE) as client,
-        DraftSession([client, PromptLookup()], TEXT) as session,
-    ):
-        assert len(session.draft(8)) > 0
-        assert not session.statistics.absent
-        service.kill()
-        until(lambda: (session.draft(8), session.statistics.absent)[1])
-        assert len(session.draft(8)) > 0, "the text itself proposes something"
-        session.accept([3])
-        service.restart()
-        until(lambda: (session.draft(8), not session.statistics.absent)[1])
-
-
 @pytest.mark.parametrize("is_known", [True, False])
 def test_a_new_session_does_not_wait_for_a_service_that_answers_nobody(service: Service, is_known: bool) -> None:
     with DatastoreClient(service.target, timeout=1.0) as client:
@@ -132,7 +117,7 @@ def test_a_new_session_does_not_wait_for_a_service_that_answers_nobody(service: 
                 return math.inf if session.statistics.absent else time.perf_counter() - began
 
         if is_known:
-            client.connect(PATIENCE)
+            client.info(timeout=PATIENCE)
         service.pause()
         began = time.perf_counter()
         assert [step() for _ in range(2)] == [math.inf] * 2

@@ -64,7 +64,7 @@ def opened(*tokens: int, **fields: Any) -> Request:
 
 
 def costing(*costs: float) -> Request:
-    return Request(draft=pb.TreeRequest(costs=pb.StepCosts(of_step=costs)))
+    return Request(draft=pb.TreeRequest(costs=costs))
 
 
 def rows_of(count: int, k: int = 2) -> pb.TopK:
@@ -114,7 +114,6 @@ BAD: dict[str, tuple[list[Request | bytes], str]] = {
     "a key of 65 bytes": ([opening(1, 2, recycled_logits=b"k" * 65)], "LIMIT"),
     # Datastores.
     "seven datastores": ([selecting(*NAMES)], "LIMIT"),
-    "a datastore twice": ([selecting("a", "b", "a")], "LIMIT"),
     "an unknown datastore": ([selecting("a", "none")], "UNKNOWN_DATASTORE"),
     "another tokenizer": ([selecting("a", tokenizer_fingerprint=identity(301).fingerprint)], "TOKENIZER_MISMATCH"),
     "no tokenizer of any": ([selecting(tokenizer_fingerprint="sha256:")], "TOKENIZER_MISMATCH"),

@@ -78,15 +78,14 @@ class Requests:
         namespace: of live datastores, that is read, and written unless a request says another.
 
     Attributes:
-        tokenizer: of the datastores.
+        info: as given.
         vocabulary_size: of its tokenizer.
         selection: what every request selects. It names the tokenizer, so that no other endpoint can answer in ids that
             mean something else.
     """
 
     def __init__(self, names: Sequence[str], info: ServiceInfo, namespace: str) -> None:
-        self._info = info
-        self.tokenizer = info.tokenizer
+        self.info = info
         self.vocabulary_size = info.tokenizer.vocabulary_size
         self.selection = pb.Selection(
             datastores=names, tokenizer_fingerprint=info.tokenizer.fingerprint, namespace=namespace
@@ -117,7 +116,7 @@ class Requests:
         if len(tokens) > MAX_SEQUENCE:
             raise too_many_tokens(len(tokens))
         asked = self._selected(datastore)
-        message = pb.CountRequest(selection=asked, sequences=[pb.TokenSequence(tokens=sequence)])
+        message = pb.CountRequest(selection=asked, tokens=sequence)
 
         def decode(answer: bytes, target: str) -> int:
             response = parse(pb.CountResponse, answer, target)
@@ -191,7 +190,7 @@ class Requests:
         def decode(answer: bytes, target: str) -> tuple[AddedDocuments, int]:
             response = parse(pb.AddResponse, answer, target)
             added = set(response.added)
-            if list(response.ids) != known or not added <= set(known):
+            if not added <= set(known):
                 raise ProtocolError(describe(target, "ids of documents", "others", "those that were sent"))
             return AddedDocuments(known, added), response.sequence
 
@@ -236,12 +235,12 @@ class Requests:
             LiveFormatError: none is named, and the only datastore that is asked is frozen.
             UnknownDatastoreError: none is named, and there are others than one.
         """
-        asked = self._info.datastores
+        asked = self.info.datastores
         live = [datastore.name for datastore in asked if datastore.is_live]
         if name is None and len(live) == 1:
             return live[0]
         if name is None and len(asked) == 1:
-            raise LiveFormatError(describe(self._info.target, f"datastore '{asked[0].name}'", "frozen", "a live one"))
+            raise LiveFormatError(describe(self.info.target, f"datastore '{asked[0].name}'", "frozen", "a live one"))
         if not is_name(name):
             found = f"{len(live)} live ones asked" if name is None else ascii(name)
             raise UnknownDatastoreError(describe("client", "datastore to write to", found, "the name of a live one"))

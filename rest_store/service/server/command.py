@@ -35,7 +35,6 @@ _LIMITS = {
     "max_connections": "Most connections of each address; silent ones end by themselves.",
     "max_session_tokens": "Longest text of a draft session that the service runs.",
     "max_session_memory": "Most bytes of all sessions together.",
-    "session_idle_seconds": "Time without a message after which a session ends.",
 }
 
 

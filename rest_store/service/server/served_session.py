@@ -14,17 +14,12 @@ from rest_store.datastore.kernel import MAX_NODES, native_kernel
 from rest_store.datastore.validation import limit
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.kernel_session import OpenStore, append, follow_changes, kernel_session
-from rest_store.drafting.limits import NO_COSTS, DraftLimits
+from rest_store.drafting.limits import DraftLimits
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import LimitError, describe
 from rest_store.service.server.catalog import HostedDatastore, reading, require_readable
 from rest_store.service.server.limits import Budget, Limits
-from rest_store.service.server.requests import (
-    Accepted,
-    accepted_of,
-    step_costs,
-    text_of,
-)
+from rest_store.service.server.requests import Accepted, accepted_of, step_costs, text_of
 from rest_store.v1 import datastore_pb2 as pb
 
 if TYPE_CHECKING:
@@ -82,7 +77,6 @@ class ServedSession:
         self._token_memory = int(kernel.TOKEN_MEMORY)
         self._node_memory = int(kernel.NODE_MEMORY) + len(served) * int(kernel.EVIDENCE_MEMORY)
         self._tokens_reserved = self._nodes_reserved = self._length = 0
-        self._costs = NO_COSTS
         self._names_sent = False
         self._native: Any = None  # the kernel session, once it is open
         self._datastores: list[OpenStore] = []  # that the kernel session reads
@@ -112,11 +106,9 @@ class ServedSession:
         return Step(accepted, limits, tokens, nodes <= _SMALL_NODES and tokens <= _SMALL_TOKENS)
 
     def _limits_of(self, draft: pb.TreeRequest) -> DraftLimits:
-        """Return what a message asks for, and keep the costs; raise LimitError if it is out of range."""
-        if draft.HasField("costs"):
-            self._costs = step_costs(draft.costs)
+        """Return what a message asks for; raise LimitError if it is out of range."""
         max_nodes = limit("max_nodes", draft.max_nodes or _NODES, MAX_NODES)
-        return DraftLimits(max_nodes, self._costs, draft.chain)
+        return DraftLimits(max_nodes, step_costs(draft.costs), draft.chain)
 
     def run(self, step: Step) -> bytes | None:
         """Append what the model produced, and return a draft as packed nodes, if one is asked for; in any thread.
@@ -132,9 +124,9 @@ class ServedSession:
         require_readable(self._served)
         return nodes
 
-    def answer(self, nodes: bytes, sequence: int) -> bytes:
+    def answer(self, nodes: bytes) -> bytes:
         """Return the DraftSessionResponse with a draft."""
-        response = pb.DraftSessionResponse(sequence=sequence, nodes=nodes)
+        response = pb.DraftSessionResponse(nodes=nodes)
         if not self._names_sent:
             self._names_sent = True
             response.datastores.extend(datastore.name for datastore in self._served)
