@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.limits import DraftLimits
-from rest_store.drafting.members import MemberSettings, MemberSource
+from rest_store.drafting.members import MemberSettings
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import (
@@ -40,7 +40,7 @@ from tests.shared.clients import LATE
 from tests.shared.live import until
 from tests.shared.services import PATIENCE, Service, failed, running
 from tests.shared.sessions import Relay, Request, packed, sessions_of
-from tests.shared.strategies import ONE_TO_NINE, identity, refused, write_datastore
+from tests.shared.strategies import identity, refused
 
 TEXT = [1, 2, 3, 50, 60, 1, 2]
 MOST_TEXT = 2000
@@ -49,22 +49,17 @@ Answer = pb.DraftSessionResponse
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_datastore(tmp_path_factory.mktemp("one"), ONE_TO_NINE)
-
-
-@pytest.fixture(scope="module")
-def steady(directory: Path) -> Iterator[Service]:
+def steady(numbers: Path) -> Iterator[Service]:
     """A service that nothing happens to."""
     options = ["--metrics=127.0.0.1:0", f"--max-session-tokens={MOST_TEXT}"]
-    with running(f"one={directory}", f"two={directory}", options=options) as service:
+    with running(f"one={numbers}", f"two={numbers}", options=options) as service:
         yield service
 
 
 @pytest.fixture
-def service(directory: Path) -> Iterator[Service]:
+def service(numbers: Path) -> Iterator[Service]:
     """A service that a test may end."""
-    with running(f"one={directory}", options=["--metrics=127.0.0.1:0"]) as service:
+    with running(f"one={numbers}", options=["--metrics=127.0.0.1:0"]) as service:
         yield service
 
 
@@ -102,21 +97,17 @@ def openings(relay: Relay) -> list[pb.SessionOpening]:
     return [request.open for request in requests if request.HasField("open")]
 
 
-def test_a_client_is_a_source_of_members() -> None:
-    assert isinstance(DatastoreClient("127.0.0.1:1"), MemberSource)
-
-
 # --- The trees --------------------------------------------------------------------------------------------------------
 
 
 @settings(max_examples=25)
 @given(data=st.data())
-def test_any_steps_give_the_trees_in_process(steady: Service, directory: Path, data: st.DataObject) -> None:
+def test_any_steps_give_the_trees_in_process(steady: Service, numbers: Path, data: st.DataObject) -> None:
     text = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=12)) * data.draw(st.integers(1, 4))
     names = data.draw(st.sampled_from([["one"], ["two", "one"]]))
     budgets = st.sampled_from([1, 3, 16, 64])
     costs = st.sampled_from([[], [1.0, 1.1, 1.2], list(1 + 0.02 * np.arange(65))])
-    stores = [Datastore.open(directory) for _ in names]
+    stores = [Datastore.open(numbers) for _ in names]
     with (
         DraftSession([*stores, PromptLookup(), RecycledLogits()], text) as here,
         stepping(steady.target, text=text, datastore=names, recycled_logits=uuid4().bytes) as there,
@@ -168,12 +159,6 @@ def test_without_the_text_only_its_end_is_sent(steady: Service) -> None:
         assert relay.tokens() == [*text[-64:], 3]
 
 
-def test_a_client_that_was_never_connected_describes_the_service_first(steady: Service) -> None:
-    with DatastoreClient(steady.target, datastore="one", timeout=PATIENCE) as client:
-        stepper = Stepper(client)
-        assert len(stepper.step()) > 0
-
-
 def test_settings_of_a_session_are_sent(steady: Service) -> None:
     with Relay(steady.target) as relay:
         with stepping(relay.target, recycled_logits=b"key", learn=False):
@@ -209,9 +194,9 @@ def test_another_tokenizer_is_named(steady: Service) -> None:
         refused(TokenizerMismatchError, stepper.step, "301")
 
 
-def test_a_service_that_takes_no_more_sessions_is_left_alone_for_a_while(directory: Path) -> None:
+def test_a_service_that_takes_no_more_sessions_is_left_alone_for_a_while(numbers: Path) -> None:
     with (
-        running(f"one={directory}", options=["--max-session-memory=800000"]) as service,
+        running(f"one={numbers}", options=["--max-session-memory=800000"]) as service,
         stepping(service.target) as first,
         Relay(service.target) as relay,
         stepping(relay.target) as second,

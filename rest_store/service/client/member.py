@@ -35,7 +35,7 @@ _SILENT_ANSWERS = 2  # waited for in vain, after which the service counts as one
 _SILENT_SECONDS = 0.002  # that the first answer of a new session is waited for then
 _DESCRIBE_SECONDS = 1.0  # between two waits for what a silent service is
 _MOST_LATE = 1.0  # seconds without the answer of a late step, after which the stream counts as broken
-_MOST_UNSENT = 1024  # tokens that one message has room for; after more the text is sent again
+_MOST_UNSENT = 1024  # calls of `accept` that one message has room for; after more the text is sent again
 
 
 class ServiceMember:
@@ -74,7 +74,6 @@ class ServiceMember:
         # Of the stream:
         self._stream: StreamCall | None = None
         self._next = pb.DraftSessionRequest()  # the next message, with what was accepted since the last one
-        self._unsent = 0  # tokens that this message has accepted
         self._length = 0  # tokens that it has been told
         self._sent_at: float | None = None  # when a tree was asked for, if its answer has not been read yet
         self._rows = 1  # that `node_top_k` has next: the text's, and each node's of the tree; 0: the tree is unknown
@@ -158,8 +157,7 @@ class ServiceMember:
         """Keep for the next step what `DraftSession.accept` was told."""
         if self._stream is None:  # the next opening has it in the text
             return
-        self._unsent += len(tokens)
-        if self._unsent > _MOST_UNSENT:
+        if len(self._next.accepted) == _MOST_UNSENT:
             self._drop()
             return
         accepted = self._next.accepted.add(tokens=tokens.tolist())
@@ -210,7 +208,7 @@ class ServiceMember:
         assert self._stream is not None
         if message := self._next.SerializeToString():
             self._stream.send(message)
-        self._next, self._unsent = pb.DraftSessionRequest(), 0
+        self._next = pb.DraftSessionRequest()
 
     def _open(self) -> None:
         """Open a stream, whose first message has the text.
@@ -289,7 +287,7 @@ class ServiceMember:
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
-        self._next, self._unsent = pb.DraftSessionRequest(), 0
+        self._next = pb.DraftSessionRequest()
         self._origins, self._sent_at, self._rows = b"", None, 1
 
 

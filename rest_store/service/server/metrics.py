@@ -86,9 +86,9 @@ class Metrics:
         of_trees.inc(trees)
         of_nodes.inc(nodes)
 
-    def count_tokens(self, steps: int, tokens: int) -> None:
-        """Count forward passes of models that sessions were told of, and the tokens that these produced."""
-        self._steps.inc(steps)
+    def count_step(self, tokens: int) -> None:
+        """Count a forward pass of a model that a session was told of, and the tokens that it produced."""
+        self._steps.inc()
         self._tokens.inc(tokens)
 
     def show_work(self, **values: Callable[[], float]) -> None:

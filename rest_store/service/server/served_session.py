@@ -37,13 +37,11 @@ class Step(NamedTuple):
     Attributes:
         accepted: accepted tokens to append.
         limits: of the draft; None: no draft is asked for.
-        tokens: number of tokens of `accepted`.
         is_small: whether it takes less than about a millisecond.
     """
 
     accepted: Sequence[Accepted]
     limits: DraftLimits | None
-    tokens: int
     is_small: bool
 
 
@@ -103,7 +101,7 @@ class ServedSession:
         tokens = sum(len(one.tokens) for one in accepted)
         nodes = 0 if limits is None else limits.max_nodes
         self._grow(tokens, nodes)
-        return Step(accepted, limits, tokens, nodes <= _SMALL_NODES and tokens <= _SMALL_TOKENS)
+        return Step(accepted, limits, nodes <= _SMALL_NODES and tokens <= _SMALL_TOKENS)
 
     def _limits_of(self, draft: pb.TreeRequest) -> DraftLimits:
         """Return what a message asks for; raise LimitError if it is out of range."""

@@ -117,8 +117,8 @@ class SessionStreams:
             await self._executor.open(session.open, small=session.opens_at_once)
         step = session.step(request)
         nodes = await self._executor.run(partial(session.run, step), small=step.is_small)
-        if step.tokens:
-            self._metrics.count_tokens(len(step.accepted), step.tokens)
+        for one in step.accepted:
+            self._metrics.count_step(len(one.tokens))
         if nodes is None:
             return None
         self._metrics.count_trees(_NAME, 1, len(nodes) // _NODE_BYTES)
