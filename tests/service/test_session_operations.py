@@ -182,7 +182,12 @@ def test_sessions_that_share_a_key_learn_together(original: Path) -> None:
         assert 299 in after.tokens, "what the other one's model found likely after 1, 2"
         first.close()
         assert first_draft(**shared) == after, "it is kept for the next ones"
-        assert first_draft(recycled_logits=b"another") == before
+        others = [SessionTalk(stub) for _ in range(64)]
+        for number, talk in enumerate(others):
+            assert Nodes.of(talk.ask(opening(1, 2, recycled_logits=b"%d" % number)).nodes) == before
+        assert first_draft(**shared) == before, "of the keys that are kept, the one used first is forgotten"
+        for talk in others:
+            talk.close()
 
 
 def test_idle_sessions_let_go_of_what_live_datastores_have_replaced(tmp_path: Path) -> None:

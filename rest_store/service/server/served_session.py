@@ -49,7 +49,6 @@ class ServedSession:
     """One session. `open` comes first, then one step at a time.
 
     Attributes:
-        recycled: recycled logits, which it may share; None where they are no source.
         memory: bytes reserved.
 
     Raises:
@@ -65,7 +64,7 @@ class ServedSession:
         limits: Limits,
         budget: Budget,
     ) -> None:
-        self.recycled = recycled
+        self._recycled = recycled  # which it may share; None where they are no source
         self.memory = 0
         self._served = served
         self._max_tokens = limits.max_session_tokens
@@ -147,8 +146,8 @@ class ServedSession:
         sources: list[object] = [datastore.store for datastore in self._served]
         if opening.prompt_lookup:
             sources.append(PromptLookup())
-        if self.recycled is not None:
-            sources.append(self.recycled)
+        if self._recycled is not None:
+            sources.append(self._recycled)
         with reading(self._served):
             native, datastores = kernel_session(Calibration.default(), sources, learn=not opening.fixed_calibration)
             native.limit_tokens(self._vocabulary_size)

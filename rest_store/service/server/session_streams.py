@@ -16,7 +16,6 @@ from rest_store.drafting.sources import RecycledLogits
 from rest_store.errors import (
     LimitError,
     MessageOrderError,
-    OverloadedError,
     RestStoreError,
     TokenizerMismatchError,
     describe,
@@ -32,7 +31,7 @@ from rest_store.v1 import datastore_pb2 as pb
 
 _NAME = "DraftSession"
 _LONGEST_KEY = 64  # bytes
-_MOST_TABLES = 64  # of recycled logits, which have up to 9 MB
+_MOST_TABLES = 64  # of recycled logits that are kept for later sessions, which have up to 9 MB
 _NODE_BYTES = 11  # of a node as the message DraftSessionResponse has it
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 
@@ -148,15 +147,9 @@ class SessionStreams:
             found, expected = f"{len(key)} bytes", f"at most {_LONGEST_KEY}"
             raise LimitError(describe("session", "key of recycled logits", found, expected))
         table = self._tables.pop(key, None)
-        if table is None:
-            if len(self._tables) == _MOST_TABLES:
-                in_use = {session.recycled for session in self.sessions}
-                oldest = next((other for other, shared in self._tables.items() if shared not in in_use), None)
-                if oldest is None:
-                    raise OverloadedError(f"service is overloaded: sessions use {_MOST_TABLES} keys; try again later")
-                del self._tables[oldest]
-            table = RecycledLogits()
-        self._tables[key] = table
+        self._tables[key] = table = RecycledLogits() if table is None else table
+        if len(self._tables) > _MOST_TABLES:
+            del self._tables[next(iter(self._tables))]  # open sessions go on with theirs
         return table
 
     def follow_changes(self) -> None:
