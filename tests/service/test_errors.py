@@ -39,11 +39,6 @@ def test_a_row_leads_from_error_to_reason_and_back(status: Status) -> None:
     assert hasattr(grpc.StatusCode, status.code)
 
 
-def test_errors_outside_the_table_take_the_row_above_or_internal() -> None:
-    assert status_of(ConnectionResetError()).reason == "INTERNAL"
-    assert status_of(ZeroDivisionError()).reason == "INTERNAL"
-
-
 @pytest.mark.parametrize(
     "metadata",
     [None, [], metadata_of("SOMETHING_NEWER"), metadata_of("LIMIT", domain="another"), [(DETAILS_KEY, b"\xff")]],

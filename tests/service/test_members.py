@@ -30,7 +30,6 @@ from rest_store.errors import (
     RestStoreError,
     ServiceError,
     ServiceUnavailableError,
-    TokenizerMismatchError,
 )
 from rest_store.service.client import member as member_module
 from rest_store.service.client.client import DatastoreClient
@@ -40,7 +39,7 @@ from tests.shared.clients import LATE
 from tests.shared.live import until
 from tests.shared.services import PATIENCE, Service, failed, running
 from tests.shared.sessions import Relay, Request, packed, sessions_of
-from tests.shared.strategies import identity, refused
+from tests.shared.strategies import refused
 
 TEXT = [1, 2, 3, 50, 60, 1, 2]
 MOST_TEXT = 2000
@@ -187,11 +186,6 @@ def test_a_token_that_the_datastore_does_not_know_is_refused_by_name(steady: Ser
         stepper.accept(5000)
         with pytest.raises(ServiceError, match=r"service refused the session .*5000"):
             stepper.step()
-
-
-def test_another_tokenizer_is_named(steady: Service) -> None:
-    with stepping(steady.target, tokenizer=identity(301)) as stepper:
-        refused(TokenizerMismatchError, stepper.step, "301")
 
 
 def test_a_service_that_takes_no_more_sessions_is_left_alone_for_a_while(numbers: Path) -> None:

@@ -11,9 +11,10 @@ from typing import TypeVar
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import DeadlineError, OverloadedError, RestStoreError, ServiceUnavailableError
 from rest_store.service.channel import Dialer
-from rest_store.service.client.descriptions import ServiceInfo, info_of_parts, require_one_build
+from rest_store.service.client.descriptions import ServiceInfo, info_of_parts, require_one_build, service_info
 from rest_store.service.client.endpoint import Endpoint
-from rest_store.service.client.requests import Request, Requests, describe_request
+from rest_store.service.client.requests import Request, Requests, parse
+from rest_store.v1 import datastore_pb2 as pb
 
 T = TypeVar("T")
 
@@ -96,7 +97,11 @@ class Part:
 
     def describe(self, ends: float) -> ServiceInfo:
         """Ask what the service is, and which of its datastores are asked; raise as `ask`, or as `service_info`."""
-        return self.ask(describe_request(self._names, self._tokenizer), ends)
+
+        def decode(answer: bytes, target: str) -> ServiceInfo:
+            return service_info(parse(pb.DescribeResponse, answer, target), self._names, self._tokenizer, target)
+
+        return self.ask(Request("Describe", b"", decode), ends)
 
     def learn(self, info: ServiceInfo) -> None:
         """Make requests as a description says from now on; the first one fixes the tokenizer."""

@@ -11,7 +11,6 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from rest_store.datastore.kernel import MAX_SEQUENCE
-from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import (
     IntSequence,
@@ -25,7 +24,7 @@ from rest_store.datastore.validation import (
 from rest_store.errors import DocumentError, LiveFormatError, ProtocolError, UnknownDatastoreError, describe
 from rest_store.live.added import AddedDocuments
 from rest_store.service.address import is_name
-from rest_store.service.client.descriptions import ServiceInfo, service_info
+from rest_store.service.client.descriptions import ServiceInfo
 from rest_store.service.client.trees import TreeLimits, read_tree
 from rest_store.v1 import datastore_pb2 as pb
 
@@ -58,15 +57,6 @@ def parse(kind: type[M], data: bytes, target: str) -> M:
     except (DecodeError, TypeError) as error:  # the latter for None: a peer that says OK and nothing else
         found = "no message" if data is None else f"{len(data)} malformed bytes ({error})"
         raise ProtocolError(describe(target, kind.__name__, found, "a message of a datastore service")) from None
-
-
-def describe_request(names: Sequence[str], tokenizer: TokenizerIdentity | None) -> Request[ServiceInfo]:
-    """Ask what the service is; `names` and `tokenizer` as for `service_info`."""
-
-    def decode(answer: bytes, target: str) -> ServiceInfo:
-        return service_info(parse(pb.DescribeResponse, answer, target), names, tokenizer, target)
-
-    return Request("Describe", b"", decode)
 
 
 class Requests:

@@ -50,6 +50,7 @@ class ServedSession:
 
     Attributes:
         memory: bytes reserved.
+        opens_at_once: whether `open` takes less than about a millisecond.
 
     Raises:
         LimitError: the text is too long.
@@ -79,6 +80,7 @@ class ServedSession:
         self._datastores: list[OpenStore] = []  # that the kernel session reads
         self._opening = opening
         self._grow(len(opening.tokens) // 4, 0)
+        self.opens_at_once = self._length <= _SMALL_TOKENS
 
     def _grow(self, tokens: int, nodes: int) -> None:
         """Reserve memory for so many more tokens of text, and for trees of so many nodes; raise as the constructor."""
@@ -95,17 +97,15 @@ class ServedSession:
 
     def step(self, request: pb.DraftSessionRequest) -> Step:
         """Return the work of a message; raise an error of the table in service/errors.py for one that is malformed."""
-        limits = self._limits_of(request.draft) if request.HasField("draft") else None
+        limits, draft = None, request.draft
+        if request.HasField("draft"):
+            max_nodes = limit("max_nodes", draft.max_nodes or _NODES, MAX_NODES)
+            limits = DraftLimits(max_nodes, step_costs(draft.costs), draft.chain)
         accepted = accepted_of(request.accepted, self._vocabulary_size) if request.accepted else ()
         tokens = sum(len(one.tokens) for one in accepted)
         nodes = 0 if limits is None else limits.max_nodes
         self._grow(tokens, nodes)
         return Step(accepted, limits, nodes <= _SMALL_NODES and tokens <= _SMALL_TOKENS)
-
-    def _limits_of(self, draft: pb.TreeRequest) -> DraftLimits:
-        """Return what a message asks for; raise LimitError if it is out of range."""
-        max_nodes = limit("max_nodes", draft.max_nodes or _NODES, MAX_NODES)
-        return DraftLimits(max_nodes, step_costs(draft.costs), draft.chain)
 
     def run(self, step: Step) -> bytes | None:
         """Append what the model produced, and return a draft as packed nodes, if one is asked for; in any thread.
@@ -133,11 +133,6 @@ class ServedSession:
         """Release shards that live datastores have replaced, with their files and memory; not during a step."""
         if self._native is not None:
             follow_changes(self._native, self._datastores)
-
-    @property
-    def opens_at_once(self) -> bool:
-        """Whether `open` takes less than about a millisecond."""
-        return self._length <= _SMALL_TOKENS
 
     def open(self) -> None:
         """Take in the text of the opening, before the first step; in any thread. Raises as `run`."""

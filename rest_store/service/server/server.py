@@ -126,20 +126,20 @@ class Server:
 
     def _serve_metrics(self, address: Address) -> None:
         metrics, admission, streams = self.metrics, self._admission, self._streams
-        metrics.show_work(
+        metrics.show(
+            lambda: self._catalog.served,
             in_flight=lambda: admission.requests.used,
             streams=lambda: admission.streams.used,
             sessions=lambda: len(streams.sessions),
             session_bytes=lambda: streams.memory.used,
         )
-        metrics.show_datastores(lambda: self._catalog.served)
         if address.host is None or address.port is None:
             raise ServeError(describe("service", "--metrics", address.text, "HOST:PORT"))
         try:
             self._http, _ = start_http_server(address.port, address.host, metrics.registry)
         except OSError as error:
-            reason = error.strerror or error
-            raise ServeError(f"service: address {address.text} of metrics cannot be bound ({reason})") from None
+            text = f"service: address {address.text} of metrics cannot be bound ({error.strerror or error})"
+            raise ServeError(text) from None
         self.metrics_address = f"http://{address.with_port(self._http.server_port).text}/metrics"
 
     async def _watch(self) -> None:

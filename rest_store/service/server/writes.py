@@ -76,10 +76,9 @@ class Writes:
 
     def _parsed(self, kind: type[W], data: bytes, grant: Grant) -> W:
         """Return a message; of one that may not write, nothing is made."""
-        if not grant.may_write:
-            grant.require_write("")
+        grant.require_write()
         request = parse(kind, data)
-        grant.require_write(request.namespace)
+        grant.require_namespace(request.namespace)
         return request
 
     async def _carried_out(
