@@ -276,7 +276,7 @@ def health_of(service: Service, name: str = "") -> str:
 
 
 def reload(service: Service) -> list[str]:
-    """Have a service read everything again; return what its log says of each datastore, token file and certificate."""
+    """Have a service open its datastores again; return what its log says of each."""
     before = len(service.log)
     service.signal(signal.SIGHUP)
     ends = time.monotonic() + PATIENCE

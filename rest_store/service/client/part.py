@@ -34,8 +34,7 @@ class Part:
         namespace: of live datastores.
 
     Attributes:
-        endpoints: the endpoints.
-        preferred: the one to ask first.
+        endpoints, preferred: all of them, and the one to ask first.
         requests: makes requests by the latest description; None: the service has not been described yet.
         unanswered: how many first answers and steps of sessions have been waited for in vain since one came.
         unanswered_at: when the latest of them was asked for (`time.monotonic`).
