@@ -113,7 +113,7 @@ def serving(directories: Sequence[Path], *others: str) -> Iterator[list[str]]:
 @contextlib.contextmanager
 def client_of(target: str) -> Iterator[DatastoreClient]:
     with DatastoreClient(target, timeout=TIMEOUT) as client:
-        client.connect()
+        client.info()
         yield client
 
 

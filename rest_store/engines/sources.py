@@ -183,7 +183,7 @@ def _client(address: str, options: dict[str, Any], log: logging.Logger) -> Datas
 
     client = DatastoreClient(address, **options)
     try:
-        client.connect(timeout=_CONNECT_SECONDS)
+        client.info(timeout=_CONNECT_SECONDS)
     except (ServiceUnavailableError, DeadlineError) as error:
         log.warning("rest-store: %s; its drafts are left out until it answers", error)
     except BaseException:

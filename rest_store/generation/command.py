@@ -192,7 +192,7 @@ def _client(place: str, tokenizer: TokenizerIdentity, credentials: dict[str, Any
     client = rest_store.DatastoreClient(place, tokenizer=tokenizer, **credentials)
     click.get_current_context().with_resource(client)
     try:
-        client.connect(timeout=2.0)
+        client.info(timeout=2.0)
     except (ServiceUnavailableError, DeadlineError) as error:
         click.echo(f"Warning: {error}; its drafts are left out until it answers", err=True)
     return client

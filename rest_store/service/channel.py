@@ -72,19 +72,14 @@ def target_groups(targets: Targets) -> list[list[str]]:
         targets: as for `DatastoreClient`.
 
     Raises:
-        TargetError: an address is invalid or comes twice, or there are none.
+        TargetError: an address is invalid, or there are none.
     """
     parts: Sequence[object] = [targets]
     if isinstance(targets, str):
         parts = targets.split(";")
     elif isinstance(targets, list | tuple) and any(isinstance(part, list | tuple) for part in targets):
         parts = targets
-    groups = [_addresses(part) for part in parts]
-    addresses = [address for group in groups for address in group]
-    for address in addresses:
-        if addresses.count(address) > 1:
-            raise TargetError(describe("client", f"target {address}", "there twice", "there once"))
-    return groups
+    return [_addresses(part) for part in parts]
 
 
 def _addresses(part: object) -> list[str]:
@@ -100,23 +95,21 @@ class Dialer:
 
     Args:
         token: bearer token, or None.
-        tls: certificates, True for those of gRPC, or None for no TLS.
+        tls: certificates, or None for no TLS.
 
     Raises:
         TargetError: `tls` is of another type, its files or its name cannot be used, or the token is invalid.
     """
 
-    def __init__(self, token: str | None, tls: Tls | bool | None) -> None:
+    def __init__(self, token: str | None, tls: Tls | None) -> None:
         if token is not None and not is_token(token):
             raise TargetError(describe("client", "token", "not a token", TOKEN_EXPECTED))
-        if not isinstance(tls, Tls | bool | None):
-            raise TargetError(describe("client", "tls", type(tls).__name__, "a Tls, True or None"))
+        if not isinstance(tls, Tls | None):
+            raise TargetError(describe("client", "tls", type(tls).__name__, "a Tls or None"))
         self.metadata = (("authorization", f"Bearer {token}"),) if token is not None else ()
         self._credentials: grpc.ChannelCredentials | None = None
         self._options = list(_OPTIONS)
-        if tls is True:
-            tls = Tls()
-        if isinstance(tls, Tls):
+        if tls is not None:
             if (tls.certificate is None) != (tls.key is None):
                 raise TargetError(describe("client", "certificate", "without its other half", "certificate and key"))
             certificate, key, ca = read_certificates(tls.certificate, tls.key, tls.ca, TargetError)

@@ -56,10 +56,10 @@ class Access:
         token = grants_in(self.token_file)[0].token if self.token_file is not None else os.environ.get(TOKEN_VARIABLE)
         return {"token": token or None, "tls": self._tls()}
 
-    def _tls(self) -> Tls | bool | None:
+    def _tls(self) -> Tls | None:
         files = (self.tls_ca, self.tls_cert, self.tls_key, self.tls_server_name)
-        if all(part is None for part in files):
-            return self.tls or None
+        if not self.tls and all(part is None for part in files):
+            return None
         from rest_store.service.channel import Tls
 
         return Tls(*files)

@@ -30,17 +30,16 @@ class Grant(NamedTuple):
     namespaces: frozenset[str] | None = None
 
     def require_namespace(self, name: str) -> None:
-        """Raise PermissionDeniedError unless the call may read the namespace `name`."""
+        """Raise PermissionDeniedError unless the namespace `name` is one of the call's."""
         if self.namespaces is not None and name not in self.namespaces:
             expected = "one of those in the token's line of the token file"
             raise PermissionDeniedError(describe("request", "namespace", reprlib.repr(name), expected))
 
-    def require_write(self, namespace: str) -> None:
-        """Raise PermissionDeniedError unless the call may write to a namespace."""
+    def require_write(self) -> None:
+        """Raise PermissionDeniedError unless the call may write."""
         if not self.may_write:
             expected = "one whose line in the token file says `write`"
             raise PermissionDeniedError(describe("request", "token", "one that only reads", expected))
-        self.require_namespace(namespace)
 
 
 ALL_ALLOWED = Grant("", may_write=True)  # to every call of a service that requires no token

@@ -103,46 +103,30 @@ class Accepted(_message.Message):
     def __init__(self, tokens: _Optional[_Iterable[int]] = ..., top_k: _Optional[_Union[TopK, _Mapping]] = ..., node_top_k: _Optional[_Union[TopK, _Mapping]] = ...) -> None: ...
 
 class TreeRequest(_message.Message):
-    __slots__ = ("max_nodes", "sequence", "costs", "chain")
+    __slots__ = ("max_nodes", "costs", "chain")
     MAX_NODES_FIELD_NUMBER: _ClassVar[int]
-    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     COSTS_FIELD_NUMBER: _ClassVar[int]
     CHAIN_FIELD_NUMBER: _ClassVar[int]
     max_nodes: int
-    sequence: int
-    costs: StepCosts
+    costs: _containers.RepeatedScalarFieldContainer[float]
     chain: bool
-    def __init__(self, max_nodes: _Optional[int] = ..., sequence: _Optional[int] = ..., costs: _Optional[_Union[StepCosts, _Mapping]] = ..., chain: bool = ...) -> None: ...
-
-class StepCosts(_message.Message):
-    __slots__ = ("of_step",)
-    OF_STEP_FIELD_NUMBER: _ClassVar[int]
-    of_step: _containers.RepeatedScalarFieldContainer[float]
-    def __init__(self, of_step: _Optional[_Iterable[float]] = ...) -> None: ...
+    def __init__(self, max_nodes: _Optional[int] = ..., costs: _Optional[_Iterable[float]] = ..., chain: bool = ...) -> None: ...
 
 class DraftSessionResponse(_message.Message):
-    __slots__ = ("sequence", "datastores", "nodes")
-    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("datastores", "nodes")
     DATASTORES_FIELD_NUMBER: _ClassVar[int]
     NODES_FIELD_NUMBER: _ClassVar[int]
-    sequence: int
     datastores: _containers.RepeatedScalarFieldContainer[str]
     nodes: bytes
-    def __init__(self, sequence: _Optional[int] = ..., datastores: _Optional[_Iterable[str]] = ..., nodes: _Optional[bytes] = ...) -> None: ...
-
-class TokenSequence(_message.Message):
-    __slots__ = ("tokens",)
-    TOKENS_FIELD_NUMBER: _ClassVar[int]
-    tokens: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, tokens: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, datastores: _Optional[_Iterable[str]] = ..., nodes: _Optional[bytes] = ...) -> None: ...
 
 class CountRequest(_message.Message):
-    __slots__ = ("selection", "sequences")
+    __slots__ = ("selection", "tokens")
     SELECTION_FIELD_NUMBER: _ClassVar[int]
-    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
     selection: Selection
-    sequences: _containers.RepeatedCompositeFieldContainer[TokenSequence]
-    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., sequences: _Optional[_Iterable[_Union[TokenSequence, _Mapping]]] = ...) -> None: ...
+    tokens: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CountResponse(_message.Message):
     __slots__ = ("counts", "datastores")
@@ -167,7 +151,7 @@ class DescribeResponse(_message.Message):
     def __init__(self, version: _Optional[str] = ..., datastores: _Optional[_Iterable[_Union[DatastoreDescription, _Mapping]]] = ..., limits: _Optional[_Union[ServiceLimits, _Mapping]] = ...) -> None: ...
 
 class DatastoreDescription(_message.Message):
-    __slots__ = ("name", "tokenizer", "token_count", "document_count", "shard_count", "size", "built", "live", "writable", "part")
+    __slots__ = ("name", "tokenizer", "token_count", "document_count", "shard_count", "size", "built", "live", "part")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TOKENIZER_FIELD_NUMBER: _ClassVar[int]
     TOKEN_COUNT_FIELD_NUMBER: _ClassVar[int]
@@ -176,7 +160,6 @@ class DatastoreDescription(_message.Message):
     SIZE_FIELD_NUMBER: _ClassVar[int]
     BUILT_FIELD_NUMBER: _ClassVar[int]
     LIVE_FIELD_NUMBER: _ClassVar[int]
-    WRITABLE_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     name: str
     tokenizer: TokenizerDescription
@@ -186,9 +169,8 @@ class DatastoreDescription(_message.Message):
     size: int
     built: int
     live: bool
-    writable: bool
     part: PartDescription
-    def __init__(self, name: _Optional[str] = ..., tokenizer: _Optional[_Union[TokenizerDescription, _Mapping]] = ..., token_count: _Optional[int] = ..., document_count: _Optional[int] = ..., shard_count: _Optional[int] = ..., size: _Optional[int] = ..., built: _Optional[int] = ..., live: bool = ..., writable: bool = ..., part: _Optional[_Union[PartDescription, _Mapping]] = ...) -> None: ...
+    def __init__(self, name: _Optional[str] = ..., tokenizer: _Optional[_Union[TokenizerDescription, _Mapping]] = ..., token_count: _Optional[int] = ..., document_count: _Optional[int] = ..., shard_count: _Optional[int] = ..., size: _Optional[int] = ..., built: _Optional[int] = ..., live: bool = ..., part: _Optional[_Union[PartDescription, _Mapping]] = ...) -> None: ...
 
 class PartDescription(_message.Message):
     __slots__ = ("number", "parts", "build")
@@ -265,14 +247,12 @@ class AddRequest(_message.Message):
     def __init__(self, datastore: _Optional[str] = ..., tokenizer_fingerprint: _Optional[str] = ..., documents: _Optional[_Iterable[_Union[Document, _Mapping]]] = ..., namespace: _Optional[str] = ..., group: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
 
 class AddResponse(_message.Message):
-    __slots__ = ("ids", "added", "sequence")
-    IDS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("added", "sequence")
     ADDED_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
-    ids: _containers.RepeatedScalarFieldContainer[str]
     added: _containers.RepeatedScalarFieldContainer[str]
     sequence: int
-    def __init__(self, ids: _Optional[_Iterable[str]] = ..., added: _Optional[_Iterable[str]] = ..., sequence: _Optional[int] = ...) -> None: ...
+    def __init__(self, added: _Optional[_Iterable[str]] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class DeleteRequest(_message.Message):
     __slots__ = ("datastore", "ids", "namespace", "before_epoch")

@@ -96,7 +96,7 @@ class DatastoreServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Count(self, request, context):
-        """Occurrences of token sequences.
+        """Occurrences of a token sequence.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -68,12 +68,12 @@ def some_heavy_message(chance: random.Random) -> tuple[str, bytes]:
     context = chance.choice([pb.Context(), pb.Context(tokens=[1]), pb.Context(tokens=[1, 2] * 32)])
     limits = pb.DraftRequest(limits=pb.DraftLimits(max_nodes=chance.choice([0, 1024]), max_depth=32))
     selection = pb.Selection(datastores=[chance.choice(["one", "two", "", "none"])])
-    sequences = pb.CountRequest(sequences=[pb.TokenSequence(tokens=[1] * chance.choice([0, 1, 64]))])
+    sequence = pb.CountRequest(tokens=[1] * chance.choice([1, 64]))
     method, begin, repeated = chance.choice(
         [
             ("Draft", limits, pb.DraftRequest(contexts=[context])),
             ("Draft", limits, pb.DraftRequest(selection=selection)),
-            ("Count", pb.CountRequest(selection=selection), sequences),
+            ("Count", pb.CountRequest(selection=selection), sequence),
         ]
     )
     data = begin.SerializeToString()
@@ -272,8 +272,7 @@ def asked_of(chance: random.Random, client: Any) -> str:
         "draft_batch": lambda: client.draft_batch([context, [1]], max_nodes=8),
         "match": lambda: client.longest_suffix_match(context),
         "count": lambda: client.count(context),
-        "info": client.info,
-        "connect": client.connect,
+        "info": lambda: client.info(timeout=0.3),
         "tokenizer": lambda: client.tokenizer if isinstance(client, DatastoreClient) else None,
     }
     name = chance.choice(list(calls))

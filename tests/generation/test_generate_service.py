@@ -27,7 +27,7 @@ def test_the_text_is_that_of_plain_decoding(tmp_path: Path, way: str, send_text:
         running(datastore) as service,
         rest_store.DatastoreClient(service.target, send_text=send_text, timeout=timeout) as client,
     ):
-        assert client.connect().datastores
+        assert client.info().datastores
         generation = rest_store.Generator(model, None, [client], adaptive=False).stream(prompts(1), **FIXED)
         while len(generation.tokens[0]) < 30:
             next(generation)

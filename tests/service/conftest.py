@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from rest_store.datastore.datastore import Datastore
 from tests.shared.services import Certificates, Service, running
 from tests.shared.sessions import CONTEXTS, NAMES, TEXT
-from tests.shared.strategies import Corpus, write_datastore
+from tests.shared.strategies import ONE_TO_NINE, Corpus, write_datastore
 
 PHRASES = Corpus(300, [[[1, 2, 3, 4, 5, 6], [1, 2, 3, 7, 8], [5, 6, 1, 2, 9]]])
 
@@ -24,6 +25,18 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def phrases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A datastore in which some phrases occur again."""
     return write_datastore(tmp_path_factory.mktemp("phrases"), PHRASES)
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A datastore of the numbers from one to nine."""
+    return write_datastore(tmp_path_factory.mktemp("numbers"), ONE_TO_NINE)
+
+
+@pytest.fixture(scope="module")
+def store(phrases: Path) -> Datastore:
+    """The same, opened here."""
+    return Datastore.open(phrases)
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.drafting.limits import DraftLimits
@@ -24,57 +22,6 @@ VOCABULARY = 300
 
 def read(message: pb.Tree) -> TokenTree:
     return read_tree(message, VOCABULARY, (16, 16, 10), "peer")
-
-
-@st.composite
-def token_trees(draw: st.DrawFn) -> TokenTree:
-    size = draw(st.integers(0, 16))
-    depths: list[int] = []
-    parents: list[int] = []
-    for node in range(size):
-        parent = draw(st.integers(-1, node - 1).filter(lambda p: p < 0 or depths[p] < 10))
-        parents.append(parent)
-        depths.append(1 if parent < 0 else depths[parent] + 1)
-    tokens = draw(st.lists(st.integers(0, VOCABULARY - 1), min_size=size, max_size=size))
-    counts = draw(st.lists(st.integers(1, 2**62), min_size=size, max_size=size))
-    length = draw(st.integers(1 if size else 0, 16))
-    return TokenTree(tokens, parents, counts, match=(length, 5 if length else 0))  # type: ignore[arg-type]
-
-
-def message(tree: TokenTree) -> pb.Tree:
-    return pb.Tree(nodes=tree.packed, match_length=tree.match.length, match_count=tree.match.count)
-
-
-@given(st.lists(token_trees(), max_size=8))
-def test_trees_arrive_as_they_were(trees: list[TokenTree]) -> None:
-    assert [read(message(tree)) for tree in trees] == trees
-
-
-def is_tree(nodes: bytes) -> bool:
-    """Whether packed nodes are a tree of the vocabulary, at most 10 deep, by the definition in tree.py."""
-    size = len(nodes) // 20
-    counts, columns = np.frombuffer(nodes, np.int64, size), np.frombuffer(nodes, np.int32, offset=8 * size)
-    tokens, parents, depths = columns.reshape(3, size).tolist()
-    above = [depths[parent] if 0 <= parent < node else 0 for node, parent in enumerate(parents)]
-    return (
-        all(0 <= token < VOCABULARY for token in tokens)
-        and all(-1 <= parent < node for node, parent in enumerate(parents))
-        and depths == [depth + 1 for depth in above]
-        and max(depths) <= 10
-        and int(counts.min()) >= 1
-    )
-
-
-@given(token_trees().filter(len), st.data())
-def test_a_damaged_tree_is_refused_unless_it_is_still_a_tree(tree: TokenTree, data: st.DataObject) -> None:
-    nodes = bytearray(tree.packed)
-    place = data.draw(st.integers(0, len(nodes) - 1))
-    nodes[place] ^= data.draw(st.integers(1, 255))
-    damaged = pb.Tree(nodes=bytes(nodes), match_length=1, match_count=1)
-    if is_tree(bytes(nodes)):
-        assert read(damaged).packed == bytes(nodes)
-    else:
-        refused(ProtocolError, lambda: read(damaged), "of a draft tree")
 
 
 def packed(tokens: Any, parents: Any, depths: Any, counts: Any) -> bytes:

@@ -14,25 +14,13 @@ import pytest
 from rest_store.datastore.datastore import Datastore
 from rest_store.errors import DeadlineError, RestStoreError, ServiceUnavailableError
 from rest_store.service.client.client import DatastoreClient
-from tests.service.test_client import SHARD, VOCABULARY
 from tests.shared.clients import LATE, SLACK
 from tests.shared.services import PATIENCE, Service, failed, running
-from tests.shared.strategies import Corpus, write_datastore
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_datastore(tmp_path_factory.mktemp("one"), Corpus(VOCABULARY, [SHARD]))
-
-
-@pytest.fixture(scope="module")
-def store(directory: Path) -> Datastore:
-    return Datastore.open(directory)
 
 
 @pytest.fixture
-def service(directory: Path) -> Iterator[Service]:
-    with running(directory) as service:
+def service(phrases: Path) -> Iterator[Service]:
+    with running(phrases) as service:
         yield service
 
 
@@ -46,7 +34,7 @@ def answered(call: Any, attempts: int = 1000) -> Any:
 
 def test_a_call_during_a_restart_is_answered_after_it(service: Service, store: Datastore) -> None:
     with DatastoreClient(service.target, timeout=PATIENCE) as client:
-        client.connect()
+        client.info()
         service.kill()
         restart = threading.Timer(LATE, service.restart)
         restart.start()
@@ -56,7 +44,7 @@ def test_a_call_during_a_restart_is_answered_after_it(service: Service, store: D
 
 def test_a_dead_service_is_named_within_the_deadline_and_found_again(service: Service, store: Datastore) -> None:
     with DatastoreClient(service.target, timeout=LATE) as client:
-        client.connect()
+        client.info(timeout=PATIENCE)
         service.kill()
         began = time.monotonic()
         failed(ServiceUnavailableError, lambda: client.draft([1]), service.target)
@@ -65,34 +53,34 @@ def test_a_dead_service_is_named_within_the_deadline_and_found_again(service: Se
         assert answered(lambda: client.draft([1])) == store.draft([1])
 
 
-def test_a_draining_service_hands_over_to_another(directory: Path, service: Service, store: Datastore) -> None:
+def test_a_draining_service_hands_over_to_another(phrases: Path, service: Service, store: Datastore) -> None:
     with (
-        running(directory, options=["--drain-seconds", "0.2"]) as first,
+        running(phrases, options=["--drain-seconds", "0.2"]) as first,
         DatastoreClient([first.target, service.target], timeout=PATIENCE) as client,
     ):
-        assert client.connect().target == first.target
+        assert client.info().target == first.target
         assert first.stop() == 0
         assert client.draft([4]) == store.draft([4])
         assert client.info().target == service.target
 
 
 def test_a_paused_service_costs_a_deadline(service: Service, store: Datastore) -> None:
-    with DatastoreClient(service.target, timeout=PATIENCE) as client:
-        client.connect()
+    with DatastoreClient(service.target, timeout=LATE) as client:
+        client.info(timeout=PATIENCE)
         service.pause()
         began = time.monotonic()
-        failed(DeadlineError, lambda: client.draft([1], timeout=LATE), "did not answer before the deadline")
+        failed(DeadlineError, lambda: client.draft([1]), "did not answer before the deadline")
         assert LATE * 0.9 < time.monotonic() - began < LATE + SLACK
         service.resume()
-        assert client.draft([1]) == store.draft([1])
+        assert answered(lambda: client.draft([1])) == store.draft([1])
 
 
-def test_a_paused_endpoint_leaves_time_for_another(directory: Path, service: Service, store: Datastore) -> None:
+def test_a_paused_endpoint_leaves_time_for_another(phrases: Path, service: Service, store: Datastore) -> None:
     with (
-        running(directory) as first,
+        running(phrases) as first,
         DatastoreClient([first.target, service.target], timeout=5.0) as client,
     ):
-        assert client.connect().target == first.target
+        assert client.info().target == first.target
         first.pause()
         assert client.draft([3]) == store.draft([3])
         assert client.info().target == service.target
@@ -114,7 +102,7 @@ def test_threads_share_a_client_through_a_restart(service: Service, store: Datas
                 wrong.append(error)
 
     with DatastoreClient(service.target, timeout=PATIENCE) as client:
-        client.connect()
+        client.info()
         threads = [threading.Thread(target=ask, args=(client,)) for _ in range(8)]
         for thread in threads:
             thread.start()

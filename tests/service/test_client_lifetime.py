@@ -12,24 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from rest_store.datastore.datastore import Datastore
 from rest_store.errors import ServiceUnavailableError
 from rest_store.service.client.async_client import AsyncDatastoreClient
 from rest_store.service.client.client import DatastoreClient
-from tests.service.test_client import SHARD, VOCABULARY
 from tests.shared.clients import Impostor
 from tests.shared.services import PATIENCE, Service, running
-from tests.shared.strategies import Corpus, write_datastore
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_datastore(tmp_path_factory.mktemp("one"), Corpus(VOCABULARY, [SHARD]))
-
-
-@pytest.fixture(scope="module")
-def store(directory: Path) -> Datastore:
-    return Datastore.open(directory)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +79,7 @@ def held() -> Iterator[tuple[str, threading.Event]]:
 def test_closing_a_client_ends_the_calls_of_other_threads(held: tuple[str, threading.Event]) -> None:
     target, asked = held
     with DatastoreClient(target, timeout=PATIENCE) as client, ThreadPoolExecutor(1) as pool:
-        client.connect()
+        client.info()
         calling = pool.submit(client.draft, [1])
         assert asked.wait(PATIENCE)
         client.close()
@@ -104,7 +91,7 @@ def test_a_task_that_is_cancelled_stops_waiting(held: tuple[str, threading.Event
 
     async def converse() -> None:
         async with AsyncDatastoreClient(target, timeout=PATIENCE) as client:
-            await client.connect()
+            await client.info()
             calling = asyncio.ensure_future(client.draft([1]))
             assert await asyncio.to_thread(asked.wait, PATIENCE)
             calling.cancel()

@@ -56,7 +56,7 @@ def saying(data: bytes | None) -> Iterator[str]:
 )
 def test_a_peer_that_speaks_otherwise_or_half(data: bytes | None) -> None:
     with saying(data) as target, DatastoreClient(target, timeout=LATE) as client:
-        for call in (lambda: client.draft([1]), client.info):
+        for call in (lambda: client.draft([1]), lambda: client.info(timeout=LATE)):
             began = time.monotonic()
             with pytest.raises((ServiceUnavailableError, DeadlineError, ServiceInternalError)):
                 call()
@@ -90,7 +90,7 @@ ASKING: dict[str, Any] = {
 )
 def test_a_peer_with_wrong_answers(asking: str, answer: Any) -> None:
     impostor = Impostor(answer if isinstance(answer, bytes) else answer.SerializeToString())
-    with DatastoreClient(impostor.target, timeout=PATIENCE) as client:
+    with DatastoreClient(impostor.target, datastore="a", timeout=PATIENCE) as client:
         refused(ProtocolError, lambda: ASKING[asking](client), impostor.target)
     impostor.server.stop(None).wait(PATIENCE)
 

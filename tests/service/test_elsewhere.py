@@ -6,8 +6,7 @@ import contextlib
 import shutil
 import time
 import zlib
-from collections.abc import Iterator, Sequence
-from concurrent import futures
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,14 +14,11 @@ import grpc
 import numpy as np
 import pytest
 
-import rest_store
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.manifest import FILE_NAME
 from rest_store.errors import (
-    DocumentError,
     FetchError,
     LiveFormatError,
-    PermissionDeniedError,
     ProtocolError,
     RestStoreError,
     ServiceUnavailableError,
@@ -32,22 +28,15 @@ from rest_store.errors import (
 )
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.live.upstream import Changes
-from rest_store.service.client.client import DatastoreClient
 from rest_store.service.client.elsewhere import ServiceFiles, ServiceUpstream, fetched
 from rest_store.v1 import datastore_pb2 as pb
-from tests.service.test_server_security import bearer
 from tests.shared.builds import contents
+from tests.shared.clients import Impostor
 from tests.shared.live import until
 from tests.shared.messages import PREFIX
 from tests.shared.services import PATIENCE, Service, reason_of, reload, running
 from tests.shared.strategies import Corpus, identity, refused, write_datastore
 
-TOKENS = """
-all write
-reader
-one write namespace=one
-two namespace=two namespace=three
-"""
 DOCUMENTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
 
 
@@ -55,14 +44,12 @@ DOCUMENTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
 def service(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A service with a frozen datastore "a" and a live one "chat"."""
     folder = tmp_path_factory.mktemp("elsewhere")
-    (folder / "tokens").write_text(TOKENS)
-    options = ["--live", str(folder / "chat"), "--token-file", str(folder / "tokens")]
-    with running(f"a={directory}", options=options, unix=True) as service:
+    with running(f"a={directory}", options=["--live", str(folder / "chat")], unix=True) as service:
         yield service
 
 
-def upstream_of(service: Service, token: str = "all") -> ServiceUpstream:
-    return ServiceUpstream(f"{service.target}/chat", token, None)
+def upstream_of(service: Service) -> ServiceUpstream:
+    return ServiceUpstream(f"{service.target}/chat")
 
 
 def caught_up(changes: Iterator[Changes]) -> list[Changes]:
@@ -92,7 +79,7 @@ def test_a_copy_is_the_datastore_and_opens_without_the_service(directory: Path, 
 
 
 def test_a_file_is_read_from_any_byte_on(directory: Path, service: Service) -> None:
-    files = ServiceFiles(f"{service.target}/a", "reader", None)
+    files = ServiceFiles(f"{service.target}/a")
     assert files.manifest() == (directory / FILE_NAME).read_bytes()
     name = next(path.name for path in directory.glob("*.tokens"))
     content = (directory / name).read_bytes()
@@ -100,10 +87,7 @@ def test_a_file_is_read_from_any_byte_on(directory: Path, service: Service) -> N
         assert b"".join(files.read(name, offset)) == content[offset:]
     refused(FetchError, lambda: list(files.read(name, len(content) + 1)), "offset")
     for other in ("none", "../a", "/etc/passwd"):
-        if other:
-            refused(
-                FetchError, lambda other=other: list(files.read(other, 0)), "is absent, expected one of its manifest"
-            )
+        refused(FetchError, lambda other=other: list(files.read(other, 0)), "is absent, expected one of its manifest")
     files.close()
 
 
@@ -112,7 +96,7 @@ def test_a_copy_of_a_build_that_was_replaced_meanwhile_is_refused(tmp_path: Path
     served.mkdir()
     write_datastore(served, Corpus(300, [[[1, 2, 3]]]))
     with running(f"a={served}") as service:
-        files = ServiceFiles(f"{service.target}/a", None, None)
+        files = ServiceFiles(f"{service.target}/a")
         files.manifest()
         name = next(path.name for path in served.glob("*.tokens"))
         shutil.rmtree(served)
@@ -135,7 +119,7 @@ def test_what_cannot_be_copied_is_named(
     location: str, error: type[RestStoreError], fragment: str, service: Service, tmp_path: Path
 ) -> None:
     target = location.replace("{}", service.target)
-    refused(error, lambda: Datastore.open(target, cache=tmp_path, token="all"), fragment)
+    refused(error, lambda: Datastore.open(target, cache=tmp_path), fragment)
 
 
 # --- Changes ----------------------------------------------------------------------------------------------------------
@@ -167,6 +151,7 @@ def test_a_follower_gets_all_changes_and_then_new_ones(service: Service) -> None
     resumed = caught_up(upstream.changes(sequence, new.datastore_id))
     assert resumed[0].first == sequence + 1
     assert caught_up(upstream.changes(sequence, "another"))[0].first == 1
+    assert next(upstream.changes(2**64 - 1, new.datastore_id)).first == 1, "a number that there never was"
     upstream.close()
     with pytest.raises(ServiceUnavailableError):
         list(changes)
@@ -238,50 +223,8 @@ def test_each_bad_request_has_its_status(
     with service.channel() as channel:
         call = channel.unary_stream(PREFIX + method)
         with pytest.raises(grpc.RpcError) as caught:
-            list(call(data, metadata=bearer("all"), timeout=PATIENCE))
+            list(call(data, timeout=PATIENCE))
         assert reason_of(caught.value) == reason
-
-
-def test_a_number_that_there_never_was_begins_from_the_first(service: Service) -> None:
-    upstream = upstream_of(service)
-    known = next(upstream.changes(0, "")).datastore_id
-    assert next(upstream.changes(2**64 - 1, known)).first == 1
-    upstream.close()
-
-
-# --- Namespaces -------------------------------------------------------------------------------------------------------
-
-
-def test_a_token_reads_writes_and_follows_its_namespaces_alone(service: Service) -> None:
-    def client(token: str, namespace: str) -> DatastoreClient:
-        return DatastoreClient(service.target, datastore="chat", namespace=namespace, token=token, timeout=PATIENCE)
-
-    with client("all", "one") as every, client("one", "one") as one, client("two", "two") as two:
-        every.add([[20, 21, 22]], namespace="two", group="g", epoch=1)
-        ids = one.add([[20, 21, 23]], ["id"])
-        assert (one.count([20, 21]), two.count([20, 21]), every.count([20, 21])) == (1, 1, 1)
-        with rest_store.DraftSession([one], prompt=[20, 21]) as session:
-            assert session.draft(4).tokens.tolist() == [23]
-        for call in (
-            lambda: one.add([[1]], namespace="two"),
-            lambda: one.delete(["id"], namespace=""),
-            lambda: one.delete_before(5, namespace="two"),
-            lambda: client("two", "one").count([1]),
-            lambda: client("one", "").draft([1]),
-        ):
-            refused(PermissionDeniedError, call, "namespace is ")
-        refused(PermissionDeniedError, lambda: two.delete(["id"]), "one that only reads")
-        for token, expected in (("one", {"one"}), ("two", {"two"}), ("reader", {"", "one", "two"})):
-            followed = caught_up(upstream_of(service, token).changes(0, ""))
-            assert {document.namespace for some in followed for document in some.added} == expected
-            assert followed[-1].last == followed[-1].head
-        ids_of = {
-            token: next(upstream_of(service, token).changes(0, "")).datastore_id for token in ("one", "two", "reader")
-        }
-        assert len(set(ids_of.values())) == 3, "a replica begins anew when its token allows other namespaces"
-        assert one.delete(ids) == 1
-        assert every.delete_before(2, namespace="two") == 1
-    refused(DocumentError, lambda: client("all", "x" * 257), "a namespace")
 
 
 # --- Services that lie ------------------------------------------------------------------------------------------------
@@ -308,34 +251,10 @@ LIES: dict[str, tuple[bytes, str]] = {
 }
 
 
-class Liar:
-    """A gRPC server with a live datastore "chat" and a frozen one "a", whose streams are fixed."""
-
-    def __init__(self, follow: Sequence[bytes] = (), fetch: Sequence[bytes] = (), vocabulary_size: int = 300) -> None:
-        tokenizer = pb.TokenizerDescription(**identity(vocabulary_size).to_manifest())
-        described = pb.DescribeResponse(
-            datastores=[
-                pb.DatastoreDescription(name="a", tokenizer=tokenizer),
-                pb.DatastoreDescription(name="chat", tokenizer=tokenizer, live=True),
-            ]
-        ).SerializeToString()
-        methods = {
-            "Describe": grpc.unary_unary_rpc_method_handler(lambda *_: described),
-            "Follow": grpc.unary_stream_rpc_method_handler(lambda *_: iter(follow)),
-            "Fetch": grpc.unary_stream_rpc_method_handler(lambda *_: iter(fetch)),
-        }
-        self.server = grpc.server(futures.ThreadPoolExecutor(2), options=[("grpc.max_send_message_length", -1)])
-        self.server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler("rest_store.v1.DatastoreService", methods),)
-        )
-        self.target = f"127.0.0.1:{self.server.add_insecure_port('127.0.0.1:0')}"
-        self.server.start()
-
-
 @pytest.mark.parametrize("lie", LIES)
 def test_a_replica_of_a_service_that_lies_keeps_what_it_has_and_says_why(lie: str, tmp_path: Path) -> None:
     sent, fragment = LIES[lie]
-    liar = Liar([message_of(added(1)), sent])
+    liar = Impostor(Follow=[message_of(added(1)), sent])
     with LiveDatastore.open(f"{liar.target}/chat", cache=tmp_path) as replica:
         until(lambda: fragment in str(replica.info().failure))
         assert liar.target in str(replica.info().failure)
@@ -349,19 +268,19 @@ def test_pieces_that_cannot_be_are_named() -> None:
     large = bytes(1 << 20)
     endless = pb.FetchResponse(data=large, checksum=zlib.crc32(large)).SerializeToString()
     for sent, fragment in (([sound, broken], "checksum"), ([b"\xff"], "malformed"), ([endless] * 999, "endless")):
-        liar = Liar(fetch=sent)
-        files = ServiceFiles(f"{liar.target}/a", None, None)
+        liar = Impostor(Fetch=sent)
+        files = ServiceFiles(f"{liar.target}/a")
         refused(ProtocolError, files.manifest, fragment)
         files.close()
         liar.server.stop(None)
 
 
 def test_a_frozen_datastore_or_another_tokenizer_is_not_followed(service: Service) -> None:
-    upstream = ServiceUpstream(f"{service.target}/a", "all", None)
+    upstream = ServiceUpstream(f"{service.target}/a")
     refused(LiveFormatError, lambda: upstream.tokenizer, "datastore 'a' is frozen, expected a live one")
-    liar = Liar(vocabulary_size=301)
-    upstream = ServiceUpstream(f"{liar.target}/chat", "all", None)
+    liar = Impostor(vocabulary_size=301)
+    upstream = ServiceUpstream(f"{liar.target}/chat")
     assert upstream.tokenizer.vocabulary_size == 301
-    upstream._part.endpoints = upstream_of(service)._part.endpoints  # another one answers at that address by now
+    upstream._part.preferred = upstream_of(service)._part.preferred  # another one answers at that address by now
     refused(TokenizerMismatchError, lambda: next(upstream.changes(0, "")), "tokenizer")
     liar.server.stop(None)

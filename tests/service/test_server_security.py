@@ -13,7 +13,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from rest_store.errors import AuthenticationError, ServeError, TargetError
 from rest_store.service.address import Address
 from rest_store.service.channel import Dialer, target_of
-from rest_store.service.tokens import ALL_ALLOWED, BearerTokens, Grant
+from rest_store.service.tokens import BearerTokens, Grant
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
 from tests.shared.services import PATIENCE, Certificates, Service, reason_of, running
@@ -229,12 +229,6 @@ def test_what_clients_can_send_is_a_token(token: str) -> None:
         refused(AuthenticationError, lambda wrong=wrong: tokens.require(wrong), "not accepted")
 
 
-def test_without_tokens_everyone_is_accepted() -> None:
-    tokens = BearerTokens()
-    assert not tokens
-    assert tokens.require(None) == ALL_ALLOWED
-
-
 BAD_TOKEN_FILES = {
     "absent": (None, "token file is unreadable"),
     "not UTF-8": (b"\xff\n", "token file is unreadable"),
@@ -242,7 +236,6 @@ BAD_TOKEN_FILES = {
     "empty": (b"", "token file is without a token"),
     "comments": (b"# none\n\n \t\r\n", "token file is without a token"),
     "NUL": (b"good\nsec\0ret\n", "line 2 is not a token"),
-    "too long": (b"x" * 4097, "line 1 is not a token"),
 }
 
 

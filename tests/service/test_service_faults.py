@@ -9,27 +9,23 @@ import resource
 import shutil
 import signal
 import socket
-import time
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from rest_store.errors import OverloadedError
 from rest_store.service.errors import error_of_call
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.live import until
-from tests.shared.services import PATIENCE, Service, Talk, metrics_of, reason_of, running
-from tests.shared.sessions import packed
+from tests.shared.services import PATIENCE, Service, health_of, metrics_of, reason_of, running
+from tests.shared.sessions import SessionTalk, opening, step
 from tests.shared.strategies import Corpus, write_datastore
 
 chance = random.Random(0)
 CORPUS = Corpus(300, [[[chance.randrange(100) for _ in range(50)] for _ in range(400)]])  # several pages
-OPENING = pb.DraftSessionRequest(open=pb.SessionOpening(tokens=packed([1, 2])), draft=pb.TreeRequest(max_nodes=8))
-STEP = pb.DraftSessionRequest(accepted=[pb.Accepted(tokens=[1])], draft=pb.TreeRequest(max_nodes=8))
+ONLY_SERVED = pb.Selection(datastores=["served"])
 ASKED = pb.DraftRequest(contexts=[pb.Context(tokens=[1, 2])])
 OTHER = pb.DraftRequest(contexts=[pb.Context(tokens=[1, 2])], selection=pb.Selection(datastores=["other"]))
 
@@ -51,10 +47,6 @@ def service(directory: Path, original: Path) -> Iterator[Service]:
         yield service
 
 
-def only_served() -> pb.Selection:
-    return pb.Selection(datastores=["served"])
-
-
 def eventually_answers(service: Service) -> None:
     """Connect anew until the service answers; grpc waits for the connection itself."""
     with service.stub() as stub:
@@ -63,38 +55,21 @@ def eventually_answers(service: Service) -> None:
 
 def eventually_descriptors(service: Service, number: int) -> None:
     """Wait until the service holds at most `number` descriptors."""
-    end = time.monotonic() + PATIENCE
-    while service.open_descriptors() > number:
-        assert time.monotonic() < end, f"{service.open_descriptors()} descriptors, expected {number}"
-        eventually_answers(service)
-
-
-def eventually_idle(service: Service) -> None:
-    """Wait until the service works on nothing: it counts the tasks of streams and requests until they are done."""
-    end = time.monotonic() + PATIENCE
-    while (left := [metrics_of(service)[name,] for name in ("rest_store_streams", "rest_store_in_flight")]) != [0, 0]:
-        assert time.monotonic() < end, left
-
-
-def outcomes_of_a_crowd(service: Service, size: int) -> Counter[str | None]:
-    """Ask `size` times while the service is paused; count the outcomes by our reasons, or else by gRPC's statuses."""
-    with service.stub() as stub:
-        stub.Draft(ASKED)
-        service.pause()
-        calls = [stub.Draft.future(ASKED, timeout=PATIENCE) for _ in range(size)]
-        service.resume()
-        errors = [call.exception() for call in calls]
-        for error in errors:
-            if error is not None and error.code() is grpc.StatusCode.CANCELLED:
-                assert isinstance(error_of_call("served", error), OverloadedError)
-        assert len(stub.Draft(ASKED, timeout=PATIENCE).trees) == 2
-    return Counter(None if error is None else reason_of(error) or error.code().name for error in errors)
+    until(lambda: (eventually_answers(service), service.open_descriptors() <= number)[1])
 
 
 def test_a_crowd_that_gathered_while_the_service_was_paused_is_answered_or_refused_by_name(service: Service) -> None:
-    outcomes = outcomes_of_a_crowd(service, 1250)
-    assert set(outcomes) <= {None, "OVERLOADED", "CANCELLED"}
-    assert outcomes[None] > 0
+    with service.stub() as stub:
+        stub.Draft(ASKED)
+        service.pause()
+        calls = [stub.Draft.future(ASKED, timeout=PATIENCE) for _ in range(1250)]
+        service.resume()
+        errors = [error for call in calls if (error := call.exception()) is not None]
+        for error in errors:
+            assert reason_of(error) == "OVERLOADED" or error.code() is grpc.StatusCode.CANCELLED
+            assert isinstance(error_of_call("served", error), OverloadedError)
+        assert len(errors) < len(calls)
+        assert len(stub.Draft(ASKED, timeout=PATIENCE).trees) == 2
 
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -133,12 +108,12 @@ def test_clients_that_vanish_in_the_middle_leave_nothing_behind(service: Service
     before = service.open_descriptors()
     for _ in range(5):
         with service.stub() as stub:
-            talks = [Talk(stub) for _ in range(20)]
+            talks = [SessionTalk(stub) for _ in range(20)]
             for talk in talks:
-                talk.ask(OPENING)
+                talk.ask(opening(1, 2, selection=ONLY_SERVED))
         for talk in talks:
             talk.leave()
-    eventually_idle(service)
+    until(lambda: [metrics_of(service)[name,] for name in ("rest_store_streams", "rest_store_in_flight")] == [0, 0])
     eventually_descriptors(service, before)
 
 
@@ -150,22 +125,12 @@ def truncate(directory: Path) -> None:
 def test_a_datastore_truncated_underneath_is_unavailable_until_it_is_restored(
     service: Service, directory: Path, original: Path
 ) -> None:
-    def status(name: str) -> str:
-        with service.channel() as channel:
-            check = health_pb2_grpc.HealthStub(channel).Check
-            found = check(health_pb2.HealthCheckRequest(service=name), timeout=PATIENCE).status
-        return str(health_pb2.HealthCheckResponse.ServingStatus.Name(found))
-
     contexts = [pb.Context(tokens=[first, second]) for first in range(30) for second in range(30)]
-    every = pb.DraftRequest(selection=only_served(), contexts=contexts)
+    every = pb.DraftRequest(selection=ONLY_SERVED, contexts=contexts)
     with service.stub() as stub:
         expected = stub.Draft(every).trees
-        talk = Talk(stub)
-        talk.ask(
-            pb.DraftSessionRequest(
-                open=pb.SessionOpening(selection=only_served(), tokens=packed([1, 2])), draft=STEP.draft
-            )
-        )
+        talk = SessionTalk(stub)
+        talk.ask(opening(1, 2, selection=ONLY_SERVED))
         truncate(directory)
         with pytest.raises(grpc.RpcError) as caught:
             stub.Draft(every, timeout=PATIENCE)
@@ -174,22 +139,21 @@ def test_a_datastore_truncated_underneath_is_unavailable_until_it_is_restored(
         assert "'served'" in caught.value.details()
         assert str(directory) not in caught.value.details()
         with pytest.raises(grpc.RpcError) as caught:
-            talk.ask(STEP)
+            talk.ask(step(1))
         assert reason_of(caught.value) == "DATASTORE_UNAVAILABLE"
         talk.leave()
-        counting = pb.CountRequest(selection=only_served(), sequences=[pb.TokenSequence(tokens=[1, 2])])
+        counting = pb.CountRequest(selection=ONLY_SERVED, tokens=[1, 2])
         with pytest.raises(grpc.RpcError) as caught:
             stub.Count(counting)
         assert reason_of(caught.value) == "DATASTORE_UNAVAILABLE"
         assert len(stub.Draft(OTHER).trees) == 1
-        end = time.monotonic() + PATIENCE
-        while status("served") == "SERVING":  # the service looks once a second
-            assert time.monotonic() < end
-        assert (status("other"), status("")) == ("SERVING", "SERVING")
+        until(lambda: health_of(service, "served") == "NOT_SERVING")
+        assert metrics_of(service)["rest_store_datastore_readable", "served"] == 0
+        assert (health_of(service, "other"), health_of(service)) == ("SERVING", "SERVING")
         shutil.rmtree(directory)
         shutil.copytree(original, directory)
         service.signal(signal.SIGHUP)
-        until(lambda: status("served") == "SERVING")
+        until(lambda: health_of(service, "served") == "SERVING")
         assert stub.Draft(every).trees == expected
 
 

@@ -1,4 +1,4 @@
-"""What happens to sessions in the life of a service: limits, idleness, lost files, draining."""
+"""What happens to sessions in the life of a service: limits, long texts, replaced files, draining."""
 
 from __future__ import annotations
 
@@ -15,9 +15,7 @@ import pytest
 
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.service.address import Address
-from rest_store.service.server import served_session, session_streams
-from rest_store.service.server import server as server_module
-from rest_store.service.server.limits import Limits
+from rest_store.service.server import served_session
 from rest_store.service.server.server import Options, Server
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
@@ -184,46 +182,12 @@ def test_sessions_that_share_a_key_learn_together(original: Path) -> None:
         assert 299 in after.tokens, "what the other one's model found likely after 1, 2"
         first.close()
         assert first_draft(**shared) == after, "it is kept for the next ones"
-        assert first_draft(recycled_logits=b"") == before
-
-
-def test_a_session_without_messages_ends(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whether it has had any or not; others go on."""
-    now = 0.0
-    monkeypatch.setattr(server_module, "_WATCH_SECONDS", 0.01)
-    monkeypatch.setattr(session_streams, "monotonic", lambda: now)
-
-    async def run() -> None:
-        nonlocal now
-        limits = Limits(session_idle_seconds=60)
-        options = Options([("a", original)], [Address.parse("127.0.0.1:0")], limits=limits, drain_seconds=0)
-        server = Server(options, "1")
-        (target,) = await server.start()
-        async with grpc.aio.insecure_channel(target) as channel:
-            stub = datastore_pb2_grpc.DatastoreServiceStub(channel)
-            silent, idle, busy = (stub.DraftSession(timeout=PATIENCE) for _ in range(3))
-            await silent.wait_for_connection()
-            for call in (idle, busy):
-                await call.write(opening(1, 2))
-                await call.read()
-            while len(server._streams._streams) < 3:
-                await asyncio.sleep(0)
-            for stream in server._streams._streams:
-                stream.last_message = now
-            now = 59.0
-            await busy.write(step(3))
-            await busy.read()
-            now = 61.0
-            for call in (silent, idle):
-                with pytest.raises(grpc.RpcError) as caught:
-                    await call.read()
-                assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-            await busy.write(step(4))
-            assert (await busy.read()).nodes
-            assert len(server._streams.sessions) == 1
-        await server.drain()
-
-    asyncio.run(run())
+        others = [SessionTalk(stub) for _ in range(64)]
+        for number, talk in enumerate(others):
+            assert Nodes.of(talk.ask(opening(1, 2, recycled_logits=b"%d" % number)).nodes) == before
+        assert first_draft(**shared) == before, "of the keys that are kept, the one used first is forgotten"
+        for talk in others:
+            talk.close()
 
 
 def test_idle_sessions_let_go_of_what_live_datastores_have_replaced(tmp_path: Path) -> None:

@@ -21,20 +21,14 @@ from tests.shared.clients import LATE
 from tests.shared.live import until
 from tests.shared.services import PATIENCE, Service, running
 from tests.shared.sessions import Relay, Request
-from tests.shared.strategies import ONE_TO_NINE, write_datastore
 
 TEXT = [1, 2, 3, 50, 60, 1, 2]
 TOKENS = [3, 1, 2, 3, 50, 1]
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_datastore(tmp_path_factory.mktemp("one"), ONE_TO_NINE)
-
-
 @pytest.fixture
-def service(directory: Path) -> Iterator[Service]:
-    with running(f"one={directory}") as service:
+def service(numbers: Path) -> Iterator[Service]:
+    with running(f"one={numbers}") as service:
         yield service
 
 
@@ -50,24 +44,24 @@ def trees_of(*sources: object) -> list[list[int]]:
     return trees
 
 
-def test_a_session_of_one_service_is_the_session_in_process(service: Service, directory: Path) -> None:
+def test_a_session_of_one_service_is_the_session_in_process(service: Service, numbers: Path) -> None:
     with DatastoreClient(service.target, timeout=PATIENCE) as client:
-        assert trees_of(client) == trees_of(Datastore.open(directory))
+        assert trees_of(client) == trees_of(Datastore.open(numbers))
 
 
-def test_two_services_and_a_datastore_draft_together(service: Service, directory: Path) -> None:
+def test_two_services_and_a_datastore_draft_together(service: Service, numbers: Path) -> None:
     with (
-        running(directory) as second,
+        running(numbers) as second,
         DatastoreClient(service.target, timeout=PATIENCE) as one,
         DatastoreClient(second.target, timeout=PATIENCE) as other,
     ):
-        assert all(0 < len(tree) <= 8 for tree in trees_of(one, Datastore.open(directory), other))
+        assert all(0 < len(tree) <= 8 for tree in trees_of(one, Datastore.open(numbers), other))
 
 
-def test_sessions_of_a_batch_have_a_stream_each(service: Service, directory: Path) -> None:
-    store = Datastore.open(directory)
+def test_sessions_of_a_batch_have_a_stream_each(service: Service, numbers: Path) -> None:
+    store = Datastore.open(numbers)
     with DatastoreClient(service.target, timeout=PATIENCE) as client:
-        client.connect()
+        client.info()
         sessions, here = ([DraftSession([source], [*TEXT, place]) for place in range(5)] for source in (client, store))
         for token in TOKENS:
             found, expected = draft_all(sessions, 8), draft_all(here, 8)
@@ -86,7 +80,7 @@ def test_one_late_answer_costs_that_step_and_no_session(service: Service) -> Non
         return data
 
     with Relay(service.target, held) as relay, DatastoreClient(relay.target, timeout=LATE) as client:
-        client.connect(PATIENCE)
+        client.info(timeout=PATIENCE)
 
         def opened() -> int:
             requests = [Request.FromString(data) for name, data in relay.received if name == "DraftSession"]
@@ -106,21 +100,6 @@ def test_one_late_answer_costs_that_step_and_no_session(service: Service) -> Non
             session.close()
 
 
-def test_a_killed_service_costs_drafts_until_it_is_back(service: Service) -> None:
-    with (
-        DatastoreClient(service.target, timeout=PATIENCE) as client,
-        DraftSession([client, PromptLookup()], TEXT) as session,
-    ):
-        assert len(session.draft(8)) > 0
-        assert not session.statistics.absent
-        service.kill()
-        until(lambda: (session.draft(8), session.statistics.absent)[1])
-        assert len(session.draft(8)) > 0, "the text itself proposes something"
-        session.accept([3])
-        service.restart()
-        until(lambda: (session.draft(8), not session.statistics.absent)[1])
-
-
 @pytest.mark.parametrize("is_known", [True, False])
 def test_a_new_session_does_not_wait_for_a_service_that_answers_nobody(service: Service, is_known: bool) -> None:
     with DatastoreClient(service.target, timeout=1.0) as client:
@@ -132,7 +111,7 @@ def test_a_new_session_does_not_wait_for_a_service_that_answers_nobody(service: 
                 return math.inf if session.statistics.absent else time.perf_counter() - began
 
         if is_known:
-            client.connect(PATIENCE)
+            client.info(timeout=PATIENCE)
         service.pause()
         began = time.perf_counter()
         assert [step() for _ in range(2)] == [math.inf] * 2
@@ -143,9 +122,9 @@ def test_a_new_session_does_not_wait_for_a_service_that_answers_nobody(service: 
         until(lambda: step() < math.inf)
 
 
-def test_a_long_text_keeps_no_step_of_others_waiting(directory: Path) -> None:
+def test_a_long_text_keeps_no_step_of_others_waiting(numbers: Path) -> None:
     with (
-        running(f"one={directory}") as service,
+        running(f"one={numbers}") as service,
         DatastoreClient(service.target, timeout=PATIENCE) as client,
         DatastoreClient(service.target, timeout=PATIENCE) as other,
     ):
@@ -171,7 +150,7 @@ def test_a_long_text_keeps_no_step_of_others_waiting(directory: Path) -> None:
         assert not any(session.statistics.dropped for session in sessions)
 
 
-def test_sessions_for_asyncio(service: Service, directory: Path) -> None:
+def test_sessions_for_asyncio(service: Service, numbers: Path) -> None:
     async def drafted() -> list[list[int]]:
         async with AsyncDatastoreClient(service.target, timeout=PATIENCE) as client:
             sources = [client, PromptLookup(), RecycledLogits()]
@@ -184,4 +163,4 @@ def test_sessions_for_asyncio(service: Service, directory: Path) -> None:
                 assert session.session.statistics.dropped == {}
             return trees
 
-    assert asyncio.run(drafted()) == trees_of(Datastore.open(directory))
+    assert asyncio.run(drafted()) == trees_of(Datastore.open(numbers))

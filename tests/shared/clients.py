@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from typing import Any
 
@@ -16,6 +16,7 @@ from rest_store.service.client.async_client import AsyncDatastoreClient
 from rest_store.service.client.client import DatastoreClient
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.services import PATIENCE
+from tests.shared.strategies import identity
 
 LATE = 0.3  # seconds of a deadline that is meant to pass
 SLACK = 10.0  # seconds by which a busy machine may be late to notice
@@ -65,24 +66,33 @@ def free_port() -> int:
 
 
 class Impostor:
-    """A gRPC server with our description, which answers all else with fixed bytes, or those of a callable."""
+    """A gRPC server with a frozen datastore "a" and a live one "chat", whose answers are fixed.
 
-    def __init__(self, answer: bytes | Callable[[], bytes]) -> None:
+    Args:
+        answer: to `Draft` and `Count`, bytes or a callable that returns them.
+        vocabulary_size: of the tokenizer of both.
+        **streams: messages of `Follow` and `Fetch`.
+    """
+
+    def __init__(
+        self, answer: bytes | Callable[[], bytes] = b"", *, vocabulary_size: int = 300, **streams: Sequence[bytes]
+    ) -> None:
         answering = answer if callable(answer) else lambda: answer
-        tokenizer = pb.TokenizerDescription(name="t", fingerprint="sha256:" + "0" * 64, vocabulary_size=9)
+        tokenizer = pb.TokenizerDescription(**identity(vocabulary_size).to_manifest())
         described = pb.DescribeResponse(
-            datastores=[pb.DatastoreDescription(name="a", tokenizer=tokenizer)],
-            limits=pb.ServiceLimits(max_session_tokens=1000, max_message_bytes=10_000),
+            datastores=[
+                pb.DatastoreDescription(name="a", tokenizer=tokenizer),
+                pb.DatastoreDescription(name="chat", tokenizer=tokenizer, live=True),
+            ],
         )
         methods: dict[str, Any] = {
             name: grpc.unary_unary_rpc_method_handler(lambda _request, _context: answering())
             for name in ("Draft", "Count")
         }
         methods["Describe"] = grpc.unary_unary_rpc_method_handler(lambda *_: described.SerializeToString())
-        methods["DraftSession"] = grpc.stream_stream_rpc_method_handler(
-            lambda requests, _: (answering() for _ in requests)
-        )
-        self.server = grpc.server(futures.ThreadPoolExecutor(4))
+        for name, messages in streams.items():
+            methods[name] = grpc.unary_stream_rpc_method_handler(lambda *_, messages=messages: iter(messages))
+        self.server = grpc.server(futures.ThreadPoolExecutor(4), options=[("grpc.max_send_message_length", -1)])
         self.server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("rest_store.v1.DatastoreService", methods),)
         )

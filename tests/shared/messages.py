@@ -57,8 +57,6 @@ def some_message(chance: random.Random, kind: type[Message]) -> Message:
         if field.message_type is not None:
             made = [some_message(chance, GetMessageClass(field.message_type)) for _ in range(times)]
             value.extend(made) if field.is_repeated else value.CopyFrom(made[0])
-        elif field.name == "parents":
-            value.extend(chance.choice([-1, -1, 0, place - 1, -5, 2**31 - 1]) for place in range(chance.randrange(5)))
         elif field.cpp_type in (field.CPPTYPE_FLOAT, field.CPPTYPE_DOUBLE):
             if field.is_repeated:
                 value.extend(chance.choice(FRACTIONS) for _ in range(chance.choice([0, 1, 3, 5, 5, 2000])))

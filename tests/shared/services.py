@@ -22,6 +22,7 @@ import grpc
 import pytest
 import trustme
 from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -266,8 +267,16 @@ def metrics_of(service: Service) -> dict[tuple[str, ...], float]:
     }
 
 
+def health_of(service: Service, name: str = "") -> str:
+    """The health of a datastore, or with no name of the service."""
+    with service.channel() as channel:
+        check = health_pb2_grpc.HealthStub(channel).Check
+        status = check(health_pb2.HealthCheckRequest(service=name), timeout=PATIENCE).status
+    return str(health_pb2.HealthCheckResponse.ServingStatus.Name(status))
+
+
 def reload(service: Service) -> list[str]:
-    """Have a service read everything again; return what its log says of each datastore, token file and certificate."""
+    """Have a service open its datastores again; return what its log says of each."""
     before = len(service.log)
     service.signal(signal.SIGHUP)
     ends = time.monotonic() + PATIENCE

@@ -1,5 +1,7 @@
 /** A draft session of one generation: the service drafts, this end holds the text. The protocol: docs/reference/protocol.md. */
 
+import { randomBytes } from "node:crypto";
+
 import { status } from "@grpc/grpc-js";
 
 import { DraftError } from "./errors.js";
@@ -43,7 +45,7 @@ export class DraftSession {
     if (tooLong || Date.now() < this.pausedUntil) return EMPTY;
     const [began, again] = [Date.now(), this.call !== undefined];
     try {
-      return await this.ask({ maxNodes, costs: { ofStep: costs } });
+      return await this.ask({ maxNodes, costs });
     } catch (caught: any) {
       this.close();
       if (!(caught.code in status)) throw caught;
@@ -97,7 +99,7 @@ export class DraftSession {
       selection: { datastores, tokenizerFingerprint },
       tokens: new Uint8Array(Int32Array.from(this.text).buffer),
       promptLookup: true,
-      recycledLogits: Buffer.alloc(0), // a source, of this session alone
+      recycledLogits: randomBytes(16), // a source, whose key nobody else has
     };
   }
 }

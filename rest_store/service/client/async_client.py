@@ -46,7 +46,6 @@ class AsyncDatastoreClient:
         self._blocking = DatastoreClient(*arguments, **options)
         self._threads = ThreadPoolExecutor(_MOST_THREADS, "rest-store client")  # they end with this object
 
-    connect = _awaited(DatastoreClient.connect)
     info = _awaited(DatastoreClient.info)
     longest_suffix_match = _awaited(DatastoreClient.longest_suffix_match)
     count = _awaited(DatastoreClient.count)

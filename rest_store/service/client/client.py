@@ -50,8 +50,8 @@ class DatastoreClient:
         tokenizer: the tokenizer in use: an object, a path or a name, as for `Datastore.open`; a service with another is
             refused.
         token: bearer token.
-        tls: certificates; True: those of gRPC; None: no TLS, for this machine and trusted networks.
-        timeout: seconds for each call, all attempts together, and for each step of a session.
+        tls: certificates; None: no TLS, for this machine and trusted networks.
+        timeout: seconds for each query, all attempts together, and for each step of a session.
         send_text: whether the service gets the whole text of a draft session, not only the last 64 tokens and what the
             model writes from then on.
 
@@ -70,7 +70,7 @@ class DatastoreClient:
         namespace: str = "",
         tokenizer: object = None,
         token: str | None = None,
-        tls: Tls | bool | None = None,
+        tls: Tls | None = None,
         timeout: float = 0.1,
         send_text: bool = True,
     ) -> None:
@@ -95,30 +95,21 @@ class DatastoreClient:
         Raises:
             ServiceError: no answer; the subclass says why.
         """
-        known = self._parts.members[0].info
-        return (self.info() if known is None else known).tokenizer
+        known = self._parts.members[0].requests
+        return (self.info() if known is None else known.info).tokenizer
 
-    def connect(self, timeout: float = 10.0) -> ServiceInfo:
-        """Connect and ask what the service is: what the first call would do, with more time.
+    def info(self, *, timeout: float = 10.0) -> ServiceInfo:
+        """Ask what the service is, and which of its datastores this client asks; connect before, if need be.
 
         Raises:
             TokenizerMismatchError: its tokenizer is not the one passed in; says what differs.
             PartError: the parts are not those of one build.
             ServiceError: no answer; the subclass says why.
         """
-        return self._parts.describe(self._ends(timeout))
-
-    def info(self, *, timeout: float | None = None) -> ServiceInfo:
-        """Ask what the service is, and which of its datastores this client asks. Raises as `connect`."""
-        return self._parts.describe(self._ends(timeout))
+        return self._parts.describe(_ends(timeout))
 
     def longest_suffix_match(
-        self,
-        context: IntSequence,
-        *,
-        max_suffix: int = 16,
-        datastore: str | None = None,
-        timeout: float | None = None,
+        self, context: IntSequence, *, max_suffix: int = 16, datastore: str | None = None
     ) -> SuffixMatch:
         """Return what `Datastore.longest_suffix_match` does; of several datastores the longest, of equals the first.
 
@@ -127,12 +118,12 @@ class DatastoreClient:
             ServiceError: as `draft`.
         """
         tree_limits = (1, limit("max_suffix", max_suffix, MAX_SUFFIX), 1)
-        [tree] = self._draft(lambda size: [tail(context, tree_limits[1], size)], tree_limits, datastore, timeout)
+        [tree] = self._draft(lambda size: [tail(context, tree_limits[1], size)], tree_limits, datastore)
         return tree.match
 
-    def count(self, tokens: IntSequence, *, datastore: str | None = None, timeout: float | None = None) -> int:
+    def count(self, tokens: IntSequence, *, datastore: str | None = None) -> int:
         """Return what `Datastore.count` does; of several datastores, and of parts, the sum. Raises as `draft`."""
-        return sum(self._parts.ask(lambda requests: requests.count(tokens, datastore), self._ends(timeout)))
+        return sum(self._parts.ask(lambda requests: requests.count(tokens, datastore), _ends(self._timeout)))
 
     def draft(
         self,
@@ -142,7 +133,6 @@ class DatastoreClient:
         max_suffix: int = 16,
         max_depth: int = 10,
         datastore: str | None = None,
-        timeout: float | None = None,
     ) -> TokenTree:
         """Return what `Datastore.draft` does; of several datastores the tree of the longest match, of equals the first.
 
@@ -155,7 +145,7 @@ class DatastoreClient:
             ServiceError: no answer; the subclass says why.
         """
         tree_limits = limits(max_nodes, max_suffix, max_depth)
-        [tree] = self._draft(lambda size: [tail(context, tree_limits[1], size)], tree_limits, datastore, timeout)
+        [tree] = self._draft(lambda size: [tail(context, tree_limits[1], size)], tree_limits, datastore)
         return tree
 
     def draft_batch(
@@ -166,7 +156,6 @@ class DatastoreClient:
         max_suffix: int = 16,
         max_depth: int = 10,
         datastore: str | None = None,
-        timeout: float | None = None,
     ) -> list[TokenTree]:
         """Return what `draft` returns, for each of `contexts`; the service limits how many (`info().limits`).
 
@@ -177,19 +166,15 @@ class DatastoreClient:
         tree_limits = limits(max_nodes, max_suffix, max_depth)
         if not batch(contexts):
             return []
-        return self._draft(lambda size: tails(contexts, tree_limits[1], size), tree_limits, datastore, timeout)
+        return self._draft(lambda size: tails(contexts, tree_limits[1], size), tree_limits, datastore)
 
     def _draft(
-        self,
-        tails_of: Callable[[int], list[list[int]]],
-        tree_limits: TreeLimits,
-        datastore: str | None,
-        timeout: float | None,
+        self, tails_of: Callable[[int], list[list[int]]], tree_limits: TreeLimits, datastore: str | None
     ) -> list[TokenTree]:
         """Return the tree of each context; `tails_of` returns their ends, given the size of the vocabulary."""
         answers = self._parts.ask(
             lambda requests: requests.draft(tails_of(requests.vocabulary_size), tree_limits, datastore),
-            self._ends(timeout),
+            _ends(self._timeout),
         )
         trees = []
         for of_parts in zip(*answers, strict=True):
@@ -275,21 +260,14 @@ class DatastoreClient:
         return self._write(lambda some: some.delete([], datastore, namespace, epoch), timeout)
 
     def _write(self, make: Callable[[Requests], Request[tuple[T, int]]], timeout: float) -> T:
-        return self._parts.ask(make, self._ends(timeout))[0][0]  # parts are frozen, so that none makes a request
+        return self._parts.ask(make, _ends(timeout))[0][0]  # parts are frozen, so that none makes a request
 
     def members(self, settings: MemberSettings, text: Callable[[], npt.NDArray[np.int32]]) -> list[ServiceMember]:
         """Return a new session's members for `DraftSession`, one for each part, as `MemberSource.members`."""
-        members = [
+        return [
             ServiceMember(self._parts, part, settings, text, timeout=self._timeout, most_sent=self._opening_tokens)
             for part in self._parts.members
         ]
-        for member in members:
-            member.open_ahead()
-        return members
-
-    def _ends(self, timeout: float | None) -> float:
-        """Return the deadline of a call that begins now; None: the timeout of the client."""
-        return time.monotonic() + (self._timeout if timeout is None else seconds_of(timeout))
 
     def close(self) -> None:
         """Close its connections; later calls raise ServiceUnavailableError. May be called again."""
@@ -313,6 +291,11 @@ class DatastoreClient:
 
     def __repr__(self) -> str:
         return f"DatastoreClient({self._target!r})"
+
+
+def _ends(timeout: float) -> float:
+    """Return the deadline of a call that begins now."""
+    return time.monotonic() + seconds_of(timeout)
 
 
 def _names(datastore: str | Sequence[str] | None) -> tuple[str, ...]:

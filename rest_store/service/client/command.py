@@ -23,7 +23,7 @@ def show_service(target: str, *, timeout: float, as_json: bool, **reach: Any) ->
         reach: token and certificates, as `DatastoreClient`.
     """
     with DatastoreClient(target, **reach) as client:
-        info = client.connect(timeout)
+        info = client.info(timeout=timeout)
     if as_json:
         datastores = [_datastore(datastore) for datastore in info.datastores]
         facts = {"target": info.target, "version": info.version, "datastores": datastores, "limits": info.limits}

@@ -38,7 +38,6 @@ class ServedDatastore:
     Attributes:
         built: of a live one, when the newest document was added; None: there is none.
         is_live: whether it grows; else it is frozen.
-        is_writable: whether the token of this client may add and delete.
         part: which part of a larger datastore this is; None: it is whole.
     """
 
@@ -50,7 +49,6 @@ class ServedDatastore:
     size: int
     built: datetime | None
     is_live: bool
-    is_writable: bool
     part: ServedPart | None = None
 
 
@@ -74,11 +72,6 @@ class ServiceInfo:
     def tokenizer(self) -> TokenizerIdentity:
         """The tokenizer of all datastores."""
         return self.datastores[0].tokenizer
-
-    @property
-    def token_count(self) -> int:
-        """Tokens of all datastores."""
-        return sum(datastore.token_count for datastore in self.datastores)
 
 
 def service_info(
@@ -128,7 +121,7 @@ def _datastore(message: pb.DatastoreDescription, target: str) -> ServedDatastore
             expected = "one of the parts that there are"
             raise ProtocolError(describe(target, f"part of datastore '{message.name}'", part, expected))
     sizes = (message.token_count, message.document_count, message.shard_count, message.size)
-    return ServedDatastore(message.name, tokenizer, *sizes, built, message.live, message.writable, part)
+    return ServedDatastore(message.name, tokenizer, *sizes, built, message.live, part)
 
 
 def _chosen(

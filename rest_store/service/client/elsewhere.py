@@ -26,7 +26,7 @@ from rest_store.v1 import datastore_pb2 as pb
 T = TypeVar("T")
 
 
-def fetched(location: str, cache: Path, *, token: str | None = None, tls: Tls | bool | None = None) -> Path:
+def fetched(location: str, cache: Path, *, token: str | None = None, tls: Tls | None = None) -> Path:
     """Return the directory in `cache` of the frozen datastore at `location`, in a service or below a URL.
 
     Raises:
@@ -37,11 +37,6 @@ def fetched(location: str, cache: Path, *, token: str | None = None, tls: Tls | 
         return fetch(reader, cache)
     finally:
         reader.close()
-
-
-def upstream(location: str, *, token: str | None = None, tls: Tls | bool | None = None) -> ServiceUpstream:
-    """Return the live datastore at `location`; raise TargetError unless that is in a service."""
-    return ServiceUpstream(location, token, tls)
 
 
 class ServiceFiles:
@@ -56,7 +51,7 @@ class ServiceFiles:
         TargetError: the address, the token or a certificate is not valid.
     """
 
-    def __init__(self, location: str, token: str | None, tls: Tls | bool | None) -> None:
+    def __init__(self, location: str, token: str | None = None, tls: Tls | None = None) -> None:
         self.location = location
         target, self._name = split_location(location)
         self._endpoint = Endpoint(target_of(target), Dialer(token, tls))
@@ -102,7 +97,7 @@ class ServiceUpstream:
         TargetError: the address, the token or a certificate is not valid.
     """
 
-    def __init__(self, location: str, token: str | None, tls: Tls | bool | None) -> None:
+    def __init__(self, location: str, token: str | None = None, tls: Tls | None = None) -> None:
         self.location = location
         target, name = split_location(location)
         self._part = Part([target_of(target)], Dialer(token, tls), [name] if name else [])
@@ -112,7 +107,7 @@ class ServiceUpstream:
     def tokenizer(self) -> TokenizerIdentity:
         """Identity of the tokenizer that the tokens are from; raises LiveFormatError for a frozen datastore, too."""
         self._requests.live_name(None)
-        return self._requests.tokenizer
+        return self._requests.info.tokenizer
 
     @property
     def _requests(self) -> Requests:
@@ -129,7 +124,7 @@ class ServiceUpstream:
                 subclass says why.
             TokenizerMismatchError: the datastore has another tokenizer by now.
         """
-        for answer in self._part.first.stream("Follow", self._requests.follow(after, datastore_id)):
+        for answer in self._part.preferred.stream("Follow", self._requests.follow(after, datastore_id)):
             yield _changes(answer, self.location)
 
     def add(
@@ -153,6 +148,9 @@ class ServiceUpstream:
     def close(self) -> None:
         """Disconnect; `changes` ends with an error."""
         self._parts.close()
+
+
+upstream = ServiceUpstream  # under this name it is reached
 
 
 def _changes(answer: bytes, where: str) -> Changes:

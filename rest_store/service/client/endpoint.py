@@ -16,7 +16,6 @@ from rest_store.service.client.stream_call import StreamCall
 from rest_store.service.errors import error_of_call
 
 _SERVICE = "/rest_store.v1.DatastoreService/"
-_UNARY = ("Draft", "Count", "Describe", "Add", "Delete")
 
 
 class Endpoint:
@@ -31,7 +30,6 @@ class Endpoint:
         self.target = target
         self._dialer = dialer
         self._channel: grpc.Channel | None = None
-        self._methods: dict[str, Any] = {}
         self._process: int | None = None  # the one that connected
         self._closed = False
         self._lock = threading.Lock()
@@ -50,14 +48,13 @@ class Endpoint:
             if self._channel is None:
                 self._process = os.getpid()
                 self._channel = self._dialer.connect(self.target)
-                self._methods = {name: self._channel.unary_unary(_SERVICE + name, None, None) for name in _UNARY}
             return self._channel
 
     def ask(self, method: str, message: bytes, seconds: float) -> bytes:
         """Return the answer to one request, as bytes; raise our error for the status of a call that failed."""
         with self._call_errors():
-            self._connected()
-            answer: bytes = self._methods[method](message, timeout=seconds, metadata=self._dialer.metadata)
+            call: Any = self._connected().unary_unary(_SERVICE + method, None, None)
+            answer: bytes = call(message, timeout=seconds, metadata=self._dialer.metadata)
             return answer
 
     def stream(self, method: str, message: bytes) -> Iterator[bytes]:

@@ -34,7 +34,7 @@ _SILENT_ANSWERS = 2  # waited for in vain, after which the service counts as one
 _SILENT_SECONDS = 0.002  # that the first answer of a new session is waited for then
 _DESCRIBE_SECONDS = 1.0  # between two waits for what a silent service is
 _MOST_LATE = 1.0  # seconds without the answer of a late step, after which the stream counts as broken
-_MOST_UNSENT = 1024  # tokens that one message has room for; after more the text is sent again
+_MOST_UNSENT = 1024  # calls of `accept` that one message has room for; after more the text is sent again
 
 
 class ServiceMember:
@@ -68,16 +68,13 @@ class ServiceMember:
         self._text = text
         self._timeout = timeout
         self._sent = slice(most_sent and -most_sent, None)
-        self._endpoint = part.first
+        self._endpoint = part.preferred
         self._closed = False
         # Of the stream:
         self._stream: StreamCall | None = None
         self._next = pb.DraftSessionRequest()  # the next message, with what was accepted since the last one
-        self._unsent = 0  # tokens that this message has accepted
         self._length = 0  # tokens that it has been told
-        self._costs = b""  # sent last
-        self._sequence = 0  # of the tree asked for last
-        self._sent_at: float | None = None  # when that was, if its answer has not been read yet
+        self._sent_at: float | None = None  # when a tree was asked for, if its answer has not been read yet
         self._rows = 1  # that `node_top_k` has next: the text's, and each node's of the tree; 0: the tree is unknown
         self._origins = b""  # masks of origins of its trees, as ours; empty: it has not answered yet
         # Of the present step:
@@ -88,10 +85,7 @@ class ServiceMember:
         self._failures = 0  # since the last answer
         self._failure: RestStoreError | None = None  # the latest
         self._rests_until = 0.0
-
-    def open_ahead(self) -> None:
-        """Open the session ahead of its first step if the service is known; the first step says what is wrong."""
-        if self._part.info is not None:
+        if part.requests is not None:  # the session is opened ahead of its first step, which says what is wrong
             try:
                 self._open()
                 self._send_next()
@@ -112,7 +106,7 @@ class ServiceMember:
                 self._fail(error)
         if self._failure is not None and time.monotonic() < self._rests_until:
             raise type(self._failure)(str(self._failure))  # without the traceback of that step
-        self._is_due = self._part.info is None  # what it is takes a call that waits
+        self._is_due = self._part.requests is None  # what the service is takes a call that waits
         if not self._is_due:
             try:
                 self._send_step()
@@ -133,7 +127,7 @@ class ServiceMember:
         try:
             if self._is_due:
                 self._parts.describe_part(self._part, ends)
-                self._endpoint = self._part.first
+                self._endpoint = self._part.preferred
                 self._send_step()
             if self._stream is None or self._sent_at is None:
                 raise ServiceUnavailableError(f"{self._endpoint.target}: nothing was sent")
@@ -162,8 +156,7 @@ class ServiceMember:
         """Keep for the next step what `DraftSession.accept` was told."""
         if self._stream is None:  # the next opening has it in the text
             return
-        self._unsent += len(tokens)
-        if self._unsent > _MOST_UNSENT:
+        if len(self._next.accepted) == _MOST_UNSENT:
             self._drop()
             return
         accepted = self._next.accepted.add(tokens=tokens.tolist())
@@ -202,12 +195,8 @@ class ServiceMember:
             self._open()
         limits, draft = self._limits, self._next.draft
         if limits.max_nodes:
-            self._sequence += 1
-            draft.sequence, draft.max_nodes, draft.chain = self._sequence, limits.max_nodes, limits.is_chain
-            if (costs := limits.costs.tobytes()) != self._costs:
-                draft.costs.SetInParent()
-                draft.costs.of_step.extend(limits.costs.tolist())
-                self._costs = costs
+            draft.max_nodes, draft.chain = limits.max_nodes, limits.is_chain
+            draft.costs.extend(limits.costs.tolist())
             self._sent_at, self._rows = time.monotonic(), 0
         else:
             self._next.ClearField("draft")
@@ -218,7 +207,7 @@ class ServiceMember:
         assert self._stream is not None
         if message := self._next.SerializeToString():
             self._stream.send(message)
-        self._next, self._unsent = pb.DraftSessionRequest(), 0
+        self._next = pb.DraftSessionRequest()
 
     def _open(self) -> None:
         """Open a stream, whose first message has the text.
@@ -227,39 +216,37 @@ class ServiceMember:
             MessageSizeError: the text is too long for the service.
             TokenizerMismatchError: its datastores have another tokenizer.
         """
-        info, settings, target = self._part.info, self._settings, self._endpoint.target
-        assert info is not None
-        assert self._part.requests is not None
+        requests, settings, target = self._part.requests, self._settings, self._endpoint.target
+        assert requests is not None
         if settings.tokenizer is not None:
-            settings.tokenizer.require_same(info.tokenizer, f"{target}: draft session")
+            settings.tokenizer.require_same(requests.info.tokenizer, f"{target}: draft session")
         tokens = self._text()[self._sent]
-        most = info.limits["max_session_tokens"]
+        most = requests.info.limits["max_session_tokens"]
         if len(tokens) > most:
             raise MessageSizeError(describe(target, "number of tokens of a session", len(tokens), f"at most {most}"))
         opening = self._next.open
-        opening.selection.CopyFrom(self._part.requests.selection)
+        opening.selection.CopyFrom(requests.selection)
         opening.tokens = tokens.astype("<i4").tobytes()
         self._length = len(tokens)
         opening.prompt_lookup = settings.prompt_lookup
-        if settings.recycled_logits is not None:
-            opening.recycled_logits = settings.recycled_logits
+        opening.recycled_logits = settings.recycled_logits or b""
         opening.fixed_calibration = not settings.learn
         self._stream = self._endpoint.open_session()
 
     def _read(self, message: bytes) -> TokenTree:
-        """Return the tree of an answer; raise ProtocolError unless it is the answer to the last request."""
+        """Return the tree of an answer; raise ProtocolError unless one was asked for, and this is one."""
         asked, self._sent_at = self._sent_at is not None, None
         target, requests = self._endpoint.target, self._part.requests
         assert requests is not None
         response = parse(pb.DraftSessionResponse, message, target)
-        if not asked or response.sequence != self._sequence:
-            raise ProtocolError(describe(target, "sequence of an answer", response.sequence, "that of the request"))
+        if not asked:
+            raise ProtocolError(describe(target, "answer", "a second one", "one for each request"))
         origins = self._origins or self._masks(requests.require_names(response.datastores, target))
         tree = read_session_tree(response.nodes, requests.vocabulary_size, self._limits, origins, target)
         self._origins = origins
         self._rows = 1 + len(tree)
         self._failures, self._failure, self._part.unanswered = 0, None, 0
-        self._part.prefer(self._endpoint)
+        self._part.preferred = self._endpoint
         return tree
 
     def _masks(self, datastores: Sequence[str]) -> bytes:
@@ -299,9 +286,8 @@ class ServiceMember:
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
-        self._next, self._unsent = pb.DraftSessionRequest(), 0
-        self._costs, self._origins = b"", b""
-        self._sent_at, self._rows = None, 1
+        self._next = pb.DraftSessionRequest()
+        self._origins, self._sent_at, self._rows = b"", None, 1
 
 
 def _add_top_k(message: pb.TopK, rows: TopK | None) -> None:

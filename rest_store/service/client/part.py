@@ -11,9 +11,10 @@ from typing import TypeVar
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import DeadlineError, OverloadedError, RestStoreError, ServiceUnavailableError
 from rest_store.service.channel import Dialer
-from rest_store.service.client.descriptions import ServiceInfo, info_of_parts, require_one_build
+from rest_store.service.client.descriptions import ServiceInfo, info_of_parts, require_one_build, service_info
 from rest_store.service.client.endpoint import Endpoint
-from rest_store.service.client.requests import Request, Requests, describe_request
+from rest_store.service.client.requests import Request, Requests, parse
+from rest_store.v1 import datastore_pb2 as pb
 
 T = TypeVar("T")
 
@@ -33,9 +34,8 @@ class Part:
         namespace: of live datastores.
 
     Attributes:
-        endpoints: the endpoints.
-        info: the latest description; None: not described yet.
-        requests: makes requests; None as long as `info`.
+        endpoints, preferred: all of them, and the one to ask first.
+        requests: makes requests by the latest description; None: the service has not been described yet.
         unanswered: how many first answers and steps of sessions have been waited for in vain since one came.
         unanswered_at: when the latest of them was asked for (`time.monotonic`).
     """
@@ -52,19 +52,9 @@ class Part:
         self._names = names
         self._tokenizer = tokenizer
         self._namespace = namespace
-        self._first = 0
-        self.info: ServiceInfo | None = None
+        self.preferred = self.endpoints[0]
         self.requests: Requests | None = None
         self.unanswered, self.unanswered_at = 0, 0.0
-
-    @property
-    def first(self) -> Endpoint:
-        """The endpoint to ask first."""
-        return self.endpoints[self._first]
-
-    def prefer(self, endpoint: Endpoint) -> None:
-        """Ask this one first from now on."""
-        self._first = self.endpoints.index(endpoint)
 
     def after(self, endpoint: Endpoint) -> Endpoint:
         """Return the endpoint to ask when this one has failed; the same if there is no other."""
@@ -81,7 +71,7 @@ class Part:
         Raises:
             ServiceError: no answer, or one that is not valid; the subclass says why.
         """
-        endpoint, pause = self.first, _FIRST_PAUSE
+        endpoint, pause = self.preferred, _FIRST_PAUSE
         failure: RestStoreError | None = None
         while True:
             for others in range(len(self.endpoints) - 1, -1, -1):
@@ -95,7 +85,7 @@ class Part:
                     endpoint.require_usable()
                     failure, endpoint = error, self.after(endpoint)
                 else:
-                    self.prefer(endpoint)
+                    self.preferred = endpoint
                     return decoded
             wait = pause * random.uniform(0.5, 1.0)
             if time.monotonic() + wait >= ends:
@@ -106,13 +96,16 @@ class Part:
 
     def describe(self, ends: float) -> ServiceInfo:
         """Ask what the service is, and which of its datastores are asked; raise as `ask`, or as `service_info`."""
-        return self.ask(describe_request(self._names, self._tokenizer), ends)
+
+        def decode(answer: bytes, target: str) -> ServiceInfo:
+            return service_info(parse(pb.DescribeResponse, answer, target), self._names, self._tokenizer, target)
+
+        return self.ask(Request("Describe", b"", decode), ends)
 
     def learn(self, info: ServiceInfo) -> None:
         """Make requests as a description says from now on; the first one fixes the tokenizer."""
         self._tokenizer = info.tokenizer
         self.requests = Requests(self._names, info, self._namespace)
-        self.info = info
 
     def close(self) -> None:
         """Close all channels."""
@@ -140,13 +133,13 @@ class Parts:
         """Ask one part what it is, and learn it; raise as `describe`."""
         info = part.describe(ends)
         if len(self.members) > 1:
-            known = [other.info for other in self.members if other.info is not None and other is not part]
+            known = [other.requests.info for other in self.members if other.requests is not None and other is not part]
             require_one_build([*known, info], len(self.members))
         part.learn(info)
 
     def ask(self, make: Callable[[Requests], Request[T]], ends: float) -> list[T]:
         """Ask all parts at once what `make` makes, first what they are unless that is known; return their answers."""
-        if any(part.info is None for part in self.members):
+        if any(part.requests is None for part in self.members):
             self.describe(ends)
 
         def ask(part: Part) -> T:

@@ -11,7 +11,6 @@ import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from rest_store.datastore.kernel import MAX_SEQUENCE
-from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import (
     IntSequence,
@@ -25,7 +24,7 @@ from rest_store.datastore.validation import (
 from rest_store.errors import DocumentError, LiveFormatError, ProtocolError, UnknownDatastoreError, describe
 from rest_store.live.added import AddedDocuments
 from rest_store.service.address import is_name
-from rest_store.service.client.descriptions import ServiceInfo, service_info
+from rest_store.service.client.descriptions import ServiceInfo
 from rest_store.service.client.trees import TreeLimits, read_tree
 from rest_store.v1 import datastore_pb2 as pb
 
@@ -60,15 +59,6 @@ def parse(kind: type[M], data: bytes, target: str) -> M:
         raise ProtocolError(describe(target, kind.__name__, found, "a message of a datastore service")) from None
 
 
-def describe_request(names: Sequence[str], tokenizer: TokenizerIdentity | None) -> Request[ServiceInfo]:
-    """Ask what the service is; `names` and `tokenizer` as for `service_info`."""
-
-    def decode(answer: bytes, target: str) -> ServiceInfo:
-        return service_info(parse(pb.DescribeResponse, answer, target), names, tokenizer, target)
-
-    return Request("Describe", b"", decode)
-
-
 class Requests:
     """Makes the requests to a service that has been described. Immutable.
 
@@ -78,15 +68,14 @@ class Requests:
         namespace: of live datastores, that is read, and written unless a request says another.
 
     Attributes:
-        tokenizer: of the datastores.
+        info: as given.
         vocabulary_size: of its tokenizer.
         selection: what every request selects. It names the tokenizer, so that no other endpoint can answer in ids that
             mean something else.
     """
 
     def __init__(self, names: Sequence[str], info: ServiceInfo, namespace: str) -> None:
-        self._info = info
-        self.tokenizer = info.tokenizer
+        self.info = info
         self.vocabulary_size = info.tokenizer.vocabulary_size
         self.selection = pb.Selection(
             datastores=names, tokenizer_fingerprint=info.tokenizer.fingerprint, namespace=namespace
@@ -117,7 +106,7 @@ class Requests:
         if len(tokens) > MAX_SEQUENCE:
             raise too_many_tokens(len(tokens))
         asked = self._selected(datastore)
-        message = pb.CountRequest(selection=asked, sequences=[pb.TokenSequence(tokens=sequence)])
+        message = pb.CountRequest(selection=asked, tokens=sequence)
 
         def decode(answer: bytes, target: str) -> int:
             response = parse(pb.CountResponse, answer, target)
@@ -191,7 +180,7 @@ class Requests:
         def decode(answer: bytes, target: str) -> tuple[AddedDocuments, int]:
             response = parse(pb.AddResponse, answer, target)
             added = set(response.added)
-            if list(response.ids) != known or not added <= set(known):
+            if not added <= set(known):
                 raise ProtocolError(describe(target, "ids of documents", "others", "those that were sent"))
             return AddedDocuments(known, added), response.sequence
 
@@ -236,12 +225,12 @@ class Requests:
             LiveFormatError: none is named, and the only datastore that is asked is frozen.
             UnknownDatastoreError: none is named, and there are others than one.
         """
-        asked = self._info.datastores
+        asked = self.info.datastores
         live = [datastore.name for datastore in asked if datastore.is_live]
         if name is None and len(live) == 1:
             return live[0]
         if name is None and len(asked) == 1:
-            raise LiveFormatError(describe(self._info.target, f"datastore '{asked[0].name}'", "frozen", "a live one"))
+            raise LiveFormatError(describe(self.info.target, f"datastore '{asked[0].name}'", "frozen", "a live one"))
         if not is_name(name):
             found = f"{len(live)} live ones asked" if name is None else ascii(name)
             raise UnknownDatastoreError(describe("client", "datastore to write to", found, "the name of a live one"))

@@ -7,7 +7,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import Any, NoReturn
 
 import grpc
 from google.protobuf.any_pb2 import Any as AnyMessage
@@ -25,17 +25,12 @@ _LONGEST_MESSAGE = 1000  # characters of an error that travel; trailing metadata
 _MOST_HEALTH_CHECKS = 1024  # calls without a token; silent ones take about 20 KiB each
 _HEALTH = "/grpc.health.v1.Health/"
 
-if TYPE_CHECKING:  # generic in their stubs alone
-    Interceptor: TypeAlias = grpc.aio.ServerInterceptor[Any, Any]
-else:
-    Interceptor = grpc.aio.ServerInterceptor
-
 Context = Any  # grpc.aio.ServicerContext, which takes the types of its messages
 
 _log = logging.getLogger(__name__)
 
 
-class Admission(Interceptor):
+class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generic in the stubs alone
     """Lets calls in, or refuses them before their message is read. For use within one event loop.
 
     Every method but health checks requires a token, if any are accepted.

@@ -25,6 +25,7 @@ from rest_store.errors import (
 )
 from rest_store.live.directory import is_live
 from rest_store.service.address import is_name
+from rest_store.service.server.requests import require_few
 from rest_store.service.tokens import Grant
 from rest_store.v1 import datastore_pb2 as pb
 
@@ -65,8 +66,8 @@ class HostedDatastore:
         store: Any = self.store
         return replace(self, store=store.namespace(name)) if name and store.is_live else self
 
-    def describe(self, *, writable: bool) -> pb.DatastoreDescription:
-        """Return its description for a call that may write, or may not."""
+    def describe(self) -> pb.DatastoreDescription:
+        """Return its description."""
         info = self.store.info()
         description = pb.DatastoreDescription(
             name=self.name,
@@ -77,17 +78,12 @@ class HostedDatastore:
             size=info.size,
             built=0 if info.built is None else int(info.built.timestamp()),
             live=self.store.is_live,
-            writable=self.store.is_live and writable,
         )
         if self.part is not None:
             assert isinstance(self.store, Datastore)
             description.part.number, description.part.parts = self.part.number, self.part.parts
             description.part.build = self.store.manifest.digest
         return description
-
-    def named(self, text: str) -> str:
-        """Return `text` with the name in place of the directory, which clients are not told."""
-        return text.replace(str(self.store.path), f"datastore {self.name!r}")
 
 
 @contextmanager
@@ -136,7 +132,7 @@ class Catalog:
         if part is not None and live:
             found = f"live datastore {live[0][0]!r}"
             raise ServeError(describe("service", found, "one to serve in parts", "a built one"))
-        self._served = {name: self._opened(name, path, part) for name, path in built}
+        self._served = {name: _opened(name, path, part) for name, path in built}
         if tokenizer is None and len({datastore.fingerprint for datastore in self.served}) == 1:
             store = self.served[0].store
             tokenizer = store.path if (store.path / TOKENIZER_FILE_NAME).is_file() else store.tokenizer
@@ -146,15 +142,6 @@ class Catalog:
         except BaseException:
             self.close()
             raise
-
-    @staticmethod
-    def _opened(name: str, path: Path, part: Part | None) -> HostedDatastore:
-        """Open a built datastore.
-
-        That verifies the manifest, the headers, and the sizes of all files. The content is not read, which takes
-        minutes for a large datastore; `rest-store check` does that, before a datastore takes the place of another.
-        """
-        return HostedDatastore(name, Datastore.open(path, part=part), part)
 
     def close(self) -> None:
         """Close the live datastores, after what is being added was written."""
@@ -187,11 +174,13 @@ class Catalog:
         """Return the datastores that `selection` stands for, in the order of their answers; live ones as its namespace.
 
         Raises:
+            LimitError: more names than there are datastores.
             UnknownDatastoreError: no datastore has one of the names.
             TokenizerMismatchError: of these or of all datastores, or there are several tokenizers and none is selected.
             PermissionDeniedError: `grant` does not allow to read the namespace.
             DocumentError: that is not a name.
         """
+        require_few("datastores named", len(selection.datastores), len(self._served))
         selected = self._matching(selection.datastores, selection.tokenizer_fingerprint)
         if any(served.store.is_live for served in selected):
             grant.require_namespace(selection.namespace)
@@ -230,7 +219,7 @@ class Catalog:
             if not old.store.is_live:
                 outcomes[old.name] = ""
                 try:
-                    new = self._opened(old.name, old.store.path, old.part)
+                    new = _opened(old.name, old.store.path, old.part)
                     old.store.tokenizer.require_same(new.store.tokenizer, old.store.path)
                     self._served[old.name] = new
                 except (RestStoreError, OSError, ValueError, MemoryError) as error:
@@ -238,11 +227,16 @@ class Catalog:
         return outcomes
 
 
+def _opened(name: str, path: Path, part: Part | None) -> HostedDatastore:
+    """Open a built datastore; its content is not read, which `rest-store check` does before it replaces another."""
+    return HostedDatastore(name, Datastore.open(path, part=part), part)
+
+
 def _live_datastore(path: Path, tokenizer: object) -> LiveDatastore:
     """Open a live datastore for writing, or create it with `tokenizer`."""
     from rest_store.live.live_datastore import LiveDatastore  # needs more packages than a built one
 
-    path = path.absolute()  # `HostedDatastore.named` replaces it; a short relative path may be part of other words
+    path = path.absolute()  # which errors do not show; a short relative path may be part of other words
     return LiveDatastore.open(path, tokenizer=None if is_live(path) else tokenizer)
 
 

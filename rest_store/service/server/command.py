@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -35,7 +35,6 @@ _LIMITS = {
     "max_connections": "Most connections of each address; silent ones end by themselves.",
     "max_session_tokens": "Longest text of a draft session that the service runs.",
     "max_session_memory": "Most bytes of all sessions together.",
-    "session_idle_seconds": "Time without a message after which a session ends.",
 }
 
 
@@ -121,19 +120,14 @@ def _part(text: str) -> Part:
 )
 def serve(
     datastores: tuple[str, ...],
-    part: Part | None,
     live: tuple[str, ...],
-    live_tokenizer: str | None,
     listen: tuple[str, ...],
     tls_cert: Path | None,
     tls_key: Path | None,
     tls_client_ca: Path | None,
-    token_file: Path | None,
-    insecure: bool,
     metrics: str | None,
     workers: int,
-    drain_seconds: float,
-    **limits: int,
+    **options: Any,
 ) -> None:
     """Serve drafts from datastores over gRPC: built ones, and live ones that grow with what clients add.
 
@@ -158,23 +152,20 @@ def serve(
             metrics_address = metrics_address.with_port(metrics_address.port + number)
     from rest_store.service.server.server import Options
 
+    limits = Limits(**{name: options.pop(name) for name in _LIMITS})
     _run(
         Options(
             datastores=[_name_and_directory(text) for text in datastores],
             live=[_name_and_directory(text) for text in live],
-            live_tokenizer=live_tokenizer,
             addresses=addresses,
             certificate=tls_cert,
             key=tls_key,
             client_authority=tls_client_ca,
-            token_file=token_file,
             token=os.environ.get(TOKEN_VARIABLE) or None,
-            insecure=insecure,
             metrics=metrics_address,
-            limits=Limits(**limits),
-            drain_seconds=drain_seconds,
-            part=part,
+            limits=limits,
             parent=parent,
+            **options,
         ),
         announce,
     )

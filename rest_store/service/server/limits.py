@@ -24,7 +24,6 @@ class Limits:
         max_connections: most connections of each address; further ones are closed.
         max_session_tokens: most tokens of the text of one session.
         max_session_memory: most bytes of all sessions together.
-        session_idle_seconds: time without a message after which a session ends.
         max_message_bytes: largest answer, and largest request that adds or deletes documents; others are smaller.
     """
 
@@ -34,7 +33,6 @@ class Limits:
     max_connections: int = 1024
     max_session_tokens: int = 1 << 18
     max_session_memory: int = 1 << 31
-    session_idle_seconds: int = 600
     max_message_bytes: int = 4 << 20
 
     @property

@@ -43,7 +43,7 @@ class Metrics:
         PlatformCollector(registry=registry)
         build = Gauge("rest_store_build_info", "Version; always 1.", ["version", "python"], registry=registry)
         build.labels(version, platform.python_version()).set(1)
-        requests = Counter(
+        self._requests = requests = Counter(
             "rest_store_requests",
             "Requests (of sessions: messages), by gRPC status.",
             ["method", "code"],
@@ -58,7 +58,6 @@ class Metrics:
         )
         trees = Counter("rest_store_trees", "Draft trees.", ["method"], registry=registry)
         nodes = Counter("rest_store_nodes", "Nodes of all draft trees.", ["method"], registry=registry)
-        self._requests = requests
         self._answered = {method: (requests.labels(method, "OK"), seconds.labels(method)) for method in methods}
         self._trees = {method: (trees.labels(method), nodes.labels(method)) for method in ("Draft", "DraftSession")}
         self._steps = Counter(
@@ -86,18 +85,15 @@ class Metrics:
         of_trees.inc(trees)
         of_nodes.inc(nodes)
 
-    def count_tokens(self, steps: int, tokens: int) -> None:
-        """Count forward passes of models that sessions were told of, and the tokens that these produced."""
-        self._steps.inc(steps)
+    def count_step(self, tokens: int) -> None:
+        """Count a forward pass of a model that a session was told of, and the tokens that it produced."""
+        self._steps.inc()
         self._tokens.inc(tokens)
 
-    def show_work(self, **values: Callable[[], float]) -> None:
-        """Publish what these return when they are asked, in another thread: one for each of the gauges below."""
+    def show(self, served: Callable[[], Iterable[HostedDatastore]], **work: Callable[[], float]) -> None:
+        """Publish what these return when they are asked, in another thread: datastores, and a value of each gauge."""
         for name, meaning in _WORK.items():
-            Gauge(f"rest_store_{name}", meaning, registry=self.registry).set_function(values[name])
-
-    def show_datastores(self, served: Callable[[], Iterable[HostedDatastore]]) -> None:
-        """Publish the sizes and the state of the datastores that `served` returns when it is asked."""
+            Gauge(f"rest_store_{name}", meaning, registry=self.registry).set_function(work[name])
         self.registry.register(_DatastoreCollector(served))
 
 

@@ -5,22 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from rest_store.datastore.kernel import MAX_SEQUENCE
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import limits as tree_limits
-from rest_store.datastore.validation import tails
-from rest_store.errors import MessageSizeError, QueryError, describe
 from rest_store.service.server.catalog import Catalog, HostedDatastore, reading
 from rest_store.service.server.executor import Executor
 from rest_store.service.server.limits import Limits
 from rest_store.service.server.metrics import Metrics
-from rest_store.service.server.requests import parse, require_few, sequences_of
+from rest_store.service.server.requests import parse, require_few
 from rest_store.service.tokens import Grant
 from rest_store.v1 import datastore_pb2 as pb
 
-# The most work that runs in the event loop, by kind, and the most of a piece for a worker thread: a client that leaves
-# wastes no more.
-_SMALL_NODES, _PIECE_NODES = 512, 8192
-_SMALL_COUNTS, _PIECE_COUNTS = 16, 256
+_SMALL_NODES = 512  # that are drafted in the event loop
+_NODE_BYTES = 20  # of a node of the message Tree
 
 
 class Queries:
@@ -40,79 +37,54 @@ class Queries:
     async def draft(self, data: bytes, grant: Grant) -> bytes:
         """Answer a DraftRequest."""
         request = parse(pb.DraftRequest, data)
-        served = self._selected(request.selection, len(request.contexts), grant)
+        served = self._catalog.select(request.selection, grant)
         asked = request.limits
         limits = tree_limits(asked.max_nodes or 64, asked.max_suffix or 16, asked.max_depth or 10)
         max_nodes, max_suffix, _ = limits
+        trees = len(request.contexts) * len(served)
+        require_few("contexts, times datastores,", trees, self._limits.max_contexts)
+        require_few("nodes of all trees", trees * max_nodes, self._limits.max_message_bytes // _NODE_BYTES)
         contexts = [context.tokens[-max_suffix:] for context in request.contexts]
         del request  # frees the memory of a message while its work waits
-        small = len(contexts) * len(served) * max_nodes <= _SMALL_NODES
+        small = trees * max_nodes <= _SMALL_NODES
+        columns = await self._executor.run(partial(_drafts, served, contexts, limits), small=small)
         response = pb.DraftResponse(datastores=[datastore.name for datastore in served])
-        size, most, nodes = 0, self._limits.max_message_bytes, 0
-        step = max(1, _PIECE_NODES // max_nodes)
-        for first in range(0, len(contexts), step):
-            piece = slice(first, first + step)
-            drafts = [partial(_drafts, datastore, contexts, piece, limits) for datastore in served]
-            columns = [await self._executor.run(draft, small=small) for draft in drafts]
-            for of_context in zip(*columns, strict=True):
-                for tree in of_context:
-                    length, count = tree.match
-                    response.trees.add(nodes=tree.packed, match_length=length, match_count=count)
-                    size, nodes = size + len(tree.packed), nodes + len(tree)
-            if size > most:  # no more of an answer that will not be sent
-                raise MessageSizeError(describe("response", "size", f"more than {size} bytes", f"at most {most}"))
-        self._metrics.count_trees("Draft", len(response.trees), nodes)
+        nodes = 0
+        for of_context in zip(*columns, strict=True):
+            for tree in of_context:
+                length, count = tree.match
+                response.trees.add(nodes=tree.packed, match_length=length, match_count=count)
+                nodes += len(tree)
+        self._metrics.count_trees("Draft", trees, nodes)
         return response.SerializeToString()
 
     async def count(self, data: bytes, grant: Grant) -> bytes:
         """Answer a CountRequest."""
         request = parse(pb.CountRequest, data)
-        served = self._selected(request.selection, len(request.sequences), grant)
-        sequences = sequences_of(request.sequences)
-        del request
-        small = len(sequences) * len(served) <= _SMALL_COUNTS
-        response = pb.CountResponse(datastores=[datastore.name for datastore in served])
-        for first in range(0, len(sequences), _PIECE_COUNTS):
-            counts = partial(_counts, served, sequences[first : first + _PIECE_COUNTS])
-            response.counts.extend(await self._executor.run(counts, small=small))
-        return response.SerializeToString()
+        served = self._catalog.select(request.selection, grant)
+        require_few("tokens", len(request.tokens), MAX_SEQUENCE)
+        tokens = list(request.tokens)
+        with reading(served):
+            counts = [datastore.store.count(tokens) for datastore in served]
+        return pb.CountResponse(counts=counts, datastores=[datastore.name for datastore in served]).SerializeToString()
 
-    async def describe(self, data: bytes, grant: Grant) -> bytes:
+    async def describe(self, data: bytes, _: Grant) -> bytes:
         """Answer a DescribeRequest."""
         parse(pb.DescribeRequest, data)
         return pb.DescribeResponse(
             version=self._version,
-            datastores=[served.describe(writable=grant.may_write) for served in self._catalog.served],
+            datastores=[served.describe() for served in self._catalog.served],
             limits=pb.ServiceLimits(
                 **{name: getattr(self._limits, name) for name in pb.ServiceLimits.DESCRIPTOR.fields_by_name}
             ),
         ).SerializeToString()
 
-    def _selected(self, selection: pb.Selection, contexts: int, grant: Grant) -> tuple[HostedDatastore, ...]:
-        """Return the datastores of a request; raise LimitError if it has too many contexts, times datastores."""
-        most = self._limits.max_contexts
-        require_few("datastores named", len(selection.datastores), most)
-        served = self._catalog.select(selection, grant)
-        require_few("contexts, times datastores,", contexts * len(served), most)
-        return served
-
 
 def _drafts(
-    datastore: HostedDatastore, contexts: Sequence[list[int]], piece: slice, limits: tuple[int, int, int]
-) -> list[TokenTree]:
-    """Return the tree of each context of a piece; messages of errors count all contexts."""
+    served: Sequence[HostedDatastore], contexts: Sequence[list[int]], limits: tuple[int, int, int]
+) -> list[list[TokenTree]]:
+    """Return the tree of each context, for each datastore."""
     max_nodes, max_suffix, max_depth = limits
-    try:
-        with reading([datastore]):
-            return datastore.store.draft_batch(
-                contexts[piece], max_nodes=max_nodes, max_suffix=max_suffix, max_depth=max_depth
-            )
-    except QueryError:
-        tails(contexts, max_suffix, datastore.store.vocabulary_size)  # says which
-        raise
-
-
-def _counts(served: Sequence[HostedDatastore], sequences: Sequence[list[int]]) -> list[int]:
-    """Return the occurrences of each sequence in each datastore."""
+    options = {"max_nodes": max_nodes, "max_suffix": max_suffix, "max_depth": max_depth}
     with reading(served):
-        return [datastore.store.count(sequence) for sequence in sequences for datastore in served]
+        return [datastore.store.draft_batch(contexts, **options) for datastore in served]

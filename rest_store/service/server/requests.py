@@ -5,14 +5,15 @@ First come the limits: a parsed message tells the number of its parts before any
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from google.protobuf.message import DecodeError, Message
 
-from rest_store.datastore.kernel import MAX_NODES, MAX_SEQUENCE
+from rest_store.datastore.kernel import MAX_NODES
 from rest_store.errors import (
     ContextTypeError,
     DocumentError,
@@ -60,22 +61,6 @@ def require_few(what: str, number: int, most: int) -> None:
         raise LimitError(describe("request", f"number of {what}", number, f"at most {most}"))
 
 
-def sequences_of(messages: Iterable[pb.TokenSequence]) -> list[list[int]]:
-    """Return the sequences of a request for counts; raise EmptyContextError or LimitError for their lengths."""
-    sequences = []
-    for number, message in enumerate(messages):
-        _require_not_empty(message.tokens, f"sequence {number}")
-        if (length := len(message.tokens)) > MAX_SEQUENCE:
-            raise LimitError(describe("request", f"length of sequence {number}", length, f"1..{MAX_SEQUENCE}"))
-        sequences.append(list(message.tokens))
-    return sequences
-
-
-def _require_not_empty(tokens: Sequence[int], what: str) -> None:
-    if not tokens:
-        raise EmptyContextError(describe("request", what, "empty", "at least one token"))
-
-
 def document_of(message: pb.Document, number: int) -> Tokens:
     """Return the tokens of a document to add; raise DocumentError if they are not whole."""
     if len(message.tokens) % 4:
@@ -118,7 +103,8 @@ def accepted_of(messages: Sequence[pb.Accepted], vocabulary_size: int) -> list[A
     require_few("accepted", len(messages), _MOST_ACCEPTED)
     accepted = []
     for message in messages:
-        _require_not_empty(message.tokens, "accepted")
+        if not message.tokens:
+            raise EmptyContextError(describe("request", "accepted", "empty", "at least one token"))
         require_token(max(message.tokens), vocabulary_size, "accepted")
         tokens = np.fromiter(message.tokens, np.int32, len(message.tokens))
         top_k = top_k_of(message.top_k, "top_k") if message.HasField("top_k") else None
@@ -127,10 +113,9 @@ def accepted_of(messages: Sequence[pb.Accepted], vocabulary_size: int) -> list[A
     return accepted
 
 
-def step_costs(message: pb.StepCosts) -> npt.NDArray[np.float64]:
+def step_costs(values: Sequence[float]) -> npt.NDArray[np.float64]:
     """Return the costs of steps, float64[n + 1]; raise LimitError unless they are positive finite numbers."""
-    require_few("costs", len(message.of_step), 1 + MAX_NODES)
-    costs = np.array(message.of_step, np.float64)
-    if not bool(np.all((costs > 0) & np.isfinite(costs))):
+    require_few("costs", len(values), 1 + MAX_NODES)
+    if not all(0 < value < math.inf for value in values):
         raise LimitError(describe("session", "costs", "other numbers", "positive finite ones"))
-    return costs
+    return np.array(values, np.float64)

@@ -14,17 +14,12 @@ from rest_store.datastore.kernel import MAX_NODES, native_kernel
 from rest_store.datastore.validation import limit
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.kernel_session import OpenStore, append, follow_changes, kernel_session
-from rest_store.drafting.limits import NO_COSTS, DraftLimits
+from rest_store.drafting.limits import DraftLimits
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import LimitError, describe
 from rest_store.service.server.catalog import HostedDatastore, reading, require_readable
 from rest_store.service.server.limits import Budget, Limits
-from rest_store.service.server.requests import (
-    Accepted,
-    accepted_of,
-    step_costs,
-    text_of,
-)
+from rest_store.service.server.requests import Accepted, accepted_of, step_costs, text_of
 from rest_store.v1 import datastore_pb2 as pb
 
 if TYPE_CHECKING:
@@ -42,13 +37,11 @@ class Step(NamedTuple):
     Attributes:
         accepted: accepted tokens to append.
         limits: of the draft; None: no draft is asked for.
-        tokens: number of tokens of `accepted`.
         is_small: whether it takes less than about a millisecond.
     """
 
     accepted: Sequence[Accepted]
     limits: DraftLimits | None
-    tokens: int
     is_small: bool
 
 
@@ -56,8 +49,8 @@ class ServedSession:
     """One session. `open` comes first, then one step at a time.
 
     Attributes:
-        recycled: recycled logits, which it may share; None where they are no source.
         memory: bytes reserved.
+        opens_at_once: whether `open` takes less than about a millisecond.
 
     Raises:
         LimitError: the text is too long.
@@ -72,7 +65,7 @@ class ServedSession:
         limits: Limits,
         budget: Budget,
     ) -> None:
-        self.recycled = recycled
+        self._recycled = recycled  # which it may share; None where they are no source
         self.memory = 0
         self._served = served
         self._max_tokens = limits.max_session_tokens
@@ -82,12 +75,12 @@ class ServedSession:
         self._token_memory = int(kernel.TOKEN_MEMORY)
         self._node_memory = int(kernel.NODE_MEMORY) + len(served) * int(kernel.EVIDENCE_MEMORY)
         self._tokens_reserved = self._nodes_reserved = self._length = 0
-        self._costs = NO_COSTS
         self._names_sent = False
         self._native: Any = None  # the kernel session, once it is open
         self._datastores: list[OpenStore] = []  # that the kernel session reads
         self._opening = opening
         self._grow(len(opening.tokens) // 4, 0)
+        self.opens_at_once = self._length <= _SMALL_TOKENS
 
     def _grow(self, tokens: int, nodes: int) -> None:
         """Reserve memory for so many more tokens of text, and for trees of so many nodes; raise as the constructor."""
@@ -104,19 +97,15 @@ class ServedSession:
 
     def step(self, request: pb.DraftSessionRequest) -> Step:
         """Return the work of a message; raise an error of the table in service/errors.py for one that is malformed."""
-        limits = self._limits_of(request.draft) if request.HasField("draft") else None
+        limits, draft = None, request.draft
+        if request.HasField("draft"):
+            max_nodes = limit("max_nodes", draft.max_nodes or _NODES, MAX_NODES)
+            limits = DraftLimits(max_nodes, step_costs(draft.costs), draft.chain)
         accepted = accepted_of(request.accepted, self._vocabulary_size) if request.accepted else ()
         tokens = sum(len(one.tokens) for one in accepted)
         nodes = 0 if limits is None else limits.max_nodes
         self._grow(tokens, nodes)
-        return Step(accepted, limits, tokens, nodes <= _SMALL_NODES and tokens <= _SMALL_TOKENS)
-
-    def _limits_of(self, draft: pb.TreeRequest) -> DraftLimits:
-        """Return what a message asks for, and keep the costs; raise LimitError if it is out of range."""
-        if draft.HasField("costs"):
-            self._costs = step_costs(draft.costs)
-        max_nodes = limit("max_nodes", draft.max_nodes or _NODES, MAX_NODES)
-        return DraftLimits(max_nodes, self._costs, draft.chain)
+        return Step(accepted, limits, nodes <= _SMALL_NODES and tokens <= _SMALL_TOKENS)
 
     def run(self, step: Step) -> bytes | None:
         """Append what the model produced, and return a draft as packed nodes, if one is asked for; in any thread.
@@ -132,9 +121,9 @@ class ServedSession:
         require_readable(self._served)
         return nodes
 
-    def answer(self, nodes: bytes, sequence: int) -> bytes:
+    def answer(self, nodes: bytes) -> bytes:
         """Return the DraftSessionResponse with a draft."""
-        response = pb.DraftSessionResponse(sequence=sequence, nodes=nodes)
+        response = pb.DraftSessionResponse(nodes=nodes)
         if not self._names_sent:
             self._names_sent = True
             response.datastores.extend(datastore.name for datastore in self._served)
@@ -145,11 +134,6 @@ class ServedSession:
         if self._native is not None:
             follow_changes(self._native, self._datastores)
 
-    @property
-    def opens_at_once(self) -> bool:
-        """Whether `open` takes less than about a millisecond."""
-        return self._length <= _SMALL_TOKENS
-
     def open(self) -> None:
         """Take in the text of the opening, before the first step; in any thread. Raises as `run`."""
         opening = self._opening
@@ -157,8 +141,8 @@ class ServedSession:
         sources: list[object] = [datastore.store for datastore in self._served]
         if opening.prompt_lookup:
             sources.append(PromptLookup())
-        if self.recycled is not None:
-            sources.append(self.recycled)
+        if self._recycled is not None:
+            sources.append(self._recycled)
         with reading(self._served):
             native, datastores = kernel_session(Calibration.default(), sources, learn=not opening.fixed_calibration)
             native.limit_tokens(self._vocabulary_size)

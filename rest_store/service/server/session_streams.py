@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from time import monotonic, perf_counter
+from time import perf_counter
 from typing import Any
 
 import grpc
@@ -16,9 +16,7 @@ from rest_store.drafting.sources import RecycledLogits
 from rest_store.errors import (
     LimitError,
     MessageOrderError,
-    OverloadedError,
     RestStoreError,
-    ServiceUnavailableError,
     TokenizerMismatchError,
     describe,
 )
@@ -27,13 +25,13 @@ from rest_store.service.server.catalog import Catalog, HostedDatastore
 from rest_store.service.server.executor import Executor
 from rest_store.service.server.limits import Budget, Limits
 from rest_store.service.server.metrics import Metrics
-from rest_store.service.server.requests import parse, require_few, require_size
+from rest_store.service.server.requests import parse, require_size
 from rest_store.service.server.served_session import ServedSession
 from rest_store.v1 import datastore_pb2 as pb
 
 _NAME = "DraftSession"
 _LONGEST_KEY = 64  # bytes
-_MOST_TABLES = 64  # of recycled logits, which have up to 9 MB
+_MOST_TABLES = 64  # of recycled logits that are kept for later sessions, which have up to 9 MB
 _NODE_BYTES = 11  # of a node as the message DraftSessionResponse has it
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 
@@ -45,12 +43,7 @@ class _Stream:
     task: asyncio.Task[Any]
     session: ServedSession | None = None
     in_step: bool = False  # whether its latest message is not answered yet
-    last_message: float = field(default_factory=monotonic)
     ending: RestStoreError | None = None  # why the service ends it
-
-    def end(self, error: RestStoreError) -> None:
-        self.ending = error
-        self.task.cancel()
 
 
 class SessionStreams:
@@ -58,7 +51,7 @@ class SessionStreams:
 
     Args:
         catalog: the datastores.
-        limits: of messages, and of the time without one.
+        limits: of messages and sessions.
         metrics: count trees, steps and tokens.
         executor: does the work.
 
@@ -74,7 +67,7 @@ class SessionStreams:
         self._executor = executor
         self.memory = Budget("bytes of memory for sessions", limits.max_session_memory)
         self.sessions: set[ServedSession] = set()
-        self._tables: dict[object, RecycledLogits] = {}  # by key, the latest last
+        self._tables: dict[bytes, RecycledLogits] = {}  # by key, the latest last
         self._streams: set[_Stream] = set()
         self._is_draining = False
 
@@ -100,7 +93,6 @@ class SessionStreams:
                 self._metrics.answered(_NAME, perf_counter() - start)
                 if response is not None:
                     await context.write(response)
-                stream.last_message = monotonic()
                 stream.in_step = False
                 if self._is_draining:
                     raise shutting_down()
@@ -119,19 +111,17 @@ class SessionStreams:
             found, expected = ("absent", "first") if session is None else ("second", "none")
             raise MessageOrderError(describe("session", "opening", found, f"{expected}: a session is opened once"))
         if session is None:
-            require_few("datastores named", len(request.open.selection.datastores), limits.max_contexts)
             served = self._catalog.select(request.open.selection, GRANT.get())
             session = stream.session = self._begin(request.open, served)
             await self._executor.open(session.open, small=session.opens_at_once)
         step = session.step(request)
-        sequence = request.draft.sequence
         nodes = await self._executor.run(partial(session.run, step), small=step.is_small)
-        if step.tokens:
-            self._metrics.count_tokens(len(step.accepted), step.tokens)
+        for one in step.accepted:
+            self._metrics.count_step(len(one.tokens))
         if nodes is None:
             return None
         self._metrics.count_trees(_NAME, 1, len(nodes) // _NODE_BYTES)
-        return session.answer(nodes, sequence)
+        return session.answer(nodes)
 
     def _begin(self, opening: pb.SessionOpening, served: Sequence[HostedDatastore]) -> ServedSession:
         """Return a new session over the datastores `served`. Its text is not read yet.
@@ -144,42 +134,28 @@ class SessionStreams:
         most = int(native_kernel().MAX_STORES)
         if len(served) > most:
             raise LimitError(describe("session", "number of datastores", len(served), f"at most {most}"))
-        if len({datastore.name for datastore in served}) < len(served):
-            raise LimitError(describe("session", "datastores", "named twice", "each once"))
         if len({datastore.fingerprint for datastore in served}) > 1:
             raise TokenizerMismatchError(describe("session", "datastores", "of several tokenizers", "those of one"))
-        recycled = self._recycled_logits(opening.recycled_logits) if opening.HasField("recycled_logits") else None
+        recycled = self._recycled_logits(opening.recycled_logits) if opening.recycled_logits else None
         session = ServedSession(opening, served, recycled, self._limits, self.memory)
         self.sessions.add(session)
         return session
 
     def _recycled_logits(self, key: bytes) -> RecycledLogits:
-        """Return what sessions with the same key share, and keep it for later ones; an empty key is nobody else's."""
+        """Return what sessions with the same key share, and keep it for later ones."""
         if len(key) > _LONGEST_KEY:
             found, expected = f"{len(key)} bytes", f"at most {_LONGEST_KEY}"
             raise LimitError(describe("session", "key of recycled logits", found, expected))
         table = self._tables.pop(key, None)
-        if table is None:
-            if len(self._tables) == _MOST_TABLES:
-                in_use = {session.recycled for session in self.sessions}
-                oldest = next((other for other, shared in self._tables.items() if shared not in in_use), None)
-                if oldest is None:
-                    raise OverloadedError(f"service is overloaded: sessions use {_MOST_TABLES} keys; try again later")
-                del self._tables[oldest]
-            table = RecycledLogits()
-        self._tables[key or object()] = table
+        self._tables[key] = table = RecycledLogits() if table is None else table
+        if len(self._tables) > _MOST_TABLES:
+            del self._tables[next(iter(self._tables))]  # open sessions go on with theirs
         return table
 
-    def tend(self) -> None:
-        """End idle streams, and release what live datastores have replaced; to be called every second."""
-        latest = monotonic() - self._limits.session_idle_seconds
+    def follow_changes(self) -> None:
+        """Have sessions between two steps release what live datastores have replaced; to be called every second."""
         for stream in self._streams:
-            if stream.in_step:
-                continue
-            if stream.last_message < latest:
-                seconds = self._limits.session_idle_seconds
-                stream.end(ServiceUnavailableError(f"session is idle: it had no message for {seconds} s"))
-            elif stream.session is not None:
+            if stream.session is not None and not stream.in_step:
                 stream.session.follow_changes()
 
     def drain(self) -> None:
@@ -187,4 +163,5 @@ class SessionStreams:
         self._is_draining = True
         for stream in self._streams:
             if not stream.in_step:
-                stream.end(shutting_down())
+                stream.ending = shutting_down()
+                stream.task.cancel()

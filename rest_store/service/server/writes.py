@@ -7,12 +7,11 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, TypeVar
-from uuid import uuid4
 
 from rest_store.errors import StorageError, WriterError
 from rest_store.service.server.catalog import Catalog, HostedDatastore
 from rest_store.service.server.limits import Budget, Limits
-from rest_store.service.server.requests import document_of, parse, require_few, require_size
+from rest_store.service.server.requests import document_of, parse, require_few
 from rest_store.service.tokens import Grant
 from rest_store.v1 import datastore_pb2 as pb
 
@@ -54,13 +53,11 @@ class Writes:
         served = self._catalog.one(request.datastore, request.tokenizer_fingerprint, live=True)
         require_few("documents", len(request.documents), self._limits.max_contexts)
         documents = [document_of(document, number) for number, document in enumerate(request.documents)]
-        ids = [document.id or uuid4().hex for document in request.documents]
+        ids = [document.id for document in request.documents]
         options = {"namespace": request.namespace, "group": request.group, "epoch": request.epoch}
         del request
-        size = pb.AddResponse(ids=ids, added=ids).ByteSize()
-        require_size("response", size, self._limits.max_message_bytes)  # while nothing has been added
         added, sequence = await self._carried_out(served, lambda live: live.add(documents, ids, **options), data, ids)
-        return pb.AddResponse(ids=ids, added=added.added, sequence=sequence).SerializeToString()
+        return pb.AddResponse(added=added.added, sequence=sequence).SerializeToString()
 
     async def delete(self, data: bytes, grant: Grant) -> bytes:
         """Answer a DeleteRequest."""
@@ -79,10 +76,9 @@ class Writes:
 
     def _parsed(self, kind: type[W], data: bytes, grant: Grant) -> W:
         """Return a message; of one that may not write, nothing is made."""
-        if not grant.may_write:
-            grant.require_write("")
+        grant.require_write()
         request = parse(kind, data)
-        grant.require_write(request.namespace)
+        grant.require_namespace(request.namespace)
         return request
 
     async def _carried_out(
@@ -101,4 +97,5 @@ class Writes:
             return await asyncio.shield(done), live.newest_change
         except (StorageError, WriterError) as error:
             _log.warning("datastore %s: %s", served.name, error)
-            raise StorageError(served.named(str(error))) from None
+            text = str(error).replace(str(live.path), f"datastore {served.name!r}")  # clients are not told the path
+            raise StorageError(text) from None
