@@ -101,8 +101,8 @@ def test_probes_and_services_reach_what_is_listened_on(kinds: dict[str, Any], co
     assert options["listen"] == (f"0.0.0.0:{ports['grpc']}",)
     assert options["metrics"] == f"0.0.0.0:{ports['metrics']}"
     assert {one["targetPort"] for one in kinds["Service"]["spec"]["ports"]} == set(ports)
-    assert container["readinessProbe"]["grpc"]["port"] == ports["grpc"]
-    assert container["livenessProbe"]["httpGet"] == {"path": "/metrics", "port": "metrics"}
+    for probe, path in (("readinessProbe", "/readyz"), ("livenessProbe", "/healthz")):
+        assert container[probe]["httpGet"] == {"path": path, "port": "metrics"}
     assert options["insecure"]
     grace = kinds["StatefulSet"]["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
     assert options["drain_seconds"] < grace

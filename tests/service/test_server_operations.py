@@ -7,7 +7,11 @@ import os
 import platform
 import shutil
 import signal
+import socket
+import struct
 import threading
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -277,6 +281,36 @@ def test_a_defect_is_reported_as_such_and_logged(
 
     asyncio.run(run())
     assert "1 // 0" in caplog.text
+
+
+def test_http_tells_life_from_readiness_and_says_nothing_of_broken_connections(directory: Path) -> None:
+    def status_of(url: str) -> int:
+        try:
+            with urllib.request.urlopen(url, timeout=PATIENCE) as response:
+                return int(response.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    with running(directory, options=["--metrics", "127.0.0.1:0"]) as service, service.stub() as stub:
+        assert service.metrics is not None
+        alive, ready = (service.metrics.replace("/metrics", path) for path in ("/healthz", "/readyz"))
+        assert [status_of(url) for url in (alive, ready, ready + "?verbose", alive + "z")] == [200, 200, 200, 404]
+        host, port = service.metrics.split("/")[2].split(":")
+        for _ in range(20):
+            with socket.create_connection((host, int(port))) as broken:
+                broken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # ends with a reset
+                broken.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        for file in directory.glob("shard-*"):
+            os.truncate(file, 0)
+        with pytest.raises(grpc.RpcError) as caught:
+            stub.Draft(pb.DraftRequest(contexts=[pb.Context(tokens=[1, 2, 3])]))
+        assert reason_of(caught.value) == "DATASTORE_UNAVAILABLE"
+        assert str(directory) not in caught.value.details()
+        until(lambda: status_of(ready) == 503)
+        assert health_of(service, "served") == health_of(service) == "NOT_SERVING"
+        assert status_of(alive) == 200
+        service.stop()
+        assert "Traceback" not in "".join(service.log)
 
 
 def test_a_service_starts_with_the_greatest_limits(directory: Path) -> None:

@@ -9,12 +9,10 @@ import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from wsgiref.simple_server import WSGIServer
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from prometheus_client import start_http_server
 
 from rest_store.datastore.part import Part
 from rest_store.errors import ServeError, describe
@@ -25,6 +23,7 @@ from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.copies import Copies
 from rest_store.service.server.executor import Executor
 from rest_store.service.server.feeds import Feeds
+from rest_store.service.server.http_server import HttpServer
 from rest_store.service.server.limits import Limits
 from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.queries import Queries
@@ -69,7 +68,6 @@ class Server:
 
     Attributes:
         metrics: what it counts.
-        metrics_address: URL at which these are served, once started; None: they are not.
 
     Raises:
         ServeError: it cannot start with these options.
@@ -84,8 +82,8 @@ class Server:
         _require_secure(options, bool(tokens))
         self._catalog = Catalog(options.datastores, options.live, options.live_tokenizer, options.part)
         self.metrics = Metrics(METHODS, version)
-        self.metrics_address: str | None = None
-        self._http: WSGIServer | None = None
+        self._http: HttpServer | None = None
+        self._is_ready = False
         self._executor = executor = Executor()
         self._streams = SessionStreams(self._catalog, limits, self.metrics, executor)
         self._admission = Admission(tokens, limits, self.metrics)
@@ -107,7 +105,7 @@ class Server:
         await self._update_health()
         await self._server.start()
         if self._options.metrics is not None:
-            self._serve_metrics(self._options.metrics)
+            self._http = self._serve_http(self._options.metrics)
         self._watching = asyncio.create_task(self._watch())
         _log.info("serving %s at %s", ", ".join(one.name for one in self._catalog.served), ", ".join(bound))
         return bound
@@ -124,7 +122,7 @@ class Server:
             raise ServeError(f"service: address {address.text} cannot be bound ({error})") from None
         return address.text if address.path is not None else address.with_port(port).text
 
-    def _serve_metrics(self, address: Address) -> None:
+    def _serve_http(self, address: Address) -> HttpServer:
         metrics, admission, streams = self.metrics, self._admission, self._streams
         metrics.show(
             lambda: self._catalog.served,
@@ -133,14 +131,12 @@ class Server:
             sessions=lambda: len(streams.sessions),
             session_bytes=lambda: streams.memory.used,
         )
-        if address.host is None or address.port is None:
-            raise ServeError(describe("service", "--metrics", address.text, "HOST:PORT"))
-        try:
-            self._http, _ = start_http_server(address.port, address.host, metrics.registry)
-        except OSError as error:
-            text = f"service: address {address.text} of metrics cannot be bound ({error.strerror or error})"
-            raise ServeError(text) from None
-        self.metrics_address = f"http://{address.with_port(self._http.server_port).text}/metrics"
+        return HttpServer(address, metrics.registry, lambda: self._is_ready)
+
+    @property
+    def metrics_address(self) -> str | None:
+        """URL of the metrics, once started; None without."""
+        return None if self._http is None else self._http.url
 
     async def _watch(self) -> None:
         """Have health show what queries have met, and sessions release what was replaced."""
@@ -153,7 +149,7 @@ class Server:
 
     async def _update_health(self) -> None:
         serving = {served.name: served.is_readable for served in self._catalog.served}
-        any_serving = any(serving.values())
+        any_serving = self._is_ready = any(serving.values())
         statuses = health_pb2.HealthCheckResponse
         for name, is_serving in {**serving, "": any_serving, SERVICE: any_serving}.items():
             await self._health.set(name, statuses.SERVING if is_serving else statuses.NOT_SERVING)
@@ -173,6 +169,7 @@ class Server:
         _log.info("draining %d requests, %d streams", self._admission.requests.used, self._admission.streams.used)
         self._watching.cancel()
         await self._health.enter_graceful_shutdown()
+        self._is_ready = False
         self._admission.drain()
         self._streams.drain()
         self._feeds.drain()
@@ -180,8 +177,7 @@ class Server:
             await asyncio.wait(running, timeout=self._options.drain_seconds)
         await self._server.stop(None)
         if self._http is not None:
-            await asyncio.to_thread(self._http.shutdown)
-            self._http.server_close()
+            await asyncio.to_thread(self._http.stop)
         self._executor.close()
         await asyncio.to_thread(self._writes.close)
         await asyncio.to_thread(self._catalog.close)
