@@ -19,7 +19,7 @@ from rest_store.live.compaction import BACKLOG, STALL, segments_to_merge
 from rest_store.live.directory import is_restored, take_writer_lock
 from rest_store.live.documents import Documents, SegmentRecord
 from rest_store.live.encoding import store_tokenizer
-from rest_store.live.retention import Limits, Retention, steady_clock
+from rest_store.live.retention import Clock, Limits, Retention
 from rest_store.live.segment import Segment, remove_files, sorted_segment, write_segment
 from rest_store.live.segments import Segments, by_namespace
 from rest_store.live.upstream import Changes, Document, digest_of
@@ -87,7 +87,7 @@ class Writer:
                 self._documents.rename()
             self._documents.set_limits("", retention)
             self.limits = self._documents.limits()
-            self._clock = steady_clock(self._documents.last_time(), self.limits.least_age)
+            self._clock = Clock(self._documents.last_time(), self.limits.least_age)
             # For the holder of `_sorting`:
             self._beside = resources.enter_context(closing(Documents(directory, read_only=True)))
             self._vocabulary_size = self.tokenizer.vocabulary_size
@@ -295,7 +295,7 @@ class Writer:
         """Number, sort, store and publish those of `documents` that are new; return their digests."""
         stored = self._documents.numbers(document.digest for document in documents)
         new: dict[bytes, Document] = {}
-        now = self._clock()
+        now = self._clock.now()
         for document in documents:
             if document.digest not in stored and document.digest not in new:
                 number = self._newest + len(new) + 1
@@ -387,7 +387,7 @@ class Writer:
 
     def _kept(self, segments: Sequence[Segment]) -> list[Segment]:
         """Return what is neither too old nor too much; a replica keeps what the upstream keeps."""
-        return list(segments) if self._location else self.limits.kept(segments, self._clock())
+        return list(segments) if self._location else self.limits.kept(segments, self._clock)
 
     def _remove_files(self, names: Iterable[str]) -> None:
         """Remove files of segments that are not stored; those that cannot be removed stay until the next opening."""

@@ -101,6 +101,8 @@ def test_adding_again_adds_what_is_new(live: Path, tmp_path: Path) -> None:
     assert tokens < facts["token_count"] == facts_of(live)["token_count"] == facts["tokens"]
     expected = "7 documents read, 7 of them there already,\nnow 7 documents of"
     assert expected in done("live", "add", live, corpus)
+    nothing = write_jsonl(tmp_path / "nothing.jsonl", [""])
+    assert f"{nothing}: corpus is without a text to store (1 empty" in failed("live", "add", live, nothing)
 
 
 def test_ids_are_those_that_delete_takes(live: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
