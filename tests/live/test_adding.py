@@ -141,12 +141,11 @@ def test_an_interrupt_loses_nothing_and_adds_nothing_twice(
     commit = Documents.commit
     interrupt = failing(1, KeyboardInterrupt())
 
-    def interrupted(*arguments: Any, **options: Any) -> int:
+    def interrupted(*arguments: Any, **options: Any) -> None:
         if not stored:
             interrupt()
-        newest = commit(*arguments, **options)
+        commit(*arguments, **options)
         interrupt()
-        return newest
 
     small_segments(monkeypatch)
     no_background(monkeypatch)

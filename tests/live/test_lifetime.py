@@ -146,10 +146,10 @@ def test_only_the_parent_goes_on_after_a_fork(tmp_path: Path, monkeypatch: pytes
     live.add([[1, 2]])
     commit, busy, go = Documents.commit, threading.Event(), threading.Event()
 
-    def slow(*arguments: Any, **options: Any) -> int:
+    def slow(*arguments: Any, **options: Any) -> None:
         busy.set()
         go.wait()
-        return commit(*arguments, **options)
+        commit(*arguments, **options)
 
     monkeypatch.setattr(Documents, "commit", slow)
     thread = threading.Thread(target=live.add, args=([[1, 3]],))
