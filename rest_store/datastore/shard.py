@@ -9,7 +9,7 @@ import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -75,22 +75,17 @@ class TokensWriter:
     def close(self) -> TokensHeader:
         """Write tail and header and flush the file to disk."""
         header = TokensHeader(self.vocabulary_size, self.position_count, self.document_count, self._sha256.digest())
-        self._file.write(bytes(TAIL_SIZE))
-        seal(self._file, header.pack())
+        with self._file:
+            self._file.write(bytes(TAIL_SIZE))
+            self._file.seek(0)
+            self._file.write(header.pack())
+            self._file.flush()
+            os.fsync(self._file.fileno())
         return header
 
     def abandon(self) -> None:
         """Close the file without writing a header."""
         self._file.close()
-
-
-def seal(file: BinaryIO, header: bytes) -> None:
-    """Write the header, flush the file to disk and close it."""
-    file.seek(0)
-    file.write(header)
-    file.flush()
-    os.fsync(file.fileno())
-    file.close()
 
 
 def encode_symbols(ids: npt.NDArray[np.integer[Any]], vocabulary_size: int) -> bytes:
@@ -110,7 +105,12 @@ def decode_symbols(raw: npt.NDArray[np.uint8], width: int) -> Symbols:
 
 
 def write_suffixes(
-    path: Path, tokens: TokensHeader, keys: npt.NDArray[np.uint64], entries: npt.NDArray[np.uint8]
+    path: Path,
+    tokens: TokensHeader,
+    keys: npt.NDArray[np.uint64],
+    entries: npt.NDArray[np.uint8],
+    *,
+    durable: bool = True,
 ) -> SuffixesHeader:
     """Write a suffixes file.
 
@@ -119,16 +119,25 @@ def write_suffixes(
         tokens: header of the tokens file.
         keys: the first eight bytes of every 64th suffix, uint64[K].
         entries: the bit string of the suffix array and the tail, uint8.
+        durable: whether to flush it to disk.
     """
-    sha256 = hashlib.sha256(keys.astype("<u8").data)
+    stored = keys.astype("<u8", copy=False)
+    sha256 = hashlib.sha256(stored.data)
     sha256.update(entries[:-TAIL_SIZE].data)
     header = SuffixesHeader(entry_bits(tokens.position_count), tokens.token_count, sha256.digest(), tokens.sha256)
-    with path.open("wb") as file:
-        file.write(bytes(HEADER_SIZE))
-        file.write(keys.astype("<u8").data)
-        file.write(entries.data)
-        seal(file, header.pack())
+    write_file(path, header.pack(), stored, entries, durable=durable)
     return header
+
+
+def write_file(path: Path, header: bytes, *parts: npt.NDArray[Any], durable: bool) -> None:
+    """Write a file of a shard: its header, payload and tail."""
+    with path.open("wb") as file:
+        file.write(header)
+        for part in parts:
+            file.write(part.data)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def gather_entries(raw: npt.NDArray[np.uint8], bits: int, ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -221,6 +230,11 @@ class Shard:
         count = tokens.header.token_count
         require(where, "entry count", suffixes.header.entry_count, suffixes.header.entry_count == count, count)
         return cls(tokens, suffixes)
+
+    def require_checksums(self) -> None:
+        """Raise ChecksumError unless the payloads are those of the headers."""
+        self.tokens.require_checksum()
+        self.suffixes.require_checksum()
 
     @property
     def view(self) -> ShardView:

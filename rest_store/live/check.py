@@ -64,6 +64,6 @@ def _check_content(path: Path, record: SegmentRecord, documents: Documents, voca
     sha256 = hashlib.sha256()
     for document in documents.read(record.first, record.last, namespace=record.namespace):
         sha256.update(document.symbols + separator)
-    if sha256.digest() != record.tokens_sha256:
+    if sha256.digest() != record.sha256:
         where = path / f"{record.name}.tokens"
-        raise ChecksumError(describe(where, "SHA-256 of the content", record.tokens_sha256.hex(), sha256.hexdigest()))
+        raise ChecksumError(describe(where, "SHA-256 of the content", record.sha256.hex(), sha256.hexdigest()))

@@ -11,8 +11,7 @@ from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.errors import DatastoreNotFoundError, LiveFormatError, StorageError, WriterError, describe
 
 _LOCK_NAME = "writer.lock"
-PART_NAME = f".{TOKENIZER_FILE_NAME}.part"  # of the tokenizer's file until it is on disk
-_BEGUN = {_LOCK_NAME, TOKENIZER_FILE_NAME, PART_NAME}  # in a directory that was being begun when the process was killed
+_BEGUN = {_LOCK_NAME, TOKENIZER_FILE_NAME}  # in a directory that was being begun when the process was killed
 
 
 def is_live(path: Path) -> bool:

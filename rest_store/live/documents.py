@@ -29,6 +29,7 @@ class SegmentRecord(NamedTuple):
         name: of its files.
         namespace: of its documents.
         oldest: when the first of them was added, in seconds since 1970; `newest`: the last.
+        sha256: of its tokens; the file of its suffixes names them by that, too.
     """
 
     name: str
@@ -37,8 +38,7 @@ class SegmentRecord(NamedTuple):
     last: int
     oldest: float
     newest: float
-    tokens_sha256: bytes
-    suffixes_sha256: bytes
+    sha256: bytes
 
 
 class Documents(Database):
@@ -259,7 +259,7 @@ class Documents(Database):
             self._database.executemany("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
             self._store_removals(changes.removed)
             self._database.executemany("DELETE FROM segments WHERE name = ?", [(record.name,) for record in obsolete])
-            self._database.executemany("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?)", records)
+            self._database.executemany("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?)", records)
             self._database.execute("UPDATE properties SET newest = ?", (changes.last,))
 
     def _store_removals(self, removals: Sequence[Removal]) -> None:
@@ -310,8 +310,7 @@ class Documents(Database):
 
 def _is_record(row: Sequence[object]) -> bool:
     """Return whether `row` may be a SegmentRecord."""
-    name, namespace, first, last, oldest, newest, *digests = row
+    name, namespace, first, last, oldest, newest, sha256 = row
     numbers = isinstance(first, int) and isinstance(last, int) and first <= last
-    checksums = all(isinstance(digest, bytes) and len(digest) == 32 for digest in digests)
     named = isinstance(name, str) and _SEGMENT_NAME.fullmatch(name) is not None and isinstance(namespace, str)
-    return named and numbers and is_time(oldest) and is_time(newest) and checksums
+    return named and numbers and is_time(oldest) and is_time(newest) and isinstance(sha256, bytes)

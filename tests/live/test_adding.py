@@ -173,7 +173,7 @@ def test_a_full_disk_is_a_named_error_and_nothing_is_lost(tmp_path: Path, monkey
                 with pytest.raises(StorageError, match="full"):
                     act()
         with monkeypatch.context() as patch:
-            patch.setattr(segment, "_write", failing(1, OSError(28, "No space left on device")))
+            patch.setattr(segment, "write_file", failing(1, OSError(28, "No space left on device")))
             with pytest.raises(StorageError, match=r"a segment cannot be written .No space left on device"):
                 live.compact()
         assert (live.count([1, 2]), live.count([1, 3])) == (1, 0)
