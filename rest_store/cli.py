@@ -182,10 +182,10 @@ def _rows(description: DatastoreInfo) -> Iterator[tuple[str, str]]:
 
 @main.command(epilog="Example: rest-store check python.ds --full")
 @click.argument("datastore", metavar="DIR", type=PATH)
-@click.option("--full", is_flag=True, help="Compare all neighbouring suffixes, not a sample.")
+@click.option("--full", is_flag=True, help="Verify symbols and the order of all suffixes, too.")
 @json_option
 def check(datastore: Path, full: bool, as_json: bool) -> None:
-    """Read the datastore DIR, frozen or live, and verify it: checksums, tokenizer, symbols, order of suffix arrays."""
+    """Read the datastore DIR, frozen or live, and compare it with its checksums."""
     from rest_store.datastore.check import check_datastore
     from rest_store.live.directory import is_live
 
@@ -204,11 +204,11 @@ def check(datastore: Path, full: bool, as_json: bool) -> None:
         shards, tokens = len(store.shards), store.manifest.token_count
     if on_terminal:
         click.echo("\r" + " " * 50 + "\r", nl=False, err=True)
-    verified = {"datastore": str(datastore), "verified": "full" if full else "sampled"}
+    verified = {"datastore": str(datastore), "verified": "full" if full else "checksums"}
     if as_json:
         click.echo(json.dumps({**verified, "shards": shards, "tokens": tokens}))
     else:
-        what = "every suffix compared" if full else "suffixes compared on samples"
+        what = "every suffix compared" if full else "checksums compared"
         click.echo(f"{datastore}: valid: {counted(shards, 'shard')}, {counted(tokens, 'token')}, {what}")
 
 

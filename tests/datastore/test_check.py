@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rest_store.datastore import check
 from rest_store.datastore.check import check_datastore
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.header import separator_id, token_width
@@ -42,7 +41,6 @@ from tests.shared.strategies import (
 )
 
 WIDTHS = pytest.mark.parametrize("vocabulary_size", [300, 70_000])
-FULL = pytest.mark.parametrize("full", [False, True], ids=["sampled", "full"])
 
 
 def corpus_of(vocabulary_size: int) -> Corpus:
@@ -63,29 +61,8 @@ def test_valid_datastores_are_accepted(corpus: Corpus, full: bool) -> None:
     with tempfile.TemporaryDirectory() as directory:
         store = check_datastore(write_datastore(Path(directory), corpus), full=full, announce=announced.append)
         assert store.manifest.token_count == sum(map(len, corpus.documents))
-    stages = ["checksums", "symbols", "keys", "suffix order"]
+    stages = ["checksums", "symbols", "keys", "suffix order"] if full else ["checksums"]
     assert announced == [f"shard-{shard:05d} {stage}" for shard in range(len(corpus.shards)) for stage in stages]
-
-
-def test_large_shards_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sample of the ranks is compared; with `full`, all of them."""
-    rng = np.random.default_rng(1)
-    write_datastore(tmp_path, Corpus(300, [[rng.integers(0, 300, 3_000).tolist()]]))
-    monkeypatch.setattr(check, "SAMPLES", 100)
-    monkeypatch.setattr(check, "_BLOCK", 512)  # several blocks at every stage
-    compared: list[int] = []
-    compare = check._compare_neighbours
-
-    def count(shard: Shard, ranks: np.ndarray[tuple[int], np.dtype[np.int64]], symbols: int) -> None:
-        compared.extend(ranks.tolist())
-        compare(shard, ranks, symbols)
-
-    monkeypatch.setattr(check, "_compare_neighbours", count)
-    check_datastore(tmp_path)
-    assert 50 < len(set(compared)) == len(compared) <= 100
-    compared.clear()
-    check_datastore(tmp_path, full=True)
-    assert compared == list(range(2_999))
 
 
 # Faults that checksums reveal.
@@ -132,12 +109,11 @@ def test_a_missing_tokenizer(tmp_path: Path) -> None:
     check_datastore(tmp_path)
 
 
-@FULL
 @WIDTHS
 @pytest.mark.parametrize(
     ("kind", "offset"), [("tokens", 256), ("tokens", -20), ("suffixes", 256), ("suffixes", 279), ("suffixes", -9)]
 )
-def test_a_flipped_bit_in_a_payload(directory: Path, full: bool, kind: str, offset: int) -> None:
+def test_a_flipped_bit_in_a_payload(directory: Path, kind: str, offset: int) -> None:
     """In symbols, keys, entries, and the unused bits after the last entry."""
     path = directory / f"shard-00001.{kind}"
 
@@ -147,7 +123,7 @@ def test_a_flipped_bit_in_a_payload(directory: Path, full: bool, kind: str, offs
     before = path.read_bytes()[48:80].hex()
     edit_file(path, flip)
     assert Datastore.open(directory)
-    message = refused(ChecksumError, lambda: check_datastore(directory, full=full), f"{path}: SHA-256 of the payload")
+    message = refused(ChecksumError, lambda: check_datastore(directory), f"{path}: SHA-256 of the payload")
     assert message.endswith(f"expected {before}")
 
 
@@ -204,86 +180,64 @@ ENTRY_FAULTS: dict[str, tuple[Callable[[list[int]], object], str]] = {
 }
 
 
-@FULL
 @WIDTHS
 @pytest.mark.parametrize("fault", ENTRY_FAULTS)
-def test_a_wrong_entry(directory: Path, full: bool, fault: str) -> None:
+def test_a_wrong_entry(directory: Path, fault: str) -> None:
     change, expected = ENTRY_FAULTS[fault]
     change_entries(directory, change)
     path = directory / "shard-00001.suffixes"
-    message = refused(SuffixOrderError, lambda: check_datastore(directory, full=full))
+    message = refused(SuffixOrderError, lambda: check_datastore(directory, full=True))
     assert message == f"{path}: {expected}"
 
 
-@FULL
 @WIDTHS
-def test_an_entry_at_a_separator_that_is_in_order(directory: Path, full: bool) -> None:
+def test_an_entry_at_a_separator_that_is_in_order(directory: Path) -> None:
     """The greatest suffix of all."""
     change_entries(directory, lambda entries: entries.__setitem__(-1, 132))
     expected = "shard-00001.suffixes: the last entry is a separator's, expected a token's position"
-    refused(SuffixOrderError, lambda: check_datastore(directory, full=full), expected)
+    refused(SuffixOrderError, lambda: check_datastore(directory, full=True), expected)
 
 
-def test_a_full_check_compares_long_equal_suffixes_to_their_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A sampled check compares a limited number of symbols."""
+def test_equal_suffixes_are_compared_to_their_ends(tmp_path: Path) -> None:
     write_datastore(tmp_path, Corpus(300, [[[1]], [[7] * 60]]))
-    monkeypatch.setattr(check, "_EQUAL_AT_MOST", 16)
     change_entries(tmp_path, lambda entries: entries.__setitem__(1, entries[0]))
-    check_datastore(tmp_path)
+    check_datastore(tmp_path)  # reads the checksums alone
     message = refused(SuffixOrderError, lambda: check_datastore(tmp_path, full=True))
     assert message.endswith("suffix at rank 1 is not after that at rank 0, expected in ascending order")
 
 
-@FULL
 @WIDTHS
 @pytest.mark.parametrize("key", [0, 2])
-def test_a_wrong_key(directory: Path, full: bool, key: int) -> None:
+def test_a_wrong_key(directory: Path, key: int) -> None:
     edit_file(
         directory / "shard-00001.suffixes", lambda data: struct.pack_into("<Q", data, 256 + 8 * key, 0x0102030405060708)
     )
     seal_datastore(directory)
-    message = refused(SuffixOrderError, lambda: check_datastore(directory, full=full))
+    message = refused(SuffixOrderError, lambda: check_datastore(directory, full=True))
     assert f"key {key} is 0x0102030405060708, expected the first bytes of its suffix" in message
 
 
-@FULL
 @WIDTHS
-def test_a_symbol_outside_the_vocabulary(directory: Path, vocabulary_size: int, full: bool) -> None:
+def test_a_symbol_outside_the_vocabulary(directory: Path, vocabulary_size: int) -> None:
     for symbol in (vocabulary_size, separator_id(vocabulary_size) - 1):
         change_symbols(directory, vocabulary_size, 17, symbol)
-        message = refused(ShardHeaderError, lambda: check_datastore(directory, full=full), "shard-00001.tokens: ")
+        message = refused(ShardHeaderError, lambda: check_datastore(directory, full=True), "shard-00001.tokens: ")
         expected = f"0..{vocabulary_size - 1} or the separator"
         assert message.endswith(f"symbol at position 17 is {symbol}, expected {expected}")
 
 
-@FULL
-@WIDTHS
-@pytest.mark.parametrize("position", [0, 99, 101])
-def test_an_empty_document(directory: Path, vocabulary_size: int, full: bool, position: int) -> None:
-    """Two adjacent separators, or one at the start."""
-    change_symbols(directory, vocabulary_size, position, separator_id(vocabulary_size))
-    message = refused(ShardHeaderError, lambda: check_datastore(directory, full=full), "shard-00001.tokens: ")
-    assert message.endswith("a document near position 0 is empty, expected at least one token")
-
-
-@FULL
 @WIDTHS
 @pytest.mark.parametrize(("position", "count"), [(50, 4), (100, 2)])
-def test_a_wrong_number_of_separators(
-    directory: Path, vocabulary_size: int, full: bool, position: int, count: int
-) -> None:
+def test_a_wrong_number_of_separators(directory: Path, vocabulary_size: int, position: int, count: int) -> None:
     symbol = separator_id(vocabulary_size) if count == 4 else 1
     change_symbols(directory, vocabulary_size, position, symbol)
-    message = refused(ShardHeaderError, lambda: check_datastore(directory, full=full))
+    message = refused(ShardHeaderError, lambda: check_datastore(directory, full=True))
     assert message.endswith(f"shard-00001.tokens: number of separators is {count}, expected 3")
 
 
 @settings(max_examples=40)
-@given(data=st.data(), corpus=corpora(), full=st.booleans())
-def test_any_other_order_of_the_entries_is_refused(data: st.DataObject, corpus: Corpus, full: bool) -> None:
-    """In small datastores all neighbours are compared, with or without `full`."""
+@given(data=st.data(), corpus=corpora())
+def test_any_other_order_of_the_entries_is_refused(data: st.DataObject, corpus: Corpus) -> None:
     places = [place for place, documents in enumerate(corpus.shards) if sum(map(len, documents)) > 1]
     if not places:
         return
@@ -297,4 +251,4 @@ def test_any_other_order_of_the_entries_is_refused(data: st.DataObject, corpus: 
         edit_file(shard.suffixes.path, lambda file: file.__setitem__(slice(256, -8), payload))
         seal_datastore(directory)
         with pytest.raises(SuffixOrderError):
-            check_datastore(directory, full=full)
+            check_datastore(directory, full=True)

@@ -78,15 +78,13 @@ def swap(chance: random.Random, path: Path, spare: Path) -> None:
 
 
 def replace(chance: random.Random, path: Path, spare: Path) -> None:
-    """With nothing, or with something that is no regular file."""
+    """With nothing, a directory or a link that leads nowhere."""
     path.unlink()
-    match chance.randrange(4):
+    match chance.randrange(3):
         case 0:
             pass
         case 1:
             path.mkdir()
-        case 2:
-            os.mkfifo(path)
         case _:
             path.symlink_to("/nowhere/at/all")
 
