@@ -95,11 +95,6 @@ class MappedFile:
         """The bytes between header and tail, uint8, without a copy."""
         return self.raw[HEADER_SIZE:-TAIL_SIZE]
 
-    @property
-    def payload_and_tail(self) -> npt.NDArray[np.uint8]:
-        """The payload and the tail, uint8, without a copy."""
-        return self.raw[HEADER_SIZE:]
-
 
 def _map(path: Path) -> FileMapping:
     kernel = native_kernel()

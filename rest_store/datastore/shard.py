@@ -25,7 +25,6 @@ from rest_store.datastore.header import (
     token_width,
 )
 from rest_store.datastore.mapped_file import MappedFile
-from rest_store.datastore.shard_view import ShardView
 from rest_store.errors import (
     MixedBuildError,
     ShardHeaderError,
@@ -200,9 +199,37 @@ class SuffixesFile(MappedFile):
         """Return the positions at `ranks` int64[n]."""
         return gather_entries(self.packed, self.header.bits, ranks)
 
-    def entries(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """Return the positions at ranks `start .. stop - 1`, int64 (a copy)."""
-        return self.gather(np.arange(start, stop, dtype=np.int64))
+
+@dataclass(frozen=True)
+class ShardView:
+    """The arrays of one shard, in mapped files or in memory.
+
+    Attributes:
+        symbols: uint8[w * P + 8], payload and tail of the tokens file.
+        keys: uint8[8 * K], the keys of the suffixes file.
+        entries: uint8, its packed entries and tail.
+        position_count: positions P.
+        entry_count: suffix array entries N.
+        key_count: keys K.
+        width: bytes of one symbol w, 2 or 3.
+        bits: bits of one entry b.
+        files: what is mapped; none of a shard in memory.
+    """
+
+    symbols: npt.NDArray[np.uint8]
+    keys: npt.NDArray[np.uint8]
+    entries: npt.NDArray[np.uint8]
+    position_count: int
+    entry_count: int
+    key_count: int
+    width: int
+    bits: int
+    files: tuple[MappedFile, ...] = ()
+
+    def require_readable(self) -> None:
+        """Raise DatastoreUnavailableError if a page of the files could not be read."""
+        for file in self.files:
+            file.require_readable()
 
 
 @dataclass(frozen=True)
@@ -240,7 +267,7 @@ class Shard:
     def view(self) -> ShardView:
         """The shard as the kernel reads it, without a copy."""
         return ShardView(
-            symbols=self.tokens.payload_and_tail,
+            symbols=self.tokens.raw[HEADER_SIZE:],
             keys=self.suffixes.key_bytes,
             entries=self.suffixes.packed,
             position_count=self.tokens.header.position_count,

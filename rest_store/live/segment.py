@@ -13,8 +13,7 @@ import numpy as np
 
 from build_index.suffix_array import sorted_suffixes
 from rest_store.datastore.header import TAIL_SIZE, TokensHeader, entry_bits, separator_id, token_width
-from rest_store.datastore.shard import Shard, write_file, write_suffixes
-from rest_store.datastore.shard_view import ShardView
+from rest_store.datastore.shard import Shard, ShardView, write_file, write_suffixes
 from rest_store.errors import ChecksumError, StorageError, describe
 from rest_store.live.documents import SegmentRecord
 from rest_store.live.upstream import Document

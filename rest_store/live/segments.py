@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from rest_store.datastore.header import TAIL_SIZE, token_width
-from rest_store.datastore.shard_view import ShardView
+from rest_store.datastore.shard import ShardView
 from rest_store.datastore.store import Snapshot
 from rest_store.errors import DatastoreError
 from rest_store.live.documents import Documents

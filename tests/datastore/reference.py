@@ -12,8 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.datastore import Datastore
-from rest_store.datastore.shard import decode_symbols, gather_entries
-from rest_store.datastore.shard_view import ShardView
+from rest_store.datastore.shard import ShardView, decode_symbols, gather_entries
 from rest_store.datastore.tree import SuffixMatch, TokenTree
 
 _BLOCK = 1 << 20  # ranks read at once

@@ -34,6 +34,7 @@ from tests.shared.strategies import (
     corpora,
     edit_file,
     edit_manifest,
+    entries_of,
     pack_entries,
     refused,
     seal_datastore,
@@ -133,7 +134,7 @@ def test_a_flipped_bit_in_a_payload(directory: Path, kind: str, offset: int) -> 
 def change_entries(directory: Path, change: Callable[[list[int]], object], *, keys: bool = True) -> None:
     """Change the suffix array of the last shard and its keys accordingly."""
     shard = Shard.open(directory, "shard-00001")
-    entries = shard.suffixes.entries(0, shard.suffixes.header.entry_count).tolist()
+    entries = entries_of(shard)
     change(entries)
     limit, bits = shard.tokens.header.position_count, shard.suffixes.header.bits
     sampled = shard.tokens.keys(np.minimum(entries[::64], limit - 1)) if keys else shard.suffixes.keys.copy()
@@ -244,7 +245,7 @@ def test_any_other_order_of_the_entries_is_refused(data: st.DataObject, corpus: 
     with tempfile.TemporaryDirectory() as name:
         directory = write_datastore(Path(name), corpus)
         shard = Shard.open(directory, f"shard-{data.draw(st.sampled_from(places)):05d}")
-        entries = shard.suffixes.entries(0, shard.suffixes.header.entry_count).tolist()
+        entries = entries_of(shard)
         other = data.draw(st.permutations(entries).filter(lambda order: order != entries))
         payload = shard.tokens.keys(np.array(other[::64])).astype("<u8").tobytes()
         payload += pack_entries(other, shard.suffixes.header.bits)

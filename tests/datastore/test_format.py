@@ -18,13 +18,17 @@ from hypothesis import strategies as st
 
 import rest_store
 from rest_store.datastore.check import check_datastore
-from rest_store.datastore.header import (
-    entry_bits,
-    separator_id,
-    token_width,
-)
+from rest_store.datastore.header import entry_bits, separator_id, token_width
 from rest_store.datastore.shard import decode_symbols, encode_symbols, gather_entries
-from tests.shared.strategies import VOCABULARY_SIZES, Corpus, Document, pack_entries, sorted_suffixes, write_datastore
+from tests.shared.strategies import (
+    VOCABULARY_SIZES,
+    Corpus,
+    Document,
+    entries_of,
+    pack_entries,
+    sorted_suffixes,
+    write_datastore,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 FORMAT = (Path(rest_store.__file__).parent / "datastore" / "FORMAT.md").read_text(encoding="utf-8")
@@ -172,7 +176,7 @@ def test_golden_files_are_read(name: str) -> None:
         for documents in CASES[name].corpus.shards
     ]
     assert [shard.tokens.symbols().tolist() for shard in store.shards] == shards
-    orders = [shard.suffixes.entries(0, shard.suffixes.header.entry_count).tolist() for shard in store.shards]
+    orders = [entries_of(shard) for shard in store.shards]
     assert orders == CASES[name].suffix_arrays
     assert [sorted_suffixes(symbols, separator_id(store.vocabulary_size)) for symbols in shards] == orders
 

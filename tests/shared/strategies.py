@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from build_index import suffix_array
 from rest_store.datastore.datastore import Datastore
-from rest_store.datastore.header import TAIL_SIZE, entry_bits, separator_id
+from rest_store.datastore.header import HEADER_SIZE, TAIL_SIZE, entry_bits, separator_id
 from rest_store.datastore.manifest import FILE_NAME, Manifest, ShardRecord
 from rest_store.datastore.shard import Shard, TokensFile, TokensWriter, write_suffixes
 from rest_store.datastore.tokenizer import TokenizerIdentity
@@ -78,6 +78,11 @@ def pack_entries(entries: list[int], bits: int) -> bytes:
     return whole.to_bytes(8 * -(-len(entries) * bits // 64), "little")
 
 
+def entries_of(shard: Shard) -> list[int]:
+    """The whole suffix array of a shard."""
+    return shard.suffixes.gather(np.arange(shard.suffixes.header.entry_count)).tolist()
+
+
 def identity(vocabulary_size: int) -> TokenizerIdentity:
     return TokenizerIdentity("test", "sha256:" + f"{vocabulary_size:064x}", vocabulary_size, {}, {})
 
@@ -99,7 +104,7 @@ def write_datastore(directory: Path, corpus: Corpus) -> Path:
             keys, entries = tokens.keys(np.array(order[::64])), np.frombuffer(packed, np.uint8)
         else:
             header = tokens.header
-            keys, entries = suffix_array.sorted_suffixes(tokens.payload_and_tail, header.width, header.token_count)
+            keys, entries = suffix_array.sorted_suffixes(tokens.raw[HEADER_SIZE:], header.width, header.token_count)
         write_suffixes(directory / f"{name}.suffixes", tokens.header, keys, entries)
         records.append(ShardRecord.of(name, Shard.open(directory, name)))
     manifest = Manifest("rest-store test", identity(corpus.vocabulary_size), tuple(records), (), {})
