@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from rest_store.datastore.check import check_shard
+from rest_store.datastore.check import Sort, check_shard
 from rest_store.datastore.header import separator_id, token_width
 from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME
 from rest_store.datastore.shard import Shard
@@ -18,7 +18,7 @@ from rest_store.live.segment import open_segment
 
 
 def check_live(
-    path: Path, *, full: bool = False, announce: Callable[[str], object] = lambda stage: None
+    path: Path, *, sort: Sort | None = None, announce: Callable[[str], object] = lambda stage: None
 ) -> tuple[int, int]:
     """Verify the documents of a live datastore, and that its segments in files hold them, sorted.
 
@@ -27,7 +27,7 @@ def check_live(
 
     Args:
         path: its directory.
-        full: as in `check_datastore`.
+        sort: as in `check_datastore`.
         announce: as in `check_datastore`.
 
     Returns:
@@ -46,7 +46,7 @@ def check_live(
                 segment = open_segment(path, record, size)
                 kernel = Snapshot.of([segment.view], size).kernel
                 shard = Shard.open(path, record.name)
-                check_shard(shard, record.name, kernel.require_readable, full=full, announce=announce)
+                check_shard(shard, record.name, kernel.require_readable, sort=sort, announce=announce)
                 _check_content(path, record, documents, size)
                 segments += 1
             except (DatastoreError, OSError) as error:

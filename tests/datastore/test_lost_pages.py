@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from build_index.suffix_array import sorted_suffixes
 from rest_store.datastore import check
 from rest_store.datastore.check import check_datastore
 from rest_store.datastore.datastore import Datastore
@@ -118,19 +119,19 @@ def test_threads_that_query_while_files_are_truncated_get_right_answers_or_the_e
     query_in_threads(Datastore.open(directory), DatastoreUnavailableError, lambda: truncate(directory))
 
 
-@pytest.mark.parametrize("stage", ["symbols", "keys", "order"])
+@pytest.mark.parametrize("stage", ["symbols", "suffixes"])
 def test_a_check_of_files_that_are_truncated_meanwhile(
     directory: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     """The loss is named, not the zeros in place of the content."""
     then = getattr(check, f"_check_{stage}")
 
-    def run(*arguments: object) -> None:
+    def run(*arguments: object, **options: object) -> None:
         truncate(directory)
-        then(*arguments)
+        then(*arguments, **options)
 
     monkeypatch.setattr(check, f"_check_{stage}", run)
-    refused(DatastoreUnavailableError, lambda: check_datastore(directory, full=True), "shard-00000.")
+    refused(DatastoreUnavailableError, lambda: check_datastore(directory, sort=sorted_suffixes), "shard-00000.")
 
 
 def test_a_lost_datastore_costs_the_others_nothing(tmp_path: Path) -> None:
