@@ -119,7 +119,7 @@ def _check_suffixes(shard: Shard, sort: Sort) -> None:
         keys, entries = sort(symbols, tokens.header.width, tokens.header.token_count)
     except MemoryError as error:
         raise MemoryBudgetError(f"{tokens.path}: there is not enough memory to sort it again") from error
-    for what, found, expected in (("key", suffixes.keys, keys), ("byte", suffixes.packed, entries)):
+    for what, found, expected in (("key", suffixes.key_bytes.view("<u8"), keys), ("byte", suffixes.packed, entries)):
         differing = np.flatnonzero(found != expected)
         if differing.size:
             place = int(differing[0])

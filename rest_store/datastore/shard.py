@@ -139,14 +139,6 @@ def write_file(path: Path, header: bytes, *parts: npt.NDArray[Any], durable: boo
             os.fsync(file.fileno())
 
 
-def gather_entries(raw: npt.NDArray[np.uint8], bits: int, ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the entries at `ranks` int64[n] of the bit string `raw`, which a tail of 8 bytes follows."""
-    offsets = ranks * bits
-    loaded = raw[(offsets >> 3)[:, None] + np.arange(8)].view("<u8")[:, 0]
-    shifted = loaded >> (offsets & 7).astype(np.uint64)
-    return (shifted & np.uint64((1 << bits) - 1)).astype(np.int64)
-
-
 class TokensFile(MappedFile):
     """A memory-mapped tokens file."""
 
@@ -165,25 +157,12 @@ class TokensFile(MappedFile):
         stop = self.header.position_count if stop is None else stop
         return decode_symbols(self.payload[width * start : width * stop], width)
 
-    def keys(self, positions: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.uint64]:
-        """Return the first eight payload bytes from each of `positions` int[n] on, as big-endian numbers uint64[n].
-
-        Bytes past the payload count as zero (FORMAT.md, section 3), which the tail provides.
-        """
-        offsets = HEADER_SIZE + self.header.width * positions.astype(np.int64)
-        return self.raw[offsets[:, None] + np.arange(8)].view(">u8")[:, 0].astype(np.uint64)
-
 
 class SuffixesFile(MappedFile):
     """A memory-mapped suffixes file."""
 
     header_type = SuffixesHeader
     header: SuffixesHeader
-
-    @property
-    def keys(self) -> npt.NDArray[np.uint64]:
-        """The first eight bytes of every 64th suffix, uint64[K], without a copy."""
-        return self.key_bytes.view("<u8")
 
     @property
     def key_bytes(self) -> npt.NDArray[np.uint8]:
@@ -194,10 +173,6 @@ class SuffixesFile(MappedFile):
     def packed(self) -> npt.NDArray[np.uint8]:
         """The bit string of the entries and the tail, uint8, without a copy."""
         return self.raw[HEADER_SIZE + 8 * self.header.key_count :]
-
-    def gather(self, ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the positions at `ranks` int64[n]."""
-        return gather_entries(self.packed, self.header.bits, ranks)
 
 
 @dataclass(frozen=True)

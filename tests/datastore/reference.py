@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.datastore import Datastore
-from rest_store.datastore.shard import ShardView, decode_symbols, gather_entries
+from rest_store.datastore.shard import ShardView, decode_symbols
 from rest_store.datastore.tree import SuffixMatch, TokenTree
+from tests.shared.strategies import gather_entries
 
 _BLOCK = 1 << 20  # ranks read at once
 

@@ -20,12 +20,13 @@ import rest_store
 from build_index import suffix_array
 from rest_store.datastore.check import check_datastore
 from rest_store.datastore.header import entry_bits, separator_id, token_width
-from rest_store.datastore.shard import decode_symbols, encode_symbols, gather_entries
+from rest_store.datastore.shard import decode_symbols, encode_symbols
 from tests.shared.strategies import (
     VOCABULARY_SIZES,
     Corpus,
     Document,
     entries_of,
+    gather_entries,
     pack_entries,
     sorted_suffixes,
     write_datastore,

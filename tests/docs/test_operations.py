@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 import rest_store
-from build_index.suffix_array import sorted_suffixes
 from rest_store.bench.prompts import read_prompts
 from rest_store.live.check import check_live
 from tests.shared.pages import PAGES, ROOT, python_blocks
@@ -34,7 +33,7 @@ def test_a_backup_of_a_datastore_in_use_is_restored(
         live.add([[1, 2, 8]])
         exec(restore, {})
     assert capsys.readouterr().out == "2\n"
-    check_live(tmp_path / "restored", sort=sorted_suffixes)
+    check_live(tmp_path / "restored")
     with rest_store.LiveDatastore.open("restored") as restored:
         assert (restored.count([1, 2]), restored.count([5]), restored.info().max_tokens) == (2, 0, 1000)
         restored.add([[1, 2, 3, 4]], ids=["a"])

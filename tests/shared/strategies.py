@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import strategies as st
 
@@ -80,7 +81,21 @@ def pack_entries(entries: list[int], bits: int) -> bytes:
 
 def entries_of(shard: Shard) -> list[int]:
     """The whole suffix array of a shard."""
-    return shard.suffixes.gather(np.arange(shard.suffixes.header.entry_count)).tolist()
+    header = shard.suffixes.header
+    return gather_entries(shard.suffixes.packed, header.bits, np.arange(header.entry_count)).tolist()
+
+
+def gather_entries(raw: npt.NDArray[np.uint8], bits: int, ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The entries at `ranks` int64[n] of the bit string `raw`, which a tail of 8 bytes follows."""
+    offsets = ranks * bits
+    loaded = raw[(offsets >> 3)[:, None] + np.arange(8)].view("<u8")[:, 0]
+    return (loaded >> (offsets & 7).astype(np.uint64) & np.uint64((1 << bits) - 1)).astype(np.int64)
+
+
+def keys_of(tokens: TokensFile, positions: list[int]) -> npt.NDArray[np.uint64]:
+    """The keys of suffixes (FORMAT.md, section 3): their first eight bytes."""
+    offsets = HEADER_SIZE + tokens.header.width * np.array(positions)
+    return tokens.raw[offsets[:, None] + np.arange(8)].view(">u8")[:, 0].astype(np.uint64)
 
 
 def identity(vocabulary_size: int) -> TokenizerIdentity:
@@ -101,7 +116,7 @@ def write_datastore(directory: Path, corpus: Corpus) -> Path:
         if symbols.size < 2_000:
             order = sorted_suffixes(symbols.tolist(), separator_id(corpus.vocabulary_size))
             packed = pack_entries(order, entry_bits(symbols.size)) + bytes(TAIL_SIZE)
-            keys, entries = tokens.keys(np.array(order[::64])), np.frombuffer(packed, np.uint8)
+            keys, entries = keys_of(tokens, order[::64]), np.frombuffer(packed, np.uint8)
         else:
             header = tokens.header
             keys, entries = suffix_array.sorted_suffixes(tokens.raw[HEADER_SIZE:], header.width, header.token_count)
