@@ -1,8 +1,7 @@
-"""Closing, forking and copying; what readers in other processes see; sessions that go on."""
+"""Closing and forking; what readers in other processes see; sessions that go on."""
 
 from __future__ import annotations
 
-import copy
 import os
 import subprocess
 import sys
@@ -133,12 +132,6 @@ def test_the_interpreter_exits_when_nobody_sorts_any_more(tmp_path: Path) -> Non
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "sorted\n", "")
     with LiveDatastore.open(tmp_path / "live") as live:
         assert live.count([1, 2]) == 1
-
-
-def test_a_copy_is_the_same_datastore(tmp_path: Path) -> None:
-    with new_live(tmp_path / "live") as live:
-        assert copy.copy(live) is live
-        assert copy.deepcopy(live) is live
 
 
 def test_only_the_parent_goes_on_after_a_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,6 @@ import json
 import re
 import struct
 import zlib
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,6 @@ from rest_store.datastore.header import HEADER_SIZE, TAIL_SIZE, entry_bits, sepa
 from rest_store.datastore.manifest import FILE_NAME, Manifest, ShardRecord
 from rest_store.datastore.shard import Shard, TokensFile, TokensWriter, write_suffixes
 from rest_store.datastore.tokenizer import TokenizerIdentity
-from rest_store.datastore.tree import TokenTree
 from rest_store.errors import RestStoreError
 
 Document = list[int]
@@ -137,39 +135,6 @@ def brute_count(corpus: Corpus, tokens: list[int]) -> int:
         for document in corpus.documents
         for start in range(len(document) - len(tokens) + 1)
     )
-
-
-def brute_match(corpus: Corpus, context: list[int], max_suffix: int) -> tuple[int, int]:
-    for length in range(min(max_suffix, len(context)), 0, -1):
-        count = brute_count(corpus, context[-length:])
-        if count:
-            return length, count
-    return 0, 0
-
-
-def brute_draft(
-    corpus: Corpus, context: list[int], max_nodes: int, max_suffix: int, max_depth: int
-) -> list[tuple[tuple[int, ...], int]]:
-    """Continuations and counts by the rule of FORMAT.md, section 7."""
-    length, _ = brute_match(corpus, context, max_suffix)
-    if length == 0:
-        return []
-    match = context[-length:]
-    found: Counter[tuple[int, ...]] = Counter()
-    for document in corpus.documents:
-        for start in range(len(document) - length + 1):
-            if document[start : start + length] == match:
-                rest = document[start + length : start + length + max_depth]
-                found.update(tuple(rest[:depth]) for depth in range(1, len(rest) + 1))
-    return sorted(found.items(), key=lambda item: (-item[1], len(item[0]), item[0]))[:max_nodes]
-
-
-def paths(tree: TokenTree) -> list[tuple[tuple[int, ...], int]]:
-    """The continuations and counts of `tree`, as `brute_draft` gives them."""
-    found: list[tuple[int, ...]] = []
-    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
-        found.append((*found[parent], token) if parent >= 0 else (token,))
-    return list(zip(found, tree.counts.tolist(), strict=True))
 
 
 def zipf_corpus(seed: int, tokens: int, alphabet: int, vocabulary_size: int, shards: int) -> Corpus:
