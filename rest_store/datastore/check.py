@@ -48,37 +48,17 @@ def check_datastore(
     """
     store = Datastore.open(path)
     _check_tokenizer(store)
-    for record, shard in zip(store.manifest.shards, store.shards, strict=True):
-        check_shard(shard, record.name, store.require_readable, sort=sort, announce=announce)
-    return store
-
-
-def check_shard(
-    shard: Shard,
-    name: str,
-    require_readable: Callable[[], None],
-    *,
-    sort: Sort | None,
-    announce: Callable[[str], object],
-) -> None:
-    """Verify one shard; raises what `check_datastore` does.
-
-    Args:
-        shard: mapped, and structurally valid.
-        name: of the shard, for `announce`.
-        require_readable: raises DatastoreUnavailableError if a page of its files has been lost.
-        sort: as in `check_datastore`.
-        announce: as in `check_datastore`.
-    """
     stages: dict[str, Callable[[Shard], None]] = {"checksums": Shard.require_checksums}
     if sort is not None:
         stages |= {"symbols": _check_symbols, "suffixes": partial(_check_suffixes, sort=sort)}
-    for stage, verify in stages.items():
-        announce(f"{name} {stage}")
-        try:
-            verify(shard)
-        finally:  # zeros in place of lost pages are no fault of the content
-            require_readable()
+    for record, shard in zip(store.manifest.shards, store.shards, strict=True):
+        for stage, verify in stages.items():
+            announce(f"{record.name} {stage}")
+            try:
+                verify(shard)
+            finally:  # zeros in place of lost pages are no fault of the content
+                store.require_readable()
+    return store
 
 
 def _check_tokenizer(store: Datastore) -> None:

@@ -41,9 +41,8 @@ def require_live(directory: Path, *, new: bool) -> None:
         raise DatastoreNotFoundError(describe(directory, what, "absent", expected)) from None
     except NotADirectoryError:
         raise DatastoreNotFoundError(describe(directory, what, "a file", "a directory")) from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        problem = getattr(error, "strerror", error)
-        raise StorageError(f"{directory}: the directory cannot be read ({problem})") from error
+    except OSError as error:
+        raise StorageError(f"{directory}: the directory cannot be read ({error.strerror})") from error
     if MANIFEST_NAME in entries:
         raise LiveFormatError(describe(directory, "datastore", "a frozen one", "a live one, or a new directory"))
     if entries:

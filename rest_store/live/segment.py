@@ -54,11 +54,6 @@ class Segment:
         """Documents, each of which has a separator."""
         return self.view.position_count - self.view.entry_count
 
-    @property
-    def size(self) -> int:
-        """Bytes of the shard, without headers."""
-        return self.view.symbols.nbytes + self.view.keys.nbytes + self.view.entries.nbytes
-
 
 def sorted_segment(documents: Sequence[Document], vocabulary_size: int, memtable: Segment | None = None) -> Segment:
     """Sort documents that follow one another in memory.

@@ -115,12 +115,6 @@ class Segments:
         """The segments in files."""
         return tuple(segment for segment in self.all if segment.record is not None)
 
-    def replaced(self, run: Sequence[Segment], new: Segment) -> list[Segment] | None:
-        """Return all segments with `new` in the place of `run`, of one namespace; None if some are gone."""
-        if not set(run) <= set(self.all):
-            return None
-        return [new if segment is run[0] else segment for segment in self.all if segment not in run[1:]]
-
 
 def by_namespace(items: Iterable[Item]) -> dict[str, list[Item]]:
     """Return the segments or documents of each namespace, in their order."""

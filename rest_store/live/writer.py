@@ -246,9 +246,9 @@ class Writer:
             del documents
             try:
                 with self._change():
-                    present = self.segments.replaced(run, new)
-                    if present is not None:
-                        self._store(present)
+                    if set(run) <= set(self.segments.all):
+                        rest = (segment for segment in self.segments.all if segment not in run[1:])
+                        self._store([new if segment is run[0] else segment for segment in rest])
             finally:
                 self._remove_files([new.record.name] if new.record else ())
             return True

@@ -97,7 +97,7 @@ WRONG_FIELDS: list[tuple[tuple[str | int, ...], Any, str, str]] = [
     (("shards", 0, "name"), "../shard-00000", "'../shard-00000'", "a file name"),
     (("shards", 0, "name"), "a\\b", "'a\\\\b'", "a file name"),
     (("shards", 0, "name"), "/etc/passwd", "'/etc/passwd'", "a file name"),
-    (("tokenizer",), "gpt2", "without a valid name, fingerprint, vocabulary_size, special_tokens, added_tokens", "as"),
+    (("tokenizer",), "gpt2", "malformed", "as in FORMAT.md"),
 ]
 
 

@@ -153,7 +153,7 @@ def test_the_manifest_gives_the_identity_back(identity):
     ids=str,
 )
 def test_a_bad_field_of_the_manifest_is_refused(identity, change):
-    expected = f"^ds/manifest.json: tokenizer is without a valid .*{next(iter(change))}.*, expected as in FORMAT.md"
+    expected = "^ds/manifest.json: tokenizer is malformed, expected as in FORMAT.md"
     with pytest.raises(ManifestError, match=expected):
         TokenizerIdentity.from_manifest({**identity.to_manifest(), **change}, "ds/manifest.json")
 
