@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.kernel import PackedTree
-from rest_store.datastore.shard_view import ShardView
+from rest_store.datastore.shard import ShardView
 
 Tokens = npt.NDArray[np.int32]
 TopK = npt.NDArray[np.int32]  # [n, k], -1 ends a row; of each row, 8 are read

@@ -4,40 +4,38 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.datastore import Datastore
-from rest_store.datastore.header import KEY_STRIDE, MAX_POSITIONS, separator_id
+from rest_store.datastore.header import HEADER_SIZE, separator_id
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
-from rest_store.datastore.mapped_file import open_regular
 from rest_store.datastore.shard import Shard
 from rest_store.errors import (
     ChecksumError,
+    MemoryBudgetError,
     MissingShardError,
     ShardHeaderError,
     SuffixOrderError,
     describe,
 )
 
-SAMPLES = 1 << 17  # pairs of neighbouring suffixes compared in each shard unless all are
-_BLOCK = 1 << 18  # ranks, symbols or bytes read at once
-_EQUAL_AT_MOST = 1 << 16  # a sampled pair of neighbours with so many equal symbols counts as in order
+_BLOCK = 1 << 18  # symbols read at once
+Sort = Callable[[npt.NDArray[np.uint8], int, int], tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint8]]]
 
 
 def check_datastore(
-    path: str | Path, *, full: bool = False, announce: Callable[[str], object] = lambda stage: None
+    path: str | Path, *, sort: Sort | None = None, announce: Callable[[str], object] = lambda stage: None
 ) -> Datastore:
-    """Verify checksums, tokenizer, symbols, keys and the order of the suffix arrays of a datastore.
-
-    Reads every byte of its files, in blocks.
+    """Verify the checksums of a datastore: its files are those that were written.
 
     Args:
         path: directory of the datastore.
-        full: compare all neighbouring suffixes instead of a sample, which also shows that each token is listed once.
-            Takes far more time.
+        sort: `build_index.suffix_array.sorted_suffixes`, to verify what was written, too: the symbols, and the suffix
+            arrays, which are made again. None: that is not verified.
         announce: called with the shard and the stage that begins.
 
     Returns:
@@ -46,38 +44,21 @@ def check_datastore(
     Raises:
         DatastoreError: the subclass that names the first fault.
         DatastoreUnavailableError: a file was truncated meanwhile, or its disk fails.
+        MemoryBudgetError: there is too little memory to sort a shard, about 12 to 18 bytes a token.
     """
     store = Datastore.open(path)
     _check_tokenizer(store)
+    stages: dict[str, Callable[[Shard], None]] = {"checksums": Shard.require_checksums}
+    if sort is not None:
+        stages |= {"symbols": _check_symbols, "suffixes": partial(_check_suffixes, sort=sort)}
     for record, shard in zip(store.manifest.shards, store.shards, strict=True):
-        check_shard(shard, record.name, store.require_readable, full=full, announce=announce)
+        for stage, verify in stages.items():
+            announce(f"{record.name} {stage}")
+            try:
+                verify(shard)
+            finally:  # zeros in place of lost pages are no fault of the content
+                store.require_readable()
     return store
-
-
-def check_shard(
-    shard: Shard, name: str, require_readable: Callable[[], None], *, full: bool, announce: Callable[[str], object]
-) -> None:
-    """Verify one shard; raises what `check_datastore` does.
-
-    Args:
-        shard: mapped, and structurally valid.
-        name: of the shard, for `announce`.
-        require_readable: raises DatastoreUnavailableError if a page of its files has been lost.
-        full: as in `check_datastore`.
-        announce: as in `check_datastore`.
-    """
-    stages: dict[str, Callable[[], None]] = {
-        "checksums": lambda: _check_checksums(shard),
-        "symbols": lambda: _check_symbols(shard),
-        "keys": lambda: _check_keys(shard),
-        "suffix order": lambda: _check_order(shard, full),
-    }
-    for stage, verify in stages.items():
-        announce(f"{name} {stage}")
-        try:
-            verify()
-        finally:  # zeros in place of lost pages are no fault of the content
-            require_readable()
 
 
 def _check_tokenizer(store: Datastore) -> None:
@@ -86,26 +67,18 @@ def _check_tokenizer(store: Datastore) -> None:
     if expected is None:
         return
     try:
-        with open_regular(path) as file:
-            sha256 = hashlib.sha256()
-            for block in iter(lambda: file.read(_BLOCK), b""):
-                sha256.update(block)
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
-        found = f"unreadable ({error.strerror})"
-        raise MissingShardError(describe(path, "file", found, "a file that the manifest names")) from None
-    if sha256.hexdigest() != expected:
-        raise ChecksumError(describe(path, "SHA-256 of the content", sha256.hexdigest(), expected))
-
-
-def _check_checksums(shard: Shard) -> None:
-    shard.tokens.require_checksum()
-    shard.suffixes.require_checksum()
+        problem = f"unreadable ({error.strerror})"
+        raise MissingShardError(describe(path, "file", problem, "a file that the manifest names")) from None
+    if found != expected:
+        raise ChecksumError(describe(path, "SHA-256 of the content", found, expected))
 
 
 def _check_symbols(shard: Shard) -> None:
     header, path = shard.tokens.header, shard.tokens.path
     separator = separator_id(header.vocabulary_size)
-    separators, last_was_separator = 0, True
+    separators = 0
     for start in range(0, header.position_count, _BLOCK):
         symbols = shard.tokens.symbols(start, min(start + _BLOCK, header.position_count))
         ends = symbols == separator
@@ -114,73 +87,21 @@ def _check_symbols(shard: Shard) -> None:
             where = start + int(outside[0])
             found, expected = int(symbols[outside[0]]), f"0..{header.vocabulary_size - 1} or the separator"
             raise ShardHeaderError(describe(path, f"symbol at position {where}", found, expected))
-        if (last_was_separator and ends[0]) or bool(np.any(ends[1:] & ends[:-1])):
-            raise ShardHeaderError(describe(path, f"a document near position {start}", "empty", "at least one token"))
-        last_was_separator = bool(ends[-1])
         separators += int(np.count_nonzero(ends))
     if separators != header.document_count:
         raise ShardHeaderError(describe(path, "number of separators", separators, header.document_count))
 
 
-def _check_keys(shard: Shard) -> None:
-    suffixes = shard.suffixes
-    count, limit = suffixes.header.key_count, shard.tokens.header.position_count
-    for start in range(0, count, _BLOCK):
-        stop = min(start + _BLOCK, count)
-        positions = suffixes.gather(np.arange(start, stop, dtype=np.int64) * KEY_STRIDE)
-        _require_positions(shard, positions, limit)
-        differing = np.flatnonzero(shard.tokens.keys(positions) != suffixes.keys[start:stop])
-        if differing.size:
-            key = start + int(differing[0])
-            found = f"{int(suffixes.keys[key]):#018x}"
-            raise SuffixOrderError(describe(suffixes.path, f"key {key}", found, "the first bytes of its suffix"))
-
-
-def _check_order(shard: Shard, full: bool) -> None:
-    count = shard.suffixes.header.entry_count
-    if full or count <= SAMPLES:
-        blocks = [np.arange(start, min(start + _BLOCK, count - 1)) for start in range(0, count - 1, _BLOCK)]
-    else:
-        blocks = [np.unique(np.random.default_rng(0).integers(0, count - 1, SAMPLES))]
-    for ranks in blocks:
-        _compare_neighbours(shard, ranks.astype(np.int64), MAX_POSITIONS if full else _EQUAL_AT_MOST)
-    # In this order all suffixes differ, and those that begin with a separator, the greatest symbol, come last.
-    last = shard.suffixes.gather(np.array([count - 1]))
-    _require_positions(shard, last, shard.tokens.header.position_count)
-    if shard.tokens.symbols(int(last[0]), int(last[0]) + 1)[0] == separator_id(shard.tokens.header.vocabulary_size):
-        raise SuffixOrderError(describe(shard.suffixes.path, "the last entry", "a separator's", "a token's position"))
-
-
-def _compare_neighbours(shard: Shard, ranks: npt.NDArray[np.int64], symbols: int) -> None:
-    """Raise SuffixOrderError unless each suffix at `ranks` int64[n] is less than its successor.
-
-    Neighbours whose first `symbols` symbols are equal count as in order.
-    """
+def _check_suffixes(shard: Shard, sort: Sort) -> None:
     tokens, suffixes = shard.tokens, shard.suffixes
-    limit, width = tokens.header.position_count, tokens.header.width
-    left, right = suffixes.gather(ranks), suffixes.gather(ranks + 1)
-    _require_positions(shard, left, limit)
-    _require_positions(shard, right, limit)
-    compared = 0  # whole symbols known to be equal
-    step = 8 // width
-    unused = np.uint64(8 * (8 - step * width))
-    while ranks.size and compared < symbols:
-        # A suffix that has ended is a proper prefix of the other, so it must be the left one.
-        ended_left, ended_right = left + compared >= limit, right + compared >= limit
-        x = tokens.keys(np.minimum(left + compared, limit)) >> unused
-        y = tokens.keys(np.minimum(right + compared, limit)) >> unused
-        wrong = np.flatnonzero(ended_right | (~ended_left & (x > y)))
-        if wrong.size:
-            found, expected = f"not after that at rank {int(ranks[wrong[0]])}", "in ascending order"
-            raise SuffixOrderError(
-                describe(suffixes.path, f"suffix at rank {int(ranks[wrong[0]]) + 1}", found, expected)
-            )
-        equal = ~ended_left & (x == y)
-        ranks, left, right = ranks[equal], left[equal], right[equal]
-        compared += step
-
-
-def _require_positions(shard: Shard, positions: npt.NDArray[np.int64], limit: int) -> None:
-    beyond = positions[positions >= limit]
-    if beyond.size:
-        raise SuffixOrderError(describe(shard.suffixes.path, "an entry", int(beyond[0]), f"below {limit}"))
+    try:
+        symbols = tokens.raw[HEADER_SIZE:].copy()  # a mapping may change while it is sorted
+        keys, entries = sort(symbols, tokens.header.width, tokens.header.token_count)
+    except MemoryError as error:
+        raise MemoryBudgetError(f"{tokens.path}: there is not enough memory to sort it again") from error
+    for what, found, expected in (("key", suffixes.key_bytes.view("<u8"), keys), ("byte", suffixes.packed, entries)):
+        differing = np.flatnonzero(found != expected)
+        if differing.size:
+            place = int(differing[0])
+            where = f"{what} {place} of the suffix array"
+            raise SuffixOrderError(describe(suffixes.path, where, int(found[place]), int(expected[place])))

@@ -114,8 +114,7 @@ def _fetch_shard(part: Path, record: ShardRecord, reader: FileReader) -> None:
     try:
         shard = Shard.open(part, record.name)
         record.require_same(ShardRecord.of(record.name, shard), part)
-        shard.tokens.require_checksum()
-        shard.suffixes.require_checksum()
+        shard.require_checksums()
     except DatastoreError as error:
         for name in sizes:
             (part / name).unlink()

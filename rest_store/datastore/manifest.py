@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from rest_store.datastore.header import FORMAT_VERSION
-from rest_store.datastore.mapped_file import open_regular
 from rest_store.datastore.shard import Shard
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import (
@@ -182,7 +181,7 @@ def _content(directory: Path) -> bytes:
     """Return the bytes of the manifest in `directory`."""
     where = directory / FILE_NAME
     try:
-        with open_regular(where) as file:
+        with where.open("rb") as file:
             return file.read(MAX_SIZE + 1)
     except (FileNotFoundError, NotADirectoryError):
         if (directory / DOCUMENTS_FILE_NAME).is_file():

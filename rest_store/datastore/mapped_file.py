@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
-import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -97,16 +95,11 @@ class MappedFile:
         """The bytes between header and tail, uint8, without a copy."""
         return self.raw[HEADER_SIZE:-TAIL_SIZE]
 
-    @property
-    def payload_and_tail(self) -> npt.NDArray[np.uint8]:
-        """The payload and the tail, uint8, without a copy."""
-        return self.raw[HEADER_SIZE:]
-
 
 def _map(path: Path) -> FileMapping:
     kernel = native_kernel()
     try:
-        with open_regular(path) as file:
+        with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size == 0:
                 raise ShardSizeError(describe(path, "size", "0 bytes", f"at least {HEADER_SIZE}"))
@@ -115,27 +108,3 @@ def _map(path: Path) -> FileMapping:
     except OSError as error:
         found = "absent" if isinstance(error, FileNotFoundError) else f"unreadable ({error.strerror})"
         raise MissingShardError(describe(path, "file", found, "a file that the manifest names")) from None
-
-
-def open_regular(path: Path) -> BinaryIO:
-    """Open the regular file at `path` for reading, or the one that a symbolic link there leads to.
-
-    A pipe or a device might block for ever.
-
-    Raises:
-        OSError: there is none, it cannot be read, or it is a directory, pipe, socket or device.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except ValueError as error:  # a NUL in the path
-        raise OSError(errno.EINVAL, str(error)) from None
-    try:
-        kind = os.fstat(descriptor).st_mode
-        if stat.S_ISDIR(kind):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if not stat.S_ISREG(kind):
-            raise OSError(errno.EINVAL, "not a regular file")
-        return os.fdopen(descriptor, "rb")
-    except BaseException:
-        os.close(descriptor)
-        raise

@@ -9,7 +9,7 @@ import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,6 @@ from rest_store.datastore.header import (
     token_width,
 )
 from rest_store.datastore.mapped_file import MappedFile
-from rest_store.datastore.shard_view import ShardView
 from rest_store.errors import (
     MixedBuildError,
     ShardHeaderError,
@@ -75,22 +74,17 @@ class TokensWriter:
     def close(self) -> TokensHeader:
         """Write tail and header and flush the file to disk."""
         header = TokensHeader(self.vocabulary_size, self.position_count, self.document_count, self._sha256.digest())
-        self._file.write(bytes(TAIL_SIZE))
-        seal(self._file, header.pack())
+        with self._file:
+            self._file.write(bytes(TAIL_SIZE))
+            self._file.seek(0)
+            self._file.write(header.pack())
+            self._file.flush()
+            os.fsync(self._file.fileno())
         return header
 
     def abandon(self) -> None:
         """Close the file without writing a header."""
         self._file.close()
-
-
-def seal(file: BinaryIO, header: bytes) -> None:
-    """Write the header, flush the file to disk and close it."""
-    file.seek(0)
-    file.write(header)
-    file.flush()
-    os.fsync(file.fileno())
-    file.close()
 
 
 def encode_symbols(ids: npt.NDArray[np.integer[Any]], vocabulary_size: int) -> bytes:
@@ -110,7 +104,12 @@ def decode_symbols(raw: npt.NDArray[np.uint8], width: int) -> Symbols:
 
 
 def write_suffixes(
-    path: Path, tokens: TokensHeader, keys: npt.NDArray[np.uint64], entries: npt.NDArray[np.uint8]
+    path: Path,
+    tokens: TokensHeader,
+    keys: npt.NDArray[np.uint64],
+    entries: npt.NDArray[np.uint8],
+    *,
+    durable: bool = True,
 ) -> SuffixesHeader:
     """Write a suffixes file.
 
@@ -119,24 +118,25 @@ def write_suffixes(
         tokens: header of the tokens file.
         keys: the first eight bytes of every 64th suffix, uint64[K].
         entries: the bit string of the suffix array and the tail, uint8.
+        durable: whether to flush it to disk.
     """
-    sha256 = hashlib.sha256(keys.astype("<u8").data)
+    stored = keys.astype("<u8", copy=False)
+    sha256 = hashlib.sha256(stored.data)
     sha256.update(entries[:-TAIL_SIZE].data)
     header = SuffixesHeader(entry_bits(tokens.position_count), tokens.token_count, sha256.digest(), tokens.sha256)
-    with path.open("wb") as file:
-        file.write(bytes(HEADER_SIZE))
-        file.write(keys.astype("<u8").data)
-        file.write(entries.data)
-        seal(file, header.pack())
+    write_file(path, header.pack(), stored, entries, durable=durable)
     return header
 
 
-def gather_entries(raw: npt.NDArray[np.uint8], bits: int, ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return the entries at `ranks` int64[n] of the bit string `raw`, which a tail of 8 bytes follows."""
-    offsets = ranks * bits
-    loaded = raw[(offsets >> 3)[:, None] + np.arange(8)].view("<u8")[:, 0]
-    shifted = loaded >> (offsets & 7).astype(np.uint64)
-    return (shifted & np.uint64((1 << bits) - 1)).astype(np.int64)
+def write_file(path: Path, header: bytes, *parts: npt.NDArray[Any], durable: bool) -> None:
+    """Write a file of a shard: its header, payload and tail."""
+    with path.open("wb") as file:
+        file.write(header)
+        for part in parts:
+            file.write(part.data)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
 
 
 class TokensFile(MappedFile):
@@ -157,25 +157,12 @@ class TokensFile(MappedFile):
         stop = self.header.position_count if stop is None else stop
         return decode_symbols(self.payload[width * start : width * stop], width)
 
-    def keys(self, positions: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.uint64]:
-        """Return the first eight payload bytes from each of `positions` int[n] on, as big-endian numbers uint64[n].
-
-        Bytes past the payload count as zero (FORMAT.md, section 3), which the tail provides.
-        """
-        offsets = HEADER_SIZE + self.header.width * positions.astype(np.int64)
-        return self.raw[offsets[:, None] + np.arange(8)].view(">u8")[:, 0].astype(np.uint64)
-
 
 class SuffixesFile(MappedFile):
     """A memory-mapped suffixes file."""
 
     header_type = SuffixesHeader
     header: SuffixesHeader
-
-    @property
-    def keys(self) -> npt.NDArray[np.uint64]:
-        """The first eight bytes of every 64th suffix, uint64[K], without a copy."""
-        return self.key_bytes.view("<u8")
 
     @property
     def key_bytes(self) -> npt.NDArray[np.uint8]:
@@ -187,13 +174,37 @@ class SuffixesFile(MappedFile):
         """The bit string of the entries and the tail, uint8, without a copy."""
         return self.raw[HEADER_SIZE + 8 * self.header.key_count :]
 
-    def gather(self, ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the positions at `ranks` int64[n]."""
-        return gather_entries(self.packed, self.header.bits, ranks)
 
-    def entries(self, start: int, stop: int) -> npt.NDArray[np.int64]:
-        """Return the positions at ranks `start .. stop - 1`, int64 (a copy)."""
-        return self.gather(np.arange(start, stop, dtype=np.int64))
+@dataclass(frozen=True)
+class ShardView:
+    """The arrays of one shard, in mapped files or in memory.
+
+    Attributes:
+        symbols: uint8[w * P + 8], payload and tail of the tokens file.
+        keys: uint8[8 * K], the keys of the suffixes file.
+        entries: uint8, its packed entries and tail.
+        position_count: positions P.
+        entry_count: suffix array entries N.
+        key_count: keys K.
+        width: bytes of one symbol w, 2 or 3.
+        bits: bits of one entry b.
+        files: what is mapped; none of a shard in memory.
+    """
+
+    symbols: npt.NDArray[np.uint8]
+    keys: npt.NDArray[np.uint8]
+    entries: npt.NDArray[np.uint8]
+    position_count: int
+    entry_count: int
+    key_count: int
+    width: int
+    bits: int
+    files: tuple[MappedFile, ...] = ()
+
+    def require_readable(self) -> None:
+        """Raise DatastoreUnavailableError if a page of the files could not be read."""
+        for file in self.files:
+            file.require_readable()
 
 
 @dataclass(frozen=True)
@@ -222,11 +233,16 @@ class Shard:
         require(where, "entry count", suffixes.header.entry_count, suffixes.header.entry_count == count, count)
         return cls(tokens, suffixes)
 
+    def require_checksums(self) -> None:
+        """Raise ChecksumError unless the payloads are those of the headers."""
+        self.tokens.require_checksum()
+        self.suffixes.require_checksum()
+
     @property
     def view(self) -> ShardView:
         """The shard as the kernel reads it, without a copy."""
         return ShardView(
-            symbols=self.tokens.payload_and_tail,
+            symbols=self.tokens.raw[HEADER_SIZE:],
             keys=self.suffixes.key_bytes,
             entries=self.suffixes.packed,
             position_count=self.tokens.header.position_count,

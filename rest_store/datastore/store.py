@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NoReturn, TypeVar, cast
 
 from rest_store.datastore.kernel import MAX_SEQUENCE, MAX_SUFFIX, native_kernel
-from rest_store.datastore.shard_view import ShardView
+from rest_store.datastore.shard import ShardView
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.datastore.validation import Contexts, IntSequence, limit, limits, tail, tails, too_many_tokens

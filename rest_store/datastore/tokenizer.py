@@ -79,17 +79,10 @@ class TokenizerIdentity:
         """
         values: list[Any] = [fields.get(what) if isinstance(fields, Mapping) else None for what in cls.__match_args__]
         name, fingerprint, size, special, added = values
+        is_named = isinstance(name, str) and isinstance(fingerprint, str) and _FINGERPRINT.fullmatch(fingerprint)
         is_size = _is_id(size, 1 << 32) and size > 0
-        valid = {
-            "name": isinstance(name, str),
-            "fingerprint": isinstance(fingerprint, str) and _FINGERPRINT.fullmatch(fingerprint) is not None,
-            "vocabulary_size": is_size,
-            "special_tokens": is_size and _are_ids(special, size),
-            "added_tokens": is_size and _are_ids(added, size),
-        }
-        if not all(valid.values()):
-            wrong = ", ".join(what for what, holds in valid.items() if not holds)
-            raise ManifestError(describe(where, "tokenizer", f"without a valid {wrong}", "as in FORMAT.md, section 5"))
+        if not is_named or not is_size or not _are_ids(special, size) or not _are_ids(added, size):
+            raise ManifestError(describe(where, "tokenizer", "malformed", "as in FORMAT.md, section 5"))
         return cls(name, fingerprint, size, dict(special), dict(added))
 
     def to_manifest(self) -> dict[str, Any]:

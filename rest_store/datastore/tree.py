@@ -45,8 +45,8 @@ class TokenTree:
         match: as given.
 
     Raises:
-        TreeError: not 1-D numbers, arrays of unequal length, a parent that does not come before its child, an origin
-            outside 0..255, or a match that is not a length and a count.
+        TreeError: not 1-D numbers, arrays of unequal length, a parent that does not come before its child, or an origin
+            outside 0..255.
     """
 
     __slots__ = ("_origins", "_scores", "match", "packed")
@@ -77,7 +77,7 @@ class TokenTree:
             if not -1 <= parent < node:
                 raise TreeError(describe("draft tree", f"parent of node {node}", parent, f"-1..{node - 1}"))
             depths.append(1 if parent < 0 else depths[parent] + 1)
-        self.match = _match_of(match)
+        self.match = match
         self.packed = b"".join(column.tobytes() for column in (*columns, np.array(depths, dtype=np.int32)))
         self._scores = None if scores is None else _numbers("scores", scores).astype(np.float32).tobytes()
         self._origins = None if origins is None else _integers("origins", origins, np.uint8).tobytes()
@@ -183,14 +183,6 @@ class TokenTree:
     def __repr__(self) -> str:
         depth = int(self.depths.max(initial=0))
         return f"TokenTree({counted(len(self), 'node')}, depth {depth}, match={tuple(self.match)})"
-
-
-def _match_of(values: Iterable[int]) -> SuffixMatch:
-    """Return `values` as a match; raise TreeError unless they are a length and a count."""
-    numbers = _numbers("match", values, "iu", "a length and a count")
-    if numbers.size != 2 or numbers.min() < 0:
-        raise TreeError(describe("draft tree", "match", repr(values), "a length and a count of at least 0"))
-    return SuffixMatch(*numbers.tolist())
 
 
 def _numbers(what: str, values: object, kinds: str = "iuf", expected: str = "1-D numbers") -> npt.NDArray[Any]:

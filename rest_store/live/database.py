@@ -11,7 +11,6 @@ from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME
 from rest_store.errors import LiveFormatError, StorageError, describe
 
 _FORMAT = (1, 0x52535430)  # version and program ("RST0"), as the file says them
-_PAGE_SIZE = 4096  # bytes; SQLite may be built with another default
 _PATIENCE = 5_000  # milliseconds to wait for a lock of SQLite, and for readers of older states
 # `newest` is the number of the newest change, `forgotten` that of the newest removal that is not stored any more. While
 # `unclean`, unused bytes of the file or its log may hold what was deleted.
@@ -30,8 +29,7 @@ CREATE TABLE removals (
     number INTEGER PRIMARY KEY, first INTEGER NOT NULL, last INTEGER NOT NULL, deleted INTEGER NOT NULL);
 CREATE TABLE segments (
     name TEXT PRIMARY KEY, namespace TEXT NOT NULL, first INTEGER NOT NULL, last INTEGER NOT NULL,
-    oldest REAL NOT NULL, newest REAL NOT NULL,
-    tokens_sha256 BLOB NOT NULL, suffixes_sha256 BLOB NOT NULL) WITHOUT ROWID;
+    oldest REAL NOT NULL, newest REAL NOT NULL, sha256 BLOB NOT NULL) WITHOUT ROWID;
 PRAGMA application_id={_FORMAT[1]};
 PRAGMA user_version={_FORMAT[0]}"""
 
@@ -61,7 +59,6 @@ class Database:
                 self._database.execute(f"PRAGMA busy_timeout={_PATIENCE}")
                 self.is_new = self._has_no_tables()
                 if not read_only:
-                    self._database.execute(f"PRAGMA page_size={_PAGE_SIZE}")  # of a new file
                     self._database.execute("PRAGMA journal_mode=WAL")
                     self._database.execute(f"PRAGMA synchronous={'NORMAL' if is_replica else 'FULL'}")
                     self._database.execute("PRAGMA secure_delete=ON")

@@ -11,8 +11,7 @@ from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.errors import DatastoreNotFoundError, LiveFormatError, StorageError, WriterError, describe
 
 _LOCK_NAME = "writer.lock"
-PART_NAME = f".{TOKENIZER_FILE_NAME}.part"  # of the tokenizer's file until it is on disk
-_BEGUN = {_LOCK_NAME, TOKENIZER_FILE_NAME, PART_NAME}  # in a directory that was being begun when the process was killed
+_BEGUN = {_LOCK_NAME, TOKENIZER_FILE_NAME}  # in a directory that was being begun when the process was killed
 
 
 def is_live(path: Path) -> bool:
@@ -42,9 +41,8 @@ def require_live(directory: Path, *, new: bool) -> None:
         raise DatastoreNotFoundError(describe(directory, what, "absent", expected)) from None
     except NotADirectoryError:
         raise DatastoreNotFoundError(describe(directory, what, "a file", "a directory")) from None
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
-        problem = getattr(error, "strerror", error)
-        raise StorageError(f"{directory}: the directory cannot be read ({problem})") from error
+    except OSError as error:
+        raise StorageError(f"{directory}: the directory cannot be read ({error.strerror})") from error
     if MANIFEST_NAME in entries:
         raise LiveFormatError(describe(directory, "datastore", "a frozen one", "a live one, or a new directory"))
     if entries:

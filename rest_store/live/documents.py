@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import json
-import math
 import operator
 import re
 import zlib
@@ -16,7 +15,7 @@ from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import LimitError, LiveFormatError, ManifestError, StorageError, describe
 from rest_store.live.database import SCHEMA, Database
 from rest_store.live.retention import Limits, Retention
-from rest_store.live.upstream import Changes, Document, Removal
+from rest_store.live.upstream import Changes, Document, Removal, is_time
 
 _MOST_REMOVALS = 1 << 16  # that are stored
 _OVERHEAD = 64  # bytes of a change besides its tokens, about
@@ -30,6 +29,7 @@ class SegmentRecord(NamedTuple):
         name: of its files.
         namespace: of its documents.
         oldest: when the first of them was added, in seconds since 1970; `newest`: the last.
+        sha256: of its tokens; the file of its suffixes names them by that, too.
     """
 
     name: str
@@ -38,8 +38,7 @@ class SegmentRecord(NamedTuple):
     last: int
     oldest: float
     newest: float
-    tokens_sha256: bytes
-    suffixes_sha256: bytes
+    sha256: bytes
 
 
 class Documents(Database):
@@ -151,8 +150,35 @@ class Documents(Database):
                 document = Document(*fields)
                 symbols, added = document.symbols, document.added
                 is_sound = isinstance(symbols, bytes) and len(symbols) > 0 and zlib.crc32(symbols) == crc
-                self._require(f"document {document.number}", is_sound and _is_time(added))
+                self._require(f"document {document.number}", is_sound and is_time(added))
                 yield document
+
+    def removals(
+        self, removed: Iterable[int], evicted: Iterable[tuple[str, int, int]], newest: int, *, deleted: bool
+    ) -> list[Removal]:
+        """Return what removes documents that are there, numbered from `newest + 1` on.
+
+        Args:
+            removed: their numbers.
+            evicted: namespace, first and last number of others.
+            newest: number of the change before.
+            deleted: as in `Removal`.
+
+        A removal spans as many of them as there is no other document in between.
+        """
+        numbers = set(removed)
+        between = "SELECT EXISTS (SELECT 1 FROM documents WHERE number > ? AND number < ?)"
+        removals: list[Removal] = []
+        with self._named_errors("read"):
+            for span in evicted:
+                query = "SELECT number FROM documents WHERE namespace = ? AND number BETWEEN ? AND ?"
+                numbers.update(number for (number,) in self._database.execute(query, span))
+            for number in sorted(numbers):
+                if removals and not self._number(between, removals[-1].last, number):
+                    removals[-1] = removals[-1]._replace(last=number)
+                else:
+                    removals.append(Removal(newest + len(removals) + 1, number, number, deleted))
+        return removals
 
     def before(self, epoch: int, namespace: str) -> list[int]:
         """Return the numbers of the documents of a namespace that are of an earlier epoch."""
@@ -177,7 +203,7 @@ class Documents(Database):
         with self._named_errors("read"):
             row = self._database.execute("SELECT added FROM documents ORDER BY number DESC LIMIT 1").fetchone()
         time = 0.0 if row is None else row[0]
-        self._require("the time of a document", _is_time(time))
+        self._require("the time of a document", is_time(time))
         return float(time)
 
     def numbers(self, digests: Iterable[bytes]) -> dict[bytes, int]:
@@ -205,82 +231,36 @@ class Documents(Database):
 
     def commit(
         self,
-        added: Sequence[Document],
-        removed: Iterable[int],
-        evicted: Sequence[tuple[str, int, int]],
+        changes: Changes,
         obsolete: Iterable[SegmentRecord],
         records: Iterable[SegmentRecord],
         *,
-        deleted: bool = False,
-    ) -> int:
-        """Store a change in one transaction.
+        replaces: bool = False,
+    ) -> None:
+        """Store changes in one transaction.
 
         Args:
-            added: documents with numbers greater than that of any change before.
-            removed: numbers of documents.
-            evicted: namespace, first and last number of documents that are evicted.
+            changes: their numbers are greater than that of any change before.
             obsolete: records of segments that are gone.
             records: of those in their place.
-            deleted: whether what is removed was to be deleted.
-
-        Returns:
-            The number of the newest change.
+            replaces: whether nothing that was there before stays; this is then known by the id of the changes.
         """
         with self._transaction("written"):
-            newest = added[-1].number if added else self.newest()
-            self._insert(added)
-            query = "SELECT number FROM documents WHERE namespace = ? AND number BETWEEN ? AND ?"
-            numbers = {number for span in evicted for (number,) in self._database.execute(query, span)}
-            removals = self._removals(sorted(numbers.union(removed)), newest, deleted=deleted)
-            self._store_removals(removals)
-            self._replace_records(obsolete, records)
-            newest = removals[-1].number if removals else newest
-            self._database.execute("UPDATE properties SET newest = ?", (newest,))
-        return newest
-
-    def commit_upstream(
-        self, changes: Changes, obsolete: Iterable[SegmentRecord], records: Iterable[SegmentRecord]
-    ) -> None:
-        """Store changes of an upstream in one transaction; the first of all replace what is there."""
-        with self._transaction("written"):
-            if changes.first == 1:
-                self._database.execute("DELETE FROM documents")
-                self._database.execute("DELETE FROM removals")
-                forgotten = (changes.datastore_id, changes.head)
-                self._database.execute(
-                    "UPDATE properties SET id = ?, forgotten = ?, unclean = unclean OR newest", forgotten
-                )
+            if replaces:
+                for table in ("documents", "removals", "namespaces"):
+                    self._database.execute(f"DELETE FROM {table}")
+                properties = "id = ?, forgotten = ?, unclean = unclean OR newest"
+                self._database.execute(f"UPDATE properties SET {properties}", (changes.datastore_id, changes.head))
             spans = [(removal.first, removal.last) for removal in changes.removed]
             self._database.executemany("DELETE FROM documents WHERE number BETWEEN ? AND ?", spans)
-            self._insert(changes.added)
+            names = {(document.namespace,) for document in changes.added}
+            self._database.executemany("INSERT OR IGNORE INTO namespaces (name) VALUES (?)", names)
+            rows = ((*document, zlib.crc32(document.symbols)) for document in changes.added)
+            self._database.executemany("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
             self._store_removals(changes.removed)
-            self._replace_records(obsolete, records)
+            self._database.executemany("DELETE FROM segments WHERE name = ?", [(record.name,) for record in obsolete])
+            self._database.executemany("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?)", records)
             self._database.execute("UPDATE properties SET newest = ?", (changes.last,))
-
-    def _insert(self, documents: Sequence[Document]) -> None:
-        names = {(document.namespace,) for document in documents}
-        self._database.executemany("INSERT OR IGNORE INTO namespaces (name) VALUES (?)", names)
-        rows = ((*document, zlib.crc32(document.symbols)) for document in documents)
-        self._database.executemany("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?, ?)", rows)
-
-    def _removals(self, numbers: Sequence[int], newest: int, *, deleted: bool) -> list[Removal]:
-        """Remove documents by their numbers, ascending; return what says so, numbered from `newest + 1` on.
-
-        A removal spans as many of them as there is no other document in between.
-        """
-        self._database.executemany("DELETE FROM documents WHERE number = ?", ((number,) for number in numbers))
-        between = "SELECT EXISTS (SELECT 1 FROM documents WHERE number > ? AND number < ?)"
-        removals: list[Removal] = []
-        for number in numbers:
-            if removals and self._database.execute(between, (removals[-1].last, number)).fetchone() == (0,):
-                removals[-1] = removals[-1]._replace(last=number)
-            else:
-                removals.append(Removal(newest + len(removals) + 1, number, number, deleted))
-        return removals
-
-    def _replace_records(self, obsolete: Iterable[SegmentRecord], records: Iterable[SegmentRecord]) -> None:
-        self._database.executemany("DELETE FROM segments WHERE name = ?", [(record.name,) for record in obsolete])
-        self._database.executemany("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?, ?)", records)
 
     def _store_removals(self, removals: Sequence[Removal]) -> None:
         """Store removals of documents that are gone, without the oldest of too many, and what is yet to be cleaned."""
@@ -328,14 +308,9 @@ class Documents(Database):
             raise StorageError(describe(self.path, what, "damaged", "as it was written"))
 
 
-def _is_time(value: object) -> bool:
-    return isinstance(value, float) and math.isfinite(value)
-
-
 def _is_record(row: Sequence[object]) -> bool:
     """Return whether `row` may be a SegmentRecord."""
-    name, namespace, first, last, oldest, newest, *digests = row
+    name, namespace, first, last, oldest, newest, sha256 = row
     numbers = isinstance(first, int) and isinstance(last, int) and first <= last
-    checksums = all(isinstance(digest, bytes) and len(digest) == 32 for digest in digests)
     named = isinstance(name, str) and _SEGMENT_NAME.fullmatch(name) is not None and isinstance(namespace, str)
-    return named and numbers and _is_time(oldest) and _is_time(newest) and checksums
+    return named and numbers and is_time(oldest) and is_time(newest) and isinstance(sha256, bytes)

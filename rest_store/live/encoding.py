@@ -10,13 +10,12 @@ from uuid import uuid4
 
 import numpy as np
 
-from rest_store.datastore.durable import put
+from rest_store.datastore.durable import sync
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.shard import encode_symbols
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.validation import IntSequence, document_ids, document_tokens, label, limit
 from rest_store.errors import DocumentError, StorageError, TokenizerLoadError, describe
-from rest_store.live.directory import PART_NAME
 from rest_store.live.upstream import Document, digest_of
 
 if TYPE_CHECKING:
@@ -99,11 +98,12 @@ def store_tokenizer(tokenizer_json: str | None, directory: Path) -> None:
     Raises:
         StorageError: it cannot be written.
     """
-    path, part = directory / TOKENIZER_FILE_NAME, directory / PART_NAME
+    path = directory / TOKENIZER_FILE_NAME
     try:
         path.unlink(missing_ok=True)  # of a datastore that was being begun
         if tokenizer_json is not None:
-            part.write_text(tokenizer_json, encoding="utf-8")
-            put(part, path)
+            path.write_text(tokenizer_json, encoding="utf-8")
+            sync(path)
+            sync(directory)
     except OSError as error:
         raise StorageError(f"{directory}: the tokenizer cannot be written ({error.strerror})") from error

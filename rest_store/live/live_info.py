@@ -58,7 +58,7 @@ class LiveInfo:
             token_count=sum(segment.token_count for segment in segments),
             document_count=sum(segment.document_count for segment in segments),
             shard_count=len(segments),
-            size=sum(segment.size for segment in segments if segment.record is not None),
+            size=sum(file.raw.size for segment in segments for file in segment.view.files),
             built=_time(max(segment.newest for segment in segments)) if segments else None,
             oldest=_time(min(segment.oldest for segment in segments)) if segments else None,
             max_tokens=retention.max_tokens,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import re
 import threading
 import time
@@ -28,7 +27,7 @@ from rest_store.live.directory import is_live, make_directory
 from rest_store.live.follower import Follower
 from rest_store.live.retention import Limits, Retention
 from rest_store.live.segments import Segments
-from rest_store.live.upstream import Changes, Document, Upstream, digest_of
+from rest_store.live.upstream import Changes, Document, Upstream, digest_of, is_time
 from rest_store.live.writer import Writer
 
 _PATIENCE = 10.0  # seconds until what was changed upstream is visible here, or a cache that is being begun is there
@@ -158,8 +157,9 @@ class Replica:
             if self._stream is None:
                 self.tokenizer.require_same(self._upstream.tokenizer, self.location)
                 self._stream = iter(self._upstream.changes(*writer.position()))
-            changes = self._checked(next(self._stream), self.segments.newest)
-            if changes.added or changes.removed or changes.last != self.segments.newest:
+            newest = self.segments.newest
+            changes = self._checked(next(self._stream), newest)
+            if (changes.first, changes.last) != (newest + 1, newest):
                 writer.apply(changes)
         except BaseException:
             self._stream = None
@@ -169,7 +169,7 @@ class Replica:
     def _checked(self, changes: Changes, after: int) -> Changes:
         """Return changes that may follow number `after`; raise ProtocolError for others."""
         first, last = changes.first, changes.last
-        in_order = first in (1, after + 1) and first - 1 <= last <= changes.head
+        in_order = first in (1, after + 1) and first - 1 <= last <= changes.head < 2**63
         for some in (changes.added, changes.removed):
             numbers = [first - 1, *(change.number for change in some), last + 1]
             in_order = in_order and all(one < other for one, other in pairwise(numbers))
@@ -186,7 +186,7 @@ class Replica:
         width = token_width(self.tokenizer.vocabulary_size)
         for document in documents:
             is_whole = len(document.symbols) > 0 and len(document.symbols) % width == 0
-            is_sound = len(document.digest) == 16 and 0 <= document.epoch < 2**62 and math.isfinite(document.added)
+            is_sound = len(document.digest) == 16 and 0 <= document.epoch < 2**62 and is_time(document.added)
             if not is_whole or not is_sound:
                 raise self._wrong(f"document {document.number}", "malformed", "one with tokens")
         symbols = np.frombuffer(b"".join(document.symbols for document in documents), np.uint8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -107,13 +107,13 @@ class Limits:
         """Return how much a namespace keeps."""
         return self._own.get(namespace, self._default)
 
-    def kept(self, segments: Sequence[Segment], now: float) -> list[Segment]:
+    def kept(self, segments: Sequence[Segment], clock: Clock) -> list[Segment]:
         """Return `segments` without those that are too old, and without the first of those that are too much."""
         kept = []
         totals: Counter[str] = Counter()
         for segment in reversed(segments):
             retention = self.of(segment.namespace)
-            if retention.max_age is not None and segment.oldest <= now - retention.max_age:
+            if retention.max_age is not None and clock.age(segment.oldest) >= retention.max_age:
                 continue
             totals[segment.namespace] += segment.token_count
             if retention.max_tokens is None or totals[segment.namespace] <= retention.max_tokens:
@@ -126,16 +126,34 @@ class Limits:
         return min((some.max_age for some in self._own.values() if some.max_age is not None), default=math.inf)
 
 
-def steady_clock(last: float, longest: float) -> Callable[[], float]:
-    """Return a clock of seconds since 1970 that goes on evenly when the system's is set.
+class Clock:
+    """Seconds since 1970 that go on evenly when the system's clock is set, and the ages of documents by them.
 
-    It goes on from `last`, the time of the newest document, if the system's clock is behind that, or so far ahead that
+    They go on from `last`, the time of the newest document, if the system's clock is behind that, or so far ahead that
     all documents would be too old: `longest` seconds or more. Then the clock is wrong, or the machine was off for long;
     nobody can tell which, and documents that are kept for too long do less harm than documents that are lost.
+
+    Where they are ahead of the system's clock by less than `longest`, that was ahead when the newest documents were
+    added: their times are in the future, which counts as now, and the documents before them are younger by as much.
     """
-    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # the first goes on while a laptop sleeps
-    now = time.time()
-    if last and not last <= now < last + longest:
-        now = last
-    offset = now - time.clock_gettime(clock)
-    return lambda: offset + time.clock_gettime(clock)
+
+    def __init__(self, last: float, longest: float) -> None:
+        now = time.time()
+        self._longest = longest
+        self._began = last if last and not last <= now < last + longest else now
+        self._offset = self._began - _even_seconds()
+
+    def now(self) -> float:
+        """Return the time that a document has which is added now."""
+        return self._offset + _even_seconds()
+
+    def age(self, added: float) -> float:
+        """Return the seconds since a document was added."""
+        ahead = self.now() - time.time()
+        if added < self._began and 0 < ahead < self._longest:
+            added = min(added + ahead, self._began)
+        return self.now() - added
+
+
+def _even_seconds() -> float:
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))  # the first counts sleep, too

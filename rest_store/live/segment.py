@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 import numpy as np
-import numpy.typing as npt
 
 from build_index.suffix_array import sorted_suffixes
-from rest_store.datastore.header import (
-    TAIL_SIZE,
-    SuffixesHeader,
-    TokensHeader,
-    entry_bits,
-    separator_id,
-    token_width,
-)
-from rest_store.datastore.shard import Shard
-from rest_store.datastore.shard_view import ShardView
+from rest_store.datastore.header import TAIL_SIZE, TokensHeader, entry_bits, separator_id, token_width
+from rest_store.datastore.shard import Shard, ShardView, write_file, write_suffixes
 from rest_store.errors import ChecksumError, StorageError, describe
 from rest_store.live.documents import SegmentRecord
 from rest_store.live.upstream import Document
-
-Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,11 +53,6 @@ class Segment:
     def document_count(self) -> int:
         """Documents, each of which has a separator."""
         return self.view.position_count - self.view.entry_count
-
-    @property
-    def size(self) -> int:
-        """Bytes of the shard, without headers."""
-        return self.view.symbols.nbytes + self.view.keys.nbytes + self.view.entries.nbytes
 
 
 def sorted_segment(documents: Sequence[Document], vocabulary_size: int, memtable: Segment | None = None) -> Segment:
@@ -127,31 +109,26 @@ def write_segment(segment: Segment, directory: Path, vocabulary_size: int) -> Se
         StorageError: the files cannot be written; what was written of them is removed.
     """
     name = f"segment-{uuid4().hex}"
-    tokens, suffixes = write_shard(segment.view, directory, name, vocabulary_size)
-    span = segment.namespace, segment.first, segment.last, segment.oldest, segment.newest
-    record = SegmentRecord(name, *span, tokens, suffixes)
+    sha256 = write_shard(segment.view, directory, name, vocabulary_size)
+    record = SegmentRecord(name, segment.namespace, segment.first, segment.last, segment.oldest, segment.newest, sha256)
     return open_segment(directory, record, vocabulary_size)
 
 
-def write_shard(
-    view: ShardView, directory: Path, name: str, vocabulary_size: int, *, durable: bool = False
-) -> tuple[bytes, bytes]:
+def write_shard(view: ShardView, directory: Path, name: str, vocabulary_size: int, *, durable: bool = False) -> bytes:
     """Write an ordinary shard, flushed to disk if it is to be `durable`; raises as `write_segment`.
 
     Returns:
-        The SHA-256 of the tokens and of the suffixes.
+        The SHA-256 of its tokens.
     """
-    symbols, entries = view.symbols[:-TAIL_SIZE], view.entries[:-TAIL_SIZE]
-    documents = view.position_count - view.entry_count
+    sha256 = hashlib.sha256(view.symbols[:-TAIL_SIZE].data).digest()
+    tokens = TokensHeader(vocabulary_size, view.position_count, view.position_count - view.entry_count, sha256)
     try:
-        tokens = TokensHeader(vocabulary_size, view.position_count, documents, _sha256(symbols))
-        _write(directory / f"{name}.tokens", tokens.pack(), view.symbols, durable=durable)
-        suffixes = SuffixesHeader(view.bits, view.entry_count, _sha256(view.keys, entries), tokens.sha256)
-        _write(directory / f"{name}.suffixes", suffixes.pack(), view.keys, view.entries, durable=durable)
+        write_file(directory / f"{name}.tokens", tokens.pack(), view.symbols, durable=durable)
+        write_suffixes(directory / f"{name}.suffixes", tokens, view.keys.view("<u8"), view.entries, durable=durable)
     except OSError as error:
         remove_files(directory, name)
         raise StorageError(f"{directory / name}: a segment cannot be written ({error.strerror or error})") from error
-    return tokens.sha256, suffixes.sha256
+    return sha256
 
 
 def open_segment(directory: Path, record: SegmentRecord, vocabulary_size: int, *, verify: bool = False) -> Segment:
@@ -168,10 +145,10 @@ def open_segment(directory: Path, record: SegmentRecord, vocabulary_size: int, *
     """
     shard = Shard.open(directory, record.name)
     shard.require_vocabulary(vocabulary_size)
-    for file, expected in ((shard.tokens, record.tokens_sha256), (shard.suffixes, record.suffixes_sha256)):
-        found = _sha256(file.payload) if verify else file.header.sha256
-        if found != expected:
-            raise ChecksumError(describe(file.path, "SHA-256 of the payload", found.hex(), expected.hex()))
+    if (found := shard.tokens.header.sha256) != record.sha256:
+        raise ChecksumError(describe(shard.tokens.path, "SHA-256 of the payload", found.hex(), record.sha256.hex()))
+    if verify:
+        shard.require_checksums()
     span = record.first, record.last, record.oldest, record.newest
     return Segment(*span, shard.view, record, record.namespace)
 
@@ -180,20 +157,3 @@ def remove_files(directory: Path, name: str) -> None:
     """Remove the files of a segment, as far as they are there; raises OSError."""
     for kind in ("tokens", "suffixes"):
         (directory / f"{name}.{kind}").unlink(missing_ok=True)
-
-
-def _write(path: Path, header: bytes, *parts: Bytes, durable: bool) -> None:
-    with path.open("wb") as file:
-        file.write(header)
-        for part in parts:
-            file.write(part.data)
-        if durable:
-            file.flush()
-            os.fsync(file.fileno())
-
-
-def _sha256(*parts: npt.NDArray[Any]) -> bytes:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part.data)
-    return digest.digest()

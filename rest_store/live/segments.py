@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from rest_store.datastore.header import TAIL_SIZE, token_width
-from rest_store.datastore.shard_view import ShardView
+from rest_store.datastore.shard import ShardView
 from rest_store.datastore.store import Snapshot
 from rest_store.errors import DatastoreError
 from rest_store.live.documents import Documents
@@ -114,12 +114,6 @@ class Segments:
     def in_files(self) -> tuple[Segment, ...]:
         """The segments in files."""
         return tuple(segment for segment in self.all if segment.record is not None)
-
-    def replaced(self, run: Sequence[Segment], new: Segment) -> list[Segment] | None:
-        """Return all segments with `new` in the place of `run`, of one namespace; None if some are gone."""
-        if not set(run) <= set(self.all):
-            return None
-        return [new if segment is run[0] else segment for segment in self.all if segment not in run[1:]]
 
 
 def by_namespace(items: Iterable[Item]) -> dict[str, list[Item]]:

@@ -34,6 +34,11 @@ class Document(NamedTuple):
     symbols: bytes
 
 
+def is_time(value: object) -> bool:
+    """Return whether `value` may be seconds since 1970, of a year that dates can have."""
+    return isinstance(value, float) and 0 <= value < 2.5e11
+
+
 def digest_of(id: str, namespace: str) -> bytes:
     """Return what stands for an id of a namespace; the id itself is not stored."""
     return hashlib.blake2b(f"{namespace}\0{id}".encode(), digest_size=16).digest()

@@ -19,7 +19,7 @@ from rest_store.live.compaction import BACKLOG, STALL, segments_to_merge
 from rest_store.live.directory import is_restored, take_writer_lock
 from rest_store.live.documents import Documents, SegmentRecord
 from rest_store.live.encoding import store_tokenizer
-from rest_store.live.retention import Limits, Retention, steady_clock
+from rest_store.live.retention import Clock, Limits, Retention
 from rest_store.live.segment import Segment, remove_files, sorted_segment, write_segment
 from rest_store.live.segments import Segments, by_namespace
 from rest_store.live.upstream import Changes, Document, digest_of
@@ -69,7 +69,6 @@ class Writer:
         self._lock = Lock()  # held for a change, which is short
         self._closed = False
         self._may_differ_from_disk = False
-        self._newest = 0  # number of the newest change
         self._records: list[SegmentRecord] = []  # that are stored
         self._settled: Sequence[Segment] = ()  # segments beside which nothing is to be done
         restored = is_restored(directory)
@@ -87,7 +86,7 @@ class Writer:
                 self._documents.rename()
             self._documents.set_limits("", retention)
             self.limits = self._documents.limits()
-            self._clock = steady_clock(self._documents.last_time(), self.limits.least_age)
+            self._clock = Clock(self._documents.last_time(), self.limits.least_age)
             # For the holder of `_sorting`:
             self._beside = resources.enter_context(closing(Documents(directory, read_only=True)))
             self._vocabulary_size = self.tokenizer.vocabulary_size
@@ -162,8 +161,7 @@ class Writer:
 
     def position(self) -> tuple[int, str]:
         """Return the number of the newest change that a replica has, and the id of the datastore that it is from."""
-        with self._lock:
-            self._require_open()
+        with self._change():
             return self._documents.newest(), self._documents.datastore_id()
 
     def apply(self, changes: Changes) -> None:
@@ -248,9 +246,9 @@ class Writer:
             del documents
             try:
                 with self._change():
-                    present = self.segments.replaced(run, new)
-                    if present is not None:
-                        self._store(present)
+                    if set(run) <= set(self.segments.all):
+                        rest = (segment for segment in self.segments.all if segment not in run[1:])
+                        self._store([new if segment is run[0] else segment for segment in rest])
             finally:
                 self._remove_files([new.record.name] if new.record else ())
             return True
@@ -283,7 +281,6 @@ class Writer:
 
     def _load(self, *, verify: bool = False) -> None:
         """Publish what is stored; sort anew what is damaged or missing of the segments in files."""
-        self._newest = self._documents.newest()
         self._records = self._documents.records()
         segments = list(self.segments.stored(self._directory, self._documents, self.limits, verify=verify))
         last = {segment.namespace: segment for segment in segments}
@@ -295,11 +292,10 @@ class Writer:
         """Number, sort, store and publish those of `documents` that are new; return their digests."""
         stored = self._documents.numbers(document.digest for document in documents)
         new: dict[bytes, Document] = {}
-        now = self._clock()
+        newest, now = self._documents.newest(), self._clock.now()
         for document in documents:
             if document.digest not in stored and document.digest not in new:
-                number = self._newest + len(new) + 1
-                new[document.digest] = document._replace(number=number, added=now)
+                new[document.digest] = document._replace(number=newest + len(new) + 1, added=now)
         if new:
             segments, added = list(self.segments.all), list(new.values())
             self._append(segments, added)
@@ -359,20 +355,26 @@ class Writer:
             upstream: changes of the upstream, instead of others.
         """
         present = self._kept(segments)
-        evicted = [(some.namespace, some.first, some.last) for some in set(segments).difference(present)]
         records = [segment.record for segment in present if segment.record is not None]
         new, obsolete = set(records) - set(self._records), set(self._records) - set(records)
         try:
-            if upstream is None:
-                newest = self._documents.commit(added, removed, evicted, obsolete, new, deleted=deleted)
-            else:
-                self._documents.commit_upstream(upstream, obsolete, new)
-                newest = upstream.last
+            changes = upstream
+            if changes is None:
+                gone = set(segments).difference(present)
+                if gone.intersection(segments[-1:]):  # a limit that was set meanwhile is less than what is added
+                    added = ()
+                newest = added[-1].number if added else self._documents.newest()
+                evicted = [(some.namespace, some.first, some.last) for some in gone]
+                removals = self._documents.removals(removed, evicted, newest, deleted=deleted)
+                newest = removals[-1].number if removals else newest
+                changes = Changes("", 0, newest, newest, added, removals)
+            is_whole = upstream is not None and upstream.first == 1
+            self._documents.commit(changes, obsolete, new, replaces=is_whole)
         except BaseException:
             self._remove_files(record.name for record in new)
             raise
-        self._newest, self._records = newest, records
-        self.segments.set(present, newest)
+        self._records = records
+        self.segments.set(present, changes.last)
         self._remove_files(record.name for record in obsolete)  # whoever still reads them has them mapped
 
     # --- For whoever holds either lock --------------------------------------------------------------------------------
@@ -387,7 +389,7 @@ class Writer:
 
     def _kept(self, segments: Sequence[Segment]) -> list[Segment]:
         """Return what is neither too old nor too much; a replica keeps what the upstream keeps."""
-        return list(segments) if self._location else self.limits.kept(segments, self._clock())
+        return list(segments) if self._location else self.limits.kept(segments, self._clock)
 
     def _remove_files(self, names: Iterable[str]) -> None:
         """Remove files of segments that are not stored; those that cannot be removed stay until the next opening."""

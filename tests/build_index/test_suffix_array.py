@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from build_index import suffix_array as module
 from build_index.suffix_array import max_positions, peak_bytes, sorted_suffixes
 from rest_store.datastore.header import MAX_POSITIONS, TAIL_SIZE, entry_bits, separator_id, token_width
-from rest_store.datastore.shard import encode_symbols, gather_entries
+from rest_store.datastore.shard import encode_symbols
 from tests.shared import strategies
 
 
@@ -24,7 +24,7 @@ def sort(symbols, vocabulary_size):
     payload = encode_symbols(symbols, vocabulary_size) + bytes(TAIL_SIZE)
     count = int(np.count_nonzero(symbols != separator_id(vocabulary_size)))
     keys, entries = sorted_suffixes(np.frombuffer(payload, np.uint8), token_width(vocabulary_size), count)
-    order = gather_entries(entries, entry_bits(len(symbols)), np.arange(count))
+    order = strategies.gather_entries(entries, entry_bits(len(symbols)), np.arange(count))
     places = (order[::64] * token_width(vocabulary_size)).tolist()
     expected = [int.from_bytes(payload[place : place + 8], "big") for place in places]
     assert keys.tolist() == expected

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import struct
 import tempfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rest_store.datastore import check
+from build_index.suffix_array import sorted_suffixes
 from rest_store.datastore.check import check_datastore
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.header import separator_id, token_width
@@ -25,6 +23,7 @@ from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import (
     ChecksumError,
     DatastoreError,
+    MemoryBudgetError,
     MissingShardError,
     ShardHeaderError,
     SuffixOrderError,
@@ -35,6 +34,8 @@ from tests.shared.strategies import (
     corpora,
     edit_file,
     edit_manifest,
+    entries_of,
+    keys_of,
     pack_entries,
     refused,
     seal_datastore,
@@ -42,7 +43,6 @@ from tests.shared.strategies import (
 )
 
 WIDTHS = pytest.mark.parametrize("vocabulary_size", [300, 70_000])
-FULL = pytest.mark.parametrize("full", [False, True], ids=["sampled", "full"])
 
 
 def corpus_of(vocabulary_size: int) -> Corpus:
@@ -61,31 +61,12 @@ def directory(tmp_path: Path, vocabulary_size: int) -> Path:
 def test_valid_datastores_are_accepted(corpus: Corpus, full: bool) -> None:
     announced: list[str] = []
     with tempfile.TemporaryDirectory() as directory:
-        store = check_datastore(write_datastore(Path(directory), corpus), full=full, announce=announced.append)
+        store = check_datastore(
+            write_datastore(Path(directory), corpus), sort=sorted_suffixes if full else None, announce=announced.append
+        )
         assert store.manifest.token_count == sum(map(len, corpus.documents))
-    stages = ["checksums", "symbols", "keys", "suffix order"]
+    stages = ["checksums", "symbols", "suffixes"] if full else ["checksums"]
     assert announced == [f"shard-{shard:05d} {stage}" for shard in range(len(corpus.shards)) for stage in stages]
-
-
-def test_large_shards_are_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sample of the ranks is compared; with `full`, all of them."""
-    rng = np.random.default_rng(1)
-    write_datastore(tmp_path, Corpus(300, [[rng.integers(0, 300, 3_000).tolist()]]))
-    monkeypatch.setattr(check, "SAMPLES", 100)
-    monkeypatch.setattr(check, "_BLOCK", 512)  # several blocks at every stage
-    compared: list[int] = []
-    compare = check._compare_neighbours
-
-    def count(shard: Shard, ranks: np.ndarray[tuple[int], np.dtype[np.int64]], symbols: int) -> None:
-        compared.extend(ranks.tolist())
-        compare(shard, ranks, symbols)
-
-    monkeypatch.setattr(check, "_compare_neighbours", count)
-    check_datastore(tmp_path)
-    assert 50 < len(set(compared)) == len(compared) <= 100
-    compared.clear()
-    check_datastore(tmp_path, full=True)
-    assert compared == list(range(2_999))
 
 
 # Faults that checksums reveal.
@@ -132,39 +113,22 @@ def test_a_missing_tokenizer(tmp_path: Path) -> None:
     check_datastore(tmp_path)
 
 
-@FULL
 @WIDTHS
 @pytest.mark.parametrize(
     ("kind", "offset"), [("tokens", 256), ("tokens", -20), ("suffixes", 256), ("suffixes", 279), ("suffixes", -9)]
 )
-def test_a_flipped_bit_in_a_payload(directory: Path, full: bool, kind: str, offset: int) -> None:
+def test_a_flipped_bit_in_a_payload(directory: Path, kind: str, offset: int) -> None:
     """In symbols, keys, entries, and the unused bits after the last entry."""
     path = directory / f"shard-00001.{kind}"
 
-    def flip(data: bytearray) -> None:
-        data[offset] ^= 0x10
-
     before = path.read_bytes()[48:80].hex()
-    edit_file(path, flip)
+    edit_file(path, lambda data: data.__setitem__(offset, data[offset] ^ 0x10))
     assert Datastore.open(directory)
-    message = refused(ChecksumError, lambda: check_datastore(directory, full=full), f"{path}: SHA-256 of the payload")
+    message = refused(ChecksumError, lambda: check_datastore(directory), f"{path}: SHA-256 of the payload")
     assert message.endswith(f"expected {before}")
 
 
 # Faults with correct checksums, as a faulty writer would make them.
-
-
-def change_entries(directory: Path, change: Callable[[list[int]], object], *, keys: bool = True) -> None:
-    """Change the suffix array of the last shard and its keys accordingly."""
-    shard = Shard.open(directory, "shard-00001")
-    entries = shard.suffixes.entries(0, shard.suffixes.header.entry_count).tolist()
-    change(entries)
-    limit, bits = shard.tokens.header.position_count, shard.suffixes.header.bits
-    sampled = shard.tokens.keys(np.minimum(entries[::64], limit - 1)) if keys else shard.suffixes.keys.copy()
-    payload = sampled.astype("<u8").tobytes() + pack_entries(entries, bits)
-    edit_file(shard.suffixes.path, lambda data: data.__setitem__(slice(256, -8), payload))
-    seal_datastore(directory)
-    assert Datastore.open(directory)
 
 
 def change_symbols(directory: Path, vocabulary_size: int, position: int, symbol: int) -> None:
@@ -176,125 +140,59 @@ def change_symbols(directory: Path, vocabulary_size: int, position: int, symbol:
     assert Datastore.open(directory)
 
 
-def swap(entries: list[int]) -> None:
-    entries[70], entries[71] = entries[71], entries[70]
-
-
-ENTRY_FAULTS: dict[str, tuple[Callable[[list[int]], object], str]] = {
-    "two neighbours out of order": (
-        swap,
-        "suffix at rank 71 is not after that at rank 70, expected in ascending order",
-    ),
-    "two equal neighbours": (
-        lambda entries: entries.__setitem__(100, entries[99]),
-        "suffix at rank 100 is not after that at rank 99, expected in ascending order",
-    ),
-    "an entry beyond the last position": (
-        lambda entries: entries.__setitem__(5, 133),
-        "an entry is 133, expected below 133",
-    ),
-    "a sampled entry beyond the last position": (
-        lambda entries: entries.__setitem__(64, 255),
-        "an entry is 255, expected below 133",
-    ),
-    "an entry at a separator": (
-        lambda entries: entries.__setitem__(5, 132),
-        "suffix at rank 6 is not after that at rank 5, expected in ascending order",
-    ),
-}
-
-
-@FULL
 @WIDTHS
-@pytest.mark.parametrize("fault", ENTRY_FAULTS)
-def test_a_wrong_entry(directory: Path, full: bool, fault: str) -> None:
-    change, expected = ENTRY_FAULTS[fault]
-    change_entries(directory, change)
+@pytest.mark.parametrize(("offset", "what"), [(256, "key 0"), (279, "key 2"), (280, "byte 0"), (-9, "byte 135")])
+def test_a_wrong_suffix_array(directory: Path, offset: int, what: str) -> None:
+    """In keys, entries, and the unused bits after the last entry."""
     path = directory / "shard-00001.suffixes"
-    message = refused(SuffixOrderError, lambda: check_datastore(directory, full=full))
-    assert message == f"{path}: {expected}"
-
-
-@FULL
-@WIDTHS
-def test_an_entry_at_a_separator_that_is_in_order(directory: Path, full: bool) -> None:
-    """The greatest suffix of all."""
-    change_entries(directory, lambda entries: entries.__setitem__(-1, 132))
-    expected = "shard-00001.suffixes: the last entry is a separator's, expected a token's position"
-    refused(SuffixOrderError, lambda: check_datastore(directory, full=full), expected)
-
-
-def test_a_full_check_compares_long_equal_suffixes_to_their_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A sampled check compares a limited number of symbols."""
-    write_datastore(tmp_path, Corpus(300, [[[1]], [[7] * 60]]))
-    monkeypatch.setattr(check, "_EQUAL_AT_MOST", 16)
-    change_entries(tmp_path, lambda entries: entries.__setitem__(1, entries[0]))
-    check_datastore(tmp_path)
-    message = refused(SuffixOrderError, lambda: check_datastore(tmp_path, full=True))
-    assert message.endswith("suffix at rank 1 is not after that at rank 0, expected in ascending order")
-
-
-@FULL
-@WIDTHS
-@pytest.mark.parametrize("key", [0, 2])
-def test_a_wrong_key(directory: Path, full: bool, key: int) -> None:
-    edit_file(
-        directory / "shard-00001.suffixes", lambda data: struct.pack_into("<Q", data, 256 + 8 * key, 0x0102030405060708)
-    )
+    edit_file(path, lambda data: data.__setitem__(offset, data[offset] ^ 0x10))
     seal_datastore(directory)
-    message = refused(SuffixOrderError, lambda: check_datastore(directory, full=full))
-    assert f"key {key} is 0x0102030405060708, expected the first bytes of its suffix" in message
+    check_datastore(directory)
+    expected = f"{path}: {what} of the suffix array is "
+    refused(SuffixOrderError, lambda: check_datastore(directory, sort=sorted_suffixes), expected)
 
 
-@FULL
+def test_too_little_memory_to_sort_is_named(tmp_path: Path) -> None:
+    def sort(*_: object) -> Any:
+        raise MemoryError
+
+    write_datastore(tmp_path, corpus_of(300))
+    with pytest.raises(MemoryBudgetError, match=r"shard-00000\.tokens: there is not enough memory to sort it again"):
+        check_datastore(tmp_path, sort=sort)
+
+
 @WIDTHS
-def test_a_symbol_outside_the_vocabulary(directory: Path, vocabulary_size: int, full: bool) -> None:
+def test_a_symbol_outside_the_vocabulary(directory: Path, vocabulary_size: int) -> None:
     for symbol in (vocabulary_size, separator_id(vocabulary_size) - 1):
         change_symbols(directory, vocabulary_size, 17, symbol)
-        message = refused(ShardHeaderError, lambda: check_datastore(directory, full=full), "shard-00001.tokens: ")
+        message = refused(ShardHeaderError, lambda: check_datastore(directory, sort=sorted_suffixes))
         expected = f"0..{vocabulary_size - 1} or the separator"
-        assert message.endswith(f"symbol at position 17 is {symbol}, expected {expected}")
+        assert message.endswith(f"shard-00001.tokens: symbol at position 17 is {symbol}, expected {expected}")
 
 
-@FULL
-@WIDTHS
-@pytest.mark.parametrize("position", [0, 99, 101])
-def test_an_empty_document(directory: Path, vocabulary_size: int, full: bool, position: int) -> None:
-    """Two adjacent separators, or one at the start."""
-    change_symbols(directory, vocabulary_size, position, separator_id(vocabulary_size))
-    message = refused(ShardHeaderError, lambda: check_datastore(directory, full=full), "shard-00001.tokens: ")
-    assert message.endswith("a document near position 0 is empty, expected at least one token")
-
-
-@FULL
 @WIDTHS
 @pytest.mark.parametrize(("position", "count"), [(50, 4), (100, 2)])
-def test_a_wrong_number_of_separators(
-    directory: Path, vocabulary_size: int, full: bool, position: int, count: int
-) -> None:
+def test_a_wrong_number_of_separators(directory: Path, vocabulary_size: int, position: int, count: int) -> None:
     symbol = separator_id(vocabulary_size) if count == 4 else 1
     change_symbols(directory, vocabulary_size, position, symbol)
-    message = refused(ShardHeaderError, lambda: check_datastore(directory, full=full))
+    message = refused(ShardHeaderError, lambda: check_datastore(directory, sort=sorted_suffixes))
     assert message.endswith(f"shard-00001.tokens: number of separators is {count}, expected 3")
 
 
 @settings(max_examples=40)
-@given(data=st.data(), corpus=corpora(), full=st.booleans())
-def test_any_other_order_of_the_entries_is_refused(data: st.DataObject, corpus: Corpus, full: bool) -> None:
-    """In small datastores all neighbours are compared, with or without `full`."""
+@given(data=st.data(), corpus=corpora())
+def test_any_other_order_of_the_entries_is_refused(data: st.DataObject, corpus: Corpus) -> None:
     places = [place for place, documents in enumerate(corpus.shards) if sum(map(len, documents)) > 1]
     if not places:
         return
     with tempfile.TemporaryDirectory() as name:
         directory = write_datastore(Path(name), corpus)
         shard = Shard.open(directory, f"shard-{data.draw(st.sampled_from(places)):05d}")
-        entries = shard.suffixes.entries(0, shard.suffixes.header.entry_count).tolist()
+        entries = entries_of(shard)
         other = data.draw(st.permutations(entries).filter(lambda order: order != entries))
-        payload = shard.tokens.keys(np.array(other[::64])).astype("<u8").tobytes()
+        payload = keys_of(shard.tokens, other[::64]).astype("<u8").tobytes()
         payload += pack_entries(other, shard.suffixes.header.bits)
         edit_file(shard.suffixes.path, lambda file: file.__setitem__(slice(256, -8), payload))
         seal_datastore(directory)
         with pytest.raises(SuffixOrderError):
-            check_datastore(directory, full=full)
+            check_datastore(directory, sort=sorted_suffixes)

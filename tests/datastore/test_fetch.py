@@ -232,7 +232,7 @@ def test_a_place_that_is_away_costs_freshness_alone(
         fetch(reader, tmp_path / "cache")
 
 
-def test_a_full_disk_is_named_and_what_arrived_is_kept(
+def test_a_disk_that_is_full_or_cannot_be_written_is_named_and_what_arrived_is_kept(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path) -> None:
@@ -244,9 +244,6 @@ def test_a_full_disk_is_named_and_what_arrived_is_kept(
     monkeypatch.undo()
     assert partial(tmp_path)
     assert contents(fetch(Reader(source), tmp_path)) == contents(source)
-
-
-def test_a_cache_that_cannot_be_written_is_named(source: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(FetchError, match=r"^far:1/ds: no copy can be kept in .*file \(Not a directory\)"):
         fetch(Reader(source), tmp_path / "file")

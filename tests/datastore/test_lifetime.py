@@ -63,7 +63,7 @@ from rest_store.datastore.datastore import Datastore
 from rest_store.drafting.session import DraftSession
 DraftSession([])
 before = len(os.listdir("/proc/self/fd"))
-stores = [Datastore.open(sys.argv[1]), check_datastore(sys.argv[1], full=True)]
+stores = [Datastore.open(sys.argv[1]), check_datastore(sys.argv[1])]
 session = DraftSession(stores, prompt=[1])
 session.draft(4)
 print(len(os.listdir("/proc/self/fd")) - before)

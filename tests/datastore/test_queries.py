@@ -1,4 +1,4 @@
-"""The kernel gives the answers of brute force and of the oracle, whatever the layout and the number of threads."""
+"""The kernel gives the answers of the oracle, whatever the layout and the number of threads."""
 
 from __future__ import annotations
 
@@ -14,16 +14,12 @@ from hypothesis import strategies as st
 
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.tree import TokenTree
-from tests.datastore.reference import Reference
+from tests.shared.oracle import Oracle
 from tests.shared.strategies import (
     Corpus,
-    brute_count,
-    brute_draft,
-    brute_match,
     contexts,
     corpora,
     open_datastore,
-    paths,
     zipf_corpus,
 )
 
@@ -42,7 +38,7 @@ def crowded_corpora(draw: st.DrawFn) -> Corpus:
 
 
 @given(data=st.data())
-def test_answers_are_those_of_brute_force(data: st.DataObject) -> None:
+def test_answers_are_those_of_the_oracle(data: st.DataObject) -> None:
     corpus = data.draw(st.one_of(crowded_corpora(), corpora(max_shards=SHARDS)))
     limits = {
         "max_nodes": data.draw(st.sampled_from([1, 2, 5, 16, 64, 1024])),
@@ -54,17 +50,13 @@ def test_answers_are_those_of_brute_force(data: st.DataObject) -> None:
     queries += [[token] for token in absent[:1]] + queries[:2]  # one that does not match, and some repeated
     with tempfile.TemporaryDirectory() as directory:
         store = open_datastore(Path(directory), corpus)
-        oracle = Reference(store)
+        oracle = Oracle(corpus)
         trees = store.draft_batch(queries, **limits)
         for context, tree in zip(queries, trees, strict=True):
             assert tree == store.draft(context, **limits) == oracle.draft(context, **limits)
-            match = brute_match(corpus, context, limits["max_suffix"])
-            assert store.longest_suffix_match(context, max_suffix=limits["max_suffix"]) == match
-            assert tree.match == match
-            assert paths(tree) == brute_draft(corpus, context, **limits)
+            assert store.longest_suffix_match(context, max_suffix=limits["max_suffix"]) == tree.match
             assert tree == TokenTree(tree.tokens, tree.parents, tree.counts, match=tree.match)
-            piece = context[:64]
-            assert store.count(piece) == brute_count(corpus, piece) == oracle.count(piece)
+            assert store.count(context[:64]) == oracle.count(context[:64])
 
 
 @pytest.mark.parametrize("shards", [1, 2, 7])
@@ -73,7 +65,7 @@ def test_heavy_matches_are_exact(tmp_path: Path, shards: int, alphabet: int, voc
     """Matches with many more occurrences than are read: tests which ranks may be left out."""
     corpus = zipf_corpus(shards + alphabet, 40_000, alphabet, vocabulary_size, shards)
     store = open_datastore(tmp_path, corpus)
-    oracle = Reference(store)
+    oracle = Oracle(corpus)
     rng = np.random.default_rng(0)
     asked = 0
     for document in corpus.documents[:: max(1, len(corpus.documents) // 6)]:
@@ -92,8 +84,8 @@ def test_a_run_of_one_token_is_answered_exactly(tmp_path: Path, length: int) -> 
     """Nearly all continuations are equal and fewer than `max_nodes`: the rare ones must not be missed."""
     corpus = Corpus(300, [[[7] * 30_000], [[7] * 5_000 + [8], [7, 9], [200] + [7] * 100]])
     store = open_datastore(tmp_path, corpus)
-    tree = store.draft([7] * length, max_suffix=64, max_depth=3)
-    assert paths(tree) == brute_draft(corpus, [7] * length, 64, 64, 3)
+    limits = {"max_suffix": 64, "max_depth": 3}
+    assert store.draft([7] * length, **limits) == Oracle(corpus).draft([7] * length, **limits)
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +137,7 @@ def test_trees_that_are_kept_are_those_of_their_limits(tmp_path: Path) -> None:
     tokens = sorted(counts, key=counts.__getitem__)[-60:]
     trees = [store.draft([token], max_nodes=size, max_depth=2) for size in range(1, 600) for token in tokens]
     assert sum(len(tree.packed) for tree in trees) > 16 << 20
-    oracle = Reference(store)
+    oracle = Oracle(corpus)
     for number in range(0, len(trees), 997):
         limits = {"max_nodes": number // len(tokens) + 1, "max_depth": 2}
         context = [tokens[number % len(tokens)]]
@@ -176,21 +168,3 @@ def test_threads_whose_first_queries_coincide_get_equal_trees(layouts: tuple[Cor
 
         in_threads(ask)
         assert answers == [expected] * 4
-
-
-def test_the_kernel_checks_its_own_bounds(tmp_path: Path) -> None:
-    """It does not rely on the checks of `Datastore`."""
-    kernel = open_datastore(tmp_path, Corpus(300, [[[1, 2, 3] * 60]])).kernel
-    for max_nodes, max_depth in ((1025, 1), (1, 33), (0, 1), (1, 0)):
-        with pytest.raises(ValueError, match="limit out of range"):
-            kernel.draft([1], max_nodes, max_depth)
-    for tokens in ([], [1] * 65):
-        with pytest.raises(ValueError, match="number of tokens out of range"):
-            kernel.longest_suffix_match(tokens)
-    with pytest.raises(ValueError, match="number of tokens out of range"):
-        kernel.count([1] * 97)
-    with pytest.raises(ValueError, match="token outside the vocabulary"):
-        kernel.count([300])
-    for value in (None, 5, "text", [-1], [1.5], [2**32]):
-        with pytest.raises(TypeError):
-            kernel.draft(value, 1, 1)  # type: ignore[arg-type]

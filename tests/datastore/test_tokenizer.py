@@ -153,7 +153,7 @@ def test_the_manifest_gives_the_identity_back(identity):
     ids=str,
 )
 def test_a_bad_field_of_the_manifest_is_refused(identity, change):
-    expected = f"^ds/manifest.json: tokenizer is without a valid .*{next(iter(change))}.*, expected as in FORMAT.md"
+    expected = "^ds/manifest.json: tokenizer is malformed, expected as in FORMAT.md"
     with pytest.raises(ManifestError, match=expected):
         TokenizerIdentity.from_manifest({**identity.to_manifest(), **change}, "ds/manifest.json")
 
@@ -162,31 +162,24 @@ def test_the_same_tokenizer_by_another_name_is_accepted(bpe, identity):
     identity.require_same(identity_from(bpe, "another name"), "ds/")
 
 
-def test_another_vocabulary_size_is_named(identity):
-    other = identity_from(serialized(word_level(9)), "words")
+def mismatch(identity, fields):
+    """The message that refuses a tokenizer."""
     with pytest.raises(TokenizerMismatchError) as error:
-        identity.require_same(other, "ds/")
-    expected = f"ds/: tokenizer 'words' is one with a vocabulary of 9, expected {identity.vocabulary_size} as in 'tiny'"
-    assert str(error.value) == expected
+        identity.require_same(identity_from(fields, "other"), "ds/")
+    return str(error.value)
 
 
-def test_different_added_tokens_are_named(bpe, identity):
-    changed = copy.deepcopy(bpe)
-    _rename_an_added_token(changed)
-    other = identity_from(changed, "changed")
+def test_what_differs_is_named(bpe, identity):
+    expected = f"ds/: tokenizer 'other' is one with a vocabulary of 9, expected {identity.vocabulary_size} as in 'tiny'"
+    assert mismatch(identity, serialized(word_level(9))) == expected
+    renamed, swapped = copy.deepcopy(bpe), copy.deepcopy(bpe)
+    _rename_an_added_token(renamed)
     id_ = identity.added_tokens["<tool_call>"]
-    with pytest.raises(TokenizerMismatchError) as error:
-        identity.require_same(other, "ds/")
     found = f"without added tokens '<tool_call>' (id {id_}) and with added tokens '<other>' (id {id_})"
-    assert str(error.value) == f"ds/: tokenizer 'changed' is {found}, expected the added tokens of 'tiny'"
-
-
-def test_different_merges_have_different_fingerprints(bpe, identity):
-    changed = copy.deepcopy(bpe)
-    _swap_two_merges(changed)
-    other = identity_from(changed, "changed")
-    with pytest.raises(TokenizerMismatchError, match=f"{other.fingerprint} .vocabulary, merges or normalizer differ"):
-        identity.require_same(other, "ds/")
+    assert mismatch(identity, renamed) == f"ds/: tokenizer 'other' is {found}, expected the added tokens of 'tiny'"
+    _swap_two_merges(swapped)
+    expected = f"{fingerprint_of(swapped)} (vocabulary, merges or normalizer differ)"
+    assert expected in mismatch(identity, swapped)
 
 
 def test_identity_of_takes_every_form_of_a_fast_tokenizer(identity):

@@ -112,11 +112,6 @@ def test_the_empty_tree() -> None:
     assert repr(tree) == "TokenTree(0 nodes, depth 0, match=(0, 0))"
 
 
-@pytest.mark.parametrize("match", [(-1, 1), (1, -1), (1, 2**64), ("a", 1), (1.0, 1), (1,), (1, 2, 3), 1, None])
-def test_an_invalid_match_is_refused(match: Any) -> None:
-    refused(TreeError, lambda: TokenTree([1], [-1], [1], match=match), "draft tree", "match")
-
-
 def test_a_tree_is_pickled_with_its_scores_and_origins() -> None:
     tree = TokenTree([1], [-1], [1], match=SuffixMatch(2, 3), scores=[0.5], origins=[1])
     assert pickle.loads(pickle.dumps(tree)) == tree

@@ -33,7 +33,7 @@ def test_a_backup_of_a_datastore_in_use_is_restored(
         live.add([[1, 2, 8]])
         exec(restore, {})
     assert capsys.readouterr().out == "2\n"
-    check_live(tmp_path / "restored", full=True)
+    check_live(tmp_path / "restored")
     with rest_store.LiveDatastore.open("restored") as restored:
         assert (restored.count([1, 2]), restored.count([5]), restored.info().max_tokens) == (2, 0, 1000)
         restored.add([[1, 2, 3, 4]], ids=["a"])

@@ -31,24 +31,27 @@ from tests.shared.upstream import LOCATION, Service
 VOCABULARY_SIZES = (65_535, 70_000)
 MARKS = 1000  # the first token of each document is its own, from here on
 
-# What the process does: line by line, from standard input; it answers each when it is done.
-_WORKER = """
-import json, os, signal, sys, threading
-step, left = {step}, [{step}]
-place = {place!r}
+# A process kills itself at an operation on files below a directory; 0: at none.
+_KILLED_AT_STEP = """
+import os, signal, sys
+left = [{step}]
 def hook(event, arguments):
-    if event == "open" or event.startswith("os.") or event.startswith("sqlite3."):
-        if any(place in str(part) for part in arguments):
+    if event == "open" or event.startswith(("os.", "sqlite3.")):
+        if any({directory!r} in str(part) for part in arguments):
             left[0] -= 1
             if left[0] == 0:
                 os.kill(os.getpid(), signal.SIGKILL)
-if step:
-    sys.addaudithook(hook)
-from rest_store.live.live_datastore import LiveDatastore
-from tests.fuzz.live_kills import small
-from tests.shared.strategies import identity
+sys.addaudithook(hook)
+from tests.fuzz.live_kills import opened_replica, small
 small()
-live = LiveDatastore.open(place, tokenizer=identity({vocabulary_size}))
+"""
+
+# What the process does: line by line, from standard input; it answers each when it is done.
+_WORKER = """
+import json, threading
+from rest_store.live.live_datastore import LiveDatastore
+from tests.shared.strategies import identity
+live = LiveDatastore.open({directory!r}, tokenizer=identity({vocabulary_size}))
 said = threading.Lock()
 def say(number):
     with said:
@@ -73,23 +76,9 @@ live.close()
 # Keeps a replica up to date until it is killed; several processes share one cache. Changes are read from the directory
 # of the live datastore, as its service would read them.
 _REPLICA = """
-import os, signal, sys, time
-step, left = {step}, [{step}]
-cache = {cache!r}
-def hook(event, arguments):
-    if event == "open" or event.startswith("os.") or event.startswith("sqlite3."):
-        if any(cache in str(part) for part in arguments):
-            left[0] -= 1
-            if left[0] == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-from tests.fuzz.live_kills import opened_replica, small
-if step:
-    sys.addaudithook(hook)
-small()
-live, replica = opened_replica({place!r}, cache)
+live, replica = opened_replica({place!r}, {directory!r})
 print("opened", flush=True)
-while True:
-    time.sleep(1)
+signal.pause()
 """
 
 
@@ -136,10 +125,7 @@ class Fuzzer(campaign.Fuzzer):
     def _replica(self, place: Path, cache: Path, chance: random.Random) -> subprocess.Popen[str]:
         """Start a process that keeps a replica, and is killed at some step or later."""
         step = chance.choice([0, 0, chance.randrange(1, 40), chance.randrange(1, 400)])
-        program = _REPLICA.format(step=step, place=str(place), cache=str(cache))
-        process = subprocess.Popen(
-            [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
-        )
+        process = _start(_REPLICA, step, cache, place=str(place))
         assert process.stdout is not None
         said = process.stdout.readline()
         assert said or process.wait() == -9, f"status {process.returncode}"
@@ -149,15 +135,7 @@ class Fuzzer(campaign.Fuzzer):
         self, chance: random.Random, place: Path, vocabulary_size: int, step: int, lines: list[Any], known: _Known
     ) -> str:
         """Run a process until it is killed or has ended; return how that was."""
-        program = _WORKER.format(step=step, place=str(place), vocabulary_size=vocabulary_size)
-        process = subprocess.Popen(
-            [sys.executable, "-c", program],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=Path(__file__).parents[2],
-        )
+        process = _start(_WORKER, step, place, vocabulary_size=vocabulary_size)
         acts = {number: (act, arguments) for thread in lines for number, act, arguments in thread}
         last = chance.randrange(1 + len(acts))
         with process:
@@ -179,6 +157,13 @@ class Fuzzer(campaign.Fuzzer):
         for number, (act, arguments) in acts.items():
             known.tell(act, arguments, done=number in done)
         return "killed" if process.returncode else "ended"
+
+
+def _start(program: str, step: int, directory: Path, **of: object) -> subprocess.Popen[str]:
+    """Start a program that kills itself at a step; `of`: what else it says."""
+    code = (_KILLED_AT_STEP + program).format(step=step, directory=str(directory), **of)
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    return subprocess.Popen([sys.executable, "-c", code], **pipes, text=True, cwd=Path(__file__).parents[2])
 
 
 class _Known:

@@ -141,12 +141,11 @@ def test_an_interrupt_loses_nothing_and_adds_nothing_twice(
     commit = Documents.commit
     interrupt = failing(1, KeyboardInterrupt())
 
-    def interrupted(*arguments: Any, **options: Any) -> int:
+    def interrupted(*arguments: Any, **options: Any) -> None:
         if not stored:
             interrupt()
-        newest = commit(*arguments, **options)
+        commit(*arguments, **options)
         interrupt()
-        return newest
 
     small_segments(monkeypatch)
     no_background(monkeypatch)
@@ -174,7 +173,7 @@ def test_a_full_disk_is_a_named_error_and_nothing_is_lost(tmp_path: Path, monkey
                 with pytest.raises(StorageError, match="full"):
                     act()
         with monkeypatch.context() as patch:
-            patch.setattr(segment, "_write", failing(1, OSError(28, "No space left on device")))
+            patch.setattr(segment, "write_file", failing(1, OSError(28, "No space left on device")))
             with pytest.raises(StorageError, match=r"a segment cannot be written .No space left on device"):
                 live.compact()
         assert (live.count([1, 2]), live.count([1, 3])) == (1, 0)

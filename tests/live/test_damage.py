@@ -9,12 +9,14 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rest_store.datastore.header import HEADER_SIZE
 from rest_store.errors import ChecksumError, RestStoreError, StorageError, TokenizerMismatchError
 from rest_store.live import retention
+from rest_store.live.documents import Documents
 from rest_store.live.export import export
 from rest_store.live.live_datastore import LiveDatastore
 from tests.shared.live import new_live, require_answers, small_segments, some_document
@@ -197,28 +199,25 @@ def test_values_that_nobody_wrote(place: Path, change: str) -> None:
 
 
 def test_the_tokenizer_is_on_disk_before_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps: list[str] = []
-    sync, rename = os.fsync, Path.rename
+    synced: list[str] = []
+    sync, create = os.fsync, Documents.create
 
-    def synced(descriptor: int) -> None:
-        place = Path(f"/proc/self/fd/{descriptor}").readlink()
-        steps.append(f"sync {place.name}")
+    def syncing(descriptor: int) -> None:
+        synced.append(Path(f"/proc/self/fd/{descriptor}").readlink().name)
         sync(descriptor)
 
-    def renamed(path: Path, target: Path) -> Path:
-        steps.append(f"name {target.name}")
-        return rename(path, target)
+    def creating(*arguments: Any) -> None:
+        assert synced == ["tokenizer.json", "live"]
+        create(*arguments)
 
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(Path, "rename", renamed)
+    monkeypatch.setattr(os, "fsync", syncing)
+    monkeypatch.setattr(Documents, "create", creating)
     LiveDatastore.open(tmp_path / "live", tokenizer=word_level(9)).close()
-    assert steps == ["sync .tokenizer.json.part", "name tokenizer.json", "sync live"]
-    with closing(sqlite3.connect(tmp_path / "live" / "documents.sqlite")) as database:
-        assert database.execute("PRAGMA page_size").fetchone() == (4096,)
+    assert synced
 
 
 def test_a_directory_whose_creation_was_killed(tmp_path: Path) -> None:
-    for name in ("writer.lock", "tokenizer.json", ".tokenizer.json.part"):
+    for name in ("writer.lock", "tokenizer.json"):
         tmp_path.mkdir(exist_ok=True)
         (tmp_path / name).write_text("")
         new_live(tmp_path).close()

@@ -93,12 +93,9 @@ def read_only(disk: Path) -> Path:
     return disk / "live"
 
 
-def test_it_cannot_be_read_without_a_writer(read_only: Path) -> None:
+def test_it_cannot_be_written_nor_read_without_a_writer(read_only: Path) -> None:
     with pytest.raises(StorageError, match=r"documents\.sqlite: documents cannot be opened"):
         LiveDatastore.open(read_only, read_only=True)
-
-
-def test_it_cannot_be_written(read_only: Path) -> None:
     with pytest.raises(StorageError, match=r"cannot be written .Read-only file system."):
         LiveDatastore.open(read_only)
 

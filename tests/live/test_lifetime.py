@@ -1,8 +1,7 @@
-"""Closing, forking and copying; what readers in other processes see; sessions that go on."""
+"""Closing and forking; what readers in other processes see; sessions that go on."""
 
 from __future__ import annotations
 
-import copy
 import os
 import subprocess
 import sys
@@ -135,21 +134,15 @@ def test_the_interpreter_exits_when_nobody_sorts_any_more(tmp_path: Path) -> Non
         assert live.count([1, 2]) == 1
 
 
-def test_a_copy_is_the_same_datastore(tmp_path: Path) -> None:
-    with new_live(tmp_path / "live") as live:
-        assert copy.copy(live) is live
-        assert copy.deepcopy(live) is live
-
-
 def test_only_the_parent_goes_on_after_a_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     live = new_live(tmp_path / "live")
     live.add([[1, 2]])
     commit, busy, go = Documents.commit, threading.Event(), threading.Event()
 
-    def slow(*arguments: Any, **options: Any) -> int:
+    def slow(*arguments: Any, **options: Any) -> None:
         busy.set()
         go.wait()
-        return commit(*arguments, **options)
+        commit(*arguments, **options)
 
     monkeypatch.setattr(Documents, "commit", slow)
     thread = threading.Thread(target=live.add, args=([[1, 3]],))

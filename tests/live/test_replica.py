@@ -151,6 +151,14 @@ def test_another_process_takes_over(live: LiveDatastore, service: Service, cache
         assert sorted([other.info().behind is None, third.info().behind is None]) == [False, True]
 
 
+def test_one_that_is_dropped_lets_others_take_over(live: LiveDatastore, service: Service, cache: Path) -> None:
+    dropped = opened(cache)
+    with opened(cache) as other:
+        assert (dropped.info().behind, other.info().behind) == (0, None)
+        del dropped
+        until(lambda: other.info().behind == 0)
+
+
 @pytest.mark.parametrize("rebuilt", [False, True])
 def test_what_is_from_another_datastore_is_replaced(
     live: LiveDatastore, service: Service, cache: Path, tmp_path: Path, rebuilt: bool
@@ -165,14 +173,15 @@ def test_what_is_from_another_datastore_is_replaced(
         service.live = live
         with opened(cache) as replica:
             for _ in range(20):
-                live.add([SECRET], namespace="one")
+                live.add([SECRET], namespace="secret name")
             until_equal(replica, live)
             other.add([[1, 5]] * 40)
             service.live = other
             until(lambda: replica.count([1, 5]) == 40)
             until_equal(replica, other)
-            assert replica.namespace("one").count(SECRET) == 0
+            assert replica.namespace("secret name").count(SECRET) == 0
             assert SECRET_BYTES not in file_bytes(cache)
+            assert b"secret name" not in file_bytes(cache)
 
 
 def test_no_file_holds_what_was_deleted(live: LiveDatastore, service: Service, cache: Path) -> None:
@@ -248,7 +257,9 @@ LIES: dict[str, tuple[Callable[[Changes], Changes], str]] = {
     "a token": (lying_document(symbols=b"\1\54"), "a token is 300, expected 0..299"),
     "half a token": (lying_document(symbols=b"\1"), "document 2 is malformed"),
     "no token": (lying_document(symbols=b""), "document 2 is malformed"),
-    "a time": (lying_document(added=float("nan")), "document 2 is malformed"),
+    "no number": (lying(last=2**63, head=2**63), f"changes is 2..{2**63} of {2**63}, and not in order"),
+    "no time": (lying_document(added=float("nan")), "document 2 is malformed"),
+    "a time without a date": (lying_document(added=1e300), "document 2 is malformed"),
     "an id": (lying_document(digest=b"short"), "document 2 is malformed"),
 }
 
@@ -285,16 +296,25 @@ def test_an_upstream_with_another_tokenizer(live: LiveDatastore, service: Servic
         until_equal(replica, live)
 
 
-def test_a_full_disk(live: LiveDatastore, service: Service, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("stored", [False, True])
+def test_a_full_disk(
+    live: LiveDatastore, service: Service, cache: Path, monkeypatch: pytest.MonkeyPatch, stored: bool
+) -> None:
+    """Or another failure, before changes are stored and after that."""
     live.add([[1, 2]])
+    commit = Documents.commit
     with opened(cache) as replica:
         until_equal(replica, live)
 
-        def full(*_: object) -> None:
-            raise StorageError("full")
+        def full(documents: Documents, *arguments: Any, **options: Any) -> None:
+            is_replica = cache in documents.path.parents
+            if stored or not is_replica:
+                commit(documents, *arguments, **options)
+            if is_replica:
+                raise StorageError("full")
 
         with monkeypatch.context() as patch:
-            patch.setattr(Documents, "commit_upstream", full)
+            patch.setattr(Documents, "commit", full)
             live.add([[1, 3]])
             until(lambda: replica.info().failure == "rest_store.errors.StorageError: full")
             assert replica.count([1]) == 1

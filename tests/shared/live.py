@@ -14,7 +14,8 @@ import pytest
 from rest_store.datastore.store import Store
 from rest_store.live import live_datastore, retention
 from rest_store.live.live_datastore import LiveDatastore
-from tests.shared.strategies import Corpus, Document, brute_count, brute_draft, brute_match, identity, paths
+from tests.shared.oracle import Oracle
+from tests.shared.strategies import Corpus, Document, identity
 
 SECRET = list(range(200, 240))  # a document that files must not hold any more
 SECRET_BYTES = np.array(SECRET, ">u2").tobytes()
@@ -54,8 +55,9 @@ def some_document(chance: random.Random, vocabulary_size: int, most: int = 30) -
 
 
 def require_answers(store: Store, documents: Iterable[Document], chance: random.Random, number: int = 2) -> None:
-    """Compare some answers of `store` with those by brute force over `documents`."""
+    """Compare some answers of `store` with those of the oracle over `documents`."""
     corpus = Corpus(store.vocabulary_size, [list(documents)])
+    oracle = Oracle(corpus)
     alphabet = [0, 1, 2, store.vocabulary_size // 2, store.vocabulary_size - 1]
     for _ in range(number):
         context = [chance.choice(alphabet) for _ in range(chance.randint(1, 3))]
@@ -63,10 +65,9 @@ def require_answers(store: Store, documents: Iterable[Document], chance: random.
             document = chance.choice(corpus.documents)
             end = chance.randint(1, len(document))
             context += document[max(0, end - chance.randint(1, 6)) : end]
-        assert store.count(context[-2:]) == brute_count(corpus, context[-2:])
-        assert store.longest_suffix_match(context, max_suffix=8) == brute_match(corpus, context, 8)
-        tree = store.draft(context, max_nodes=12, max_suffix=8, max_depth=4)
-        assert paths(tree) == brute_draft(corpus, context, 12, 8, 4)
+        assert store.count(context[-2:]) == oracle.count(context[-2:])
+        limits = {"max_nodes": 12, "max_suffix": 8, "max_depth": 4}
+        assert store.draft(context, **limits) == oracle.draft(context, **limits)
 
 
 def file_bytes(directory: Path) -> bytes:

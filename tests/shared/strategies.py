@@ -7,23 +7,22 @@ import json
 import re
 import struct
 import zlib
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import strategies as st
 
 from build_index import suffix_array
 from rest_store.datastore.datastore import Datastore
-from rest_store.datastore.header import TAIL_SIZE, entry_bits, separator_id
+from rest_store.datastore.header import HEADER_SIZE, TAIL_SIZE, entry_bits, separator_id
 from rest_store.datastore.manifest import FILE_NAME, Manifest, ShardRecord
 from rest_store.datastore.shard import Shard, TokensFile, TokensWriter, write_suffixes
 from rest_store.datastore.tokenizer import TokenizerIdentity
-from rest_store.datastore.tree import TokenTree
 from rest_store.errors import RestStoreError
 
 Document = list[int]
@@ -78,6 +77,25 @@ def pack_entries(entries: list[int], bits: int) -> bytes:
     return whole.to_bytes(8 * -(-len(entries) * bits // 64), "little")
 
 
+def entries_of(shard: Shard) -> list[int]:
+    """The whole suffix array of a shard."""
+    header = shard.suffixes.header
+    return gather_entries(shard.suffixes.packed, header.bits, np.arange(header.entry_count)).tolist()
+
+
+def gather_entries(raw: npt.NDArray[np.uint8], bits: int, ranks: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The entries at `ranks` int64[n] of the bit string `raw`, which a tail of 8 bytes follows."""
+    offsets = ranks * bits
+    loaded = raw[(offsets >> 3)[:, None] + np.arange(8)].view("<u8")[:, 0]
+    return (loaded >> (offsets & 7).astype(np.uint64) & np.uint64((1 << bits) - 1)).astype(np.int64)
+
+
+def keys_of(tokens: TokensFile, positions: list[int]) -> npt.NDArray[np.uint64]:
+    """The keys of suffixes (FORMAT.md, section 3): their first eight bytes."""
+    offsets = HEADER_SIZE + tokens.header.width * np.array(positions)
+    return tokens.raw[offsets[:, None] + np.arange(8)].view(">u8")[:, 0].astype(np.uint64)
+
+
 def identity(vocabulary_size: int) -> TokenizerIdentity:
     return TokenizerIdentity("test", "sha256:" + f"{vocabulary_size:064x}", vocabulary_size, {}, {})
 
@@ -96,10 +114,10 @@ def write_datastore(directory: Path, corpus: Corpus) -> Path:
         if symbols.size < 2_000:
             order = sorted_suffixes(symbols.tolist(), separator_id(corpus.vocabulary_size))
             packed = pack_entries(order, entry_bits(symbols.size)) + bytes(TAIL_SIZE)
-            keys, entries = tokens.keys(np.array(order[::64])), np.frombuffer(packed, np.uint8)
+            keys, entries = keys_of(tokens, order[::64]), np.frombuffer(packed, np.uint8)
         else:
             header = tokens.header
-            keys, entries = suffix_array.sorted_suffixes(tokens.payload_and_tail, header.width, header.token_count)
+            keys, entries = suffix_array.sorted_suffixes(tokens.raw[HEADER_SIZE:], header.width, header.token_count)
         write_suffixes(directory / f"{name}.suffixes", tokens.header, keys, entries)
         records.append(ShardRecord.of(name, Shard.open(directory, name)))
     manifest = Manifest("rest-store test", identity(corpus.vocabulary_size), tuple(records), (), {})
@@ -117,39 +135,6 @@ def brute_count(corpus: Corpus, tokens: list[int]) -> int:
         for document in corpus.documents
         for start in range(len(document) - len(tokens) + 1)
     )
-
-
-def brute_match(corpus: Corpus, context: list[int], max_suffix: int) -> tuple[int, int]:
-    for length in range(min(max_suffix, len(context)), 0, -1):
-        count = brute_count(corpus, context[-length:])
-        if count:
-            return length, count
-    return 0, 0
-
-
-def brute_draft(
-    corpus: Corpus, context: list[int], max_nodes: int, max_suffix: int, max_depth: int
-) -> list[tuple[tuple[int, ...], int]]:
-    """Continuations and counts by the rule of FORMAT.md, section 7."""
-    length, _ = brute_match(corpus, context, max_suffix)
-    if length == 0:
-        return []
-    match = context[-length:]
-    found: Counter[tuple[int, ...]] = Counter()
-    for document in corpus.documents:
-        for start in range(len(document) - length + 1):
-            if document[start : start + length] == match:
-                rest = document[start + length : start + length + max_depth]
-                found.update(tuple(rest[:depth]) for depth in range(1, len(rest) + 1))
-    return sorted(found.items(), key=lambda item: (-item[1], len(item[0]), item[0]))[:max_nodes]
-
-
-def paths(tree: TokenTree) -> list[tuple[tuple[int, ...], int]]:
-    """The continuations and counts of `tree`, as `brute_draft` gives them."""
-    found: list[tuple[int, ...]] = []
-    for token, parent in zip(tree.tokens.tolist(), tree.parents.tolist(), strict=True):
-        found.append((*found[parent], token) if parent >= 0 else (token,))
-    return list(zip(found, tree.counts.tolist(), strict=True))
 
 
 def zipf_corpus(seed: int, tokens: int, alphabet: int, vocabulary_size: int, shards: int) -> Corpus:

@@ -32,7 +32,7 @@ nb::bytes bytes_of(const std::vector<Item>& items) {
 
 }  // namespace rest_store
 
-// The shards of a datastore, objects of rest_store.datastore.shard_view.ShardView; they own nothing.
+// The shards of a datastore, objects of rest_store.datastore.shard.ShardView; they own nothing.
 std::vector<rest_store::ShardView> shard_views(const nanobind::list& shards);
 
 // Add the classes and functions of each part to the module, in this order.
