@@ -10,6 +10,7 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.rpc import error_details_pb2, status_pb2
 
 from rest_store import errors
+from rest_store.errors import MessageOrderError
 from rest_store.service.errors import DETAILS_KEY, DOMAIN, STATUSES, Status, error_of_call, status_of
 from tests.service.test_proto import ROOT
 
@@ -37,6 +38,12 @@ def test_a_row_leads_from_error_to_reason_and_back(status: Status) -> None:
     assert type(raised) is status.error
     assert str(raised) == "as the service said"
     assert hasattr(grpc.StatusCode, status.code)
+
+
+def test_a_message_out_of_order_is_a_value_error() -> None:
+    raised = error_of("served:1", "FAILED_PRECONDITION", "a second opening", metadata_of("MESSAGE_ORDER"))
+    assert type(raised) is MessageOrderError
+    assert isinstance(raised, ValueError)
 
 
 @pytest.mark.parametrize(
