@@ -18,7 +18,7 @@ from rest_store.generation import loop
 from rest_store.generation.verify import Verifier
 from tests.shared.members import ScriptedSource, scored
 from tests.shared.strategies import Corpus, write_datastore
-from tests.shared.tiny import VOCABULARY, Drafted, SameTree, Scripted, futures_of, prompts, right, tiny_model
+from tests.shared.tiny import VOCABULARY, Drafted, Scripted, futures_of, prompts, right, tiny_model
 
 # --- Generations by a clock of their own ------------------------------------------------------------------------------
 
@@ -50,11 +50,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     return clock
 
 
-def always() -> list[Drafted]:
-    """Drafts that are almost always wrong."""
-    return [Drafted(lambda _: SameTree([[3] * 4]))]
-
-
 def timed(model: Any, clock: Clock, drafter: Any, new_tokens: int, **options: Any) -> tuple[float, Any]:
     """Return the seconds of a generation by the clock, and its output."""
     began = clock.now
@@ -68,22 +63,6 @@ def timed(model: Any, clock: Clock, drafter: Any, new_tokens: int, **options: An
         **options,
     )
     return clock.now - began, output
-
-
-def test_where_nothing_may_be_drafted_nothing_is_asked(clock: Clock) -> None:
-    _, output = timed(tiny_model("llama"), clock, always(), 24, max_nodes=0)
-    assert output.statistics.drafts.asked == 0
-
-
-def test_drafting_pauses_although_plain_steps_used_to_cost_more(clock: Clock) -> None:
-    """A plain generation on a machine under load, then one that is drafted for wrongly without that load."""
-    model = tiny_model("llama")
-    clock.cost = lambda nodes, held: 0.02
-    timed(model, clock, None, 12)
-    clock.cost = lambda nodes, held: 0.01 * (1 + 0.03 * nodes)
-    took, output = timed(model, clock, always(), 200)
-    assert output.statistics.drafts.asked - output.statistics.drafts.empty < 80
-    assert took < 1.05 * 199 * 0.01
 
 
 def test_measuring_costs_little_and_nothing_where_it_is_known(clock: Clock) -> None:
