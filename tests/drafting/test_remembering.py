@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from rest_store.drafting.output_document import OutputDocument
 from rest_store.drafting.remembering import RememberCounts, flush, remember
 from rest_store.live.live_datastore import LiveDatastore
+from tests.shared.services import PATIENCE
 from tests.shared.strategies import identity
 
 
@@ -23,9 +25,12 @@ def test_outputs_that_are_there_already_are_duplicates(tmp_path: Path) -> None:
     assert (second.added, second.duplicates, second.is_decided) == (1, ["b"], True)
 
 
-def test_what_waits_for_a_namespace_is_written_before_its_datastore_is_closed(tmp_path: Path) -> None:
+def test_what_waits_for_a_namespace_is_written_before_its_datastore_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flush, "__defaults__", (PATIENCE,))  # a busy machine's disk is slow
     with LiveDatastore.open(tmp_path / "live", tokenizer=identity(300)) as live:
-        counts = [RememberCounts() for _ in range(50)]
+        counts = [RememberCounts() for _ in range(20)]
         for number, one in enumerate(counts):
             remember(live.namespace("tenant"), [OutputDocument(f"{number}", np.arange(5 + number))], one)
-    assert [one.added for one in counts] == [1] * 50
+    assert [one.added for one in counts] == [1] * 20
