@@ -152,8 +152,8 @@ class NativeSession:
     def length(self) -> int:
         """Return the tokens of the text."""
 
-    def tail(self, count: int, /) -> bytes:
-        """Return the last `count` tokens of the text or all, int32."""
+    def text(self) -> bytes:
+        """Return the text, int32."""
 
     # For measurements.
     def record(self, on: bool, /) -> None: ...

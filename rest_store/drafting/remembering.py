@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Protocol
 
+from rest_store.datastore.store import Store
 from rest_store.drafting.output_document import OutputDocument
 from rest_store.errors import DraftingWarning, RememberError, describe, error_text
 
@@ -196,7 +197,8 @@ def flush(target: object, seconds: float | None = _GRACE_SECONDS) -> bool:
 
 def _owner(target: object) -> object:
     """Return the datastore that is written when `target` is: that of a namespace, whose own end is not told."""
-    return getattr(target, "live", target)
+    live = getattr(target, "live", None)
+    return live if isinstance(live, Store) else target
 
 
 def _size(documents: Sequence[OutputDocument]) -> int:

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 import numpy.typing as npt
 
-from rest_store.datastore.render import counted
 from rest_store.datastore.tokenizer import identity_of
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
@@ -219,8 +218,3 @@ class DraftSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def __repr__(self) -> str:
-        done = self.statistics
-        length, steps = counted(len(self), "token"), counted(done.steps, "step")
-        return f"DraftSession({length}, {steps}, {done.accepted} of {done.drafted} accepted)"

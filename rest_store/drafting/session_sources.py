@@ -155,7 +155,7 @@ class SessionSources:
                 self._left_out.append(Drop.of(name, error))
 
     def _text(self) -> npt.NDArray[np.int32]:
-        return np.frombuffer(self.native.tail(self.native.length()), np.int32)
+        return np.frombuffer(self.native.text(), np.int32)
 
     @property
     def drops(self) -> list[Drop]:

@@ -149,6 +149,13 @@ def test_sums_of_very_many_trees_do_not_overflow() -> None:
     assert evaluated(calibration, np.zeros((1, FEATURES), np.float32)) == pytest.approx(105_000, rel=1e-4)
 
 
+def test_the_default_is_evaluated_as_its_file_has_it() -> None:
+    default = Calibration.default()
+    features = np.random.default_rng(1).choice(trees_of(default)["thresholds"].ravel(), size=(500, FEATURES))
+    errors = evaluated(default, features) - log_odds(default, features)
+    assert np.abs(errors).max() < 0.01  # of log odds
+
+
 def test_copies_of_the_default_learn_on_their_own() -> None:
     one, other = Calibration.default(), Calibration.default()
     one.native.weights = [0.5] * 5

@@ -247,6 +247,21 @@ def test_a_generation_does_not_distrust_scores_for_what_others_were() -> None:
     assert run(policy, cpu, 0.8, 0.1, 60).asked >= 58
 
 
+@pytest.mark.parametrize("likely", [0.3, 0.6, 0.8])
+def test_chance_changes_hardly_a_choice(likely: float) -> None:
+    """Promises that are kept on average are believed, though some steps accept nothing."""
+    chance, scores = np.random.default_rng(0), [likely**depth for depth in range(1, 9)]
+    judged, other = learned(cpu), learned(cpu)
+    same = 0
+    for _ in range(400):
+        judged.wants_drafts()
+        count = cut(judged, scores)
+        same += count == cut(other, scores)
+        run_length = int(np.cumprod(chance.random(8) < likely).sum())
+        judged.judge(sum(scores[:count]), min(run_length, count))
+    assert same >= 380
+
+
 def test_slow_drafting_pauses() -> None:
     """As of a service that takes as long as a step, for drafts that are worth less."""
     policy = DraftPolicy()
@@ -331,7 +346,20 @@ def slow_for_a_while(chance: Random) -> Callable[[], float]:
     return lambda: 1 + 2 * next(slow)
 
 
-@pytest.mark.parametrize("load", [some_slow, slow_for_a_while])
+def slow_at_first(chance: Random) -> Callable[[], float]:
+    slow = iter([1] * chance.randrange(1, 5))
+    return lambda: 1 + 3 * next(slow, 0)
+
+
+def slow_later(chance: Random) -> Callable[[], float]:
+    fast = iter([1] * chance.randrange(2, 60))
+    return lambda: 3 - 2 * next(fast, 0)
+
+
+LOADS_OF_OTHERS = [some_slow, slow_for_a_while, slow_at_first, slow_later]
+
+
+@pytest.mark.parametrize("load", LOADS_OF_OTHERS)
 @pytest.mark.parametrize("likely", [0.4, 0.6, 0.8])
 def test_other_work_on_the_machine_hardly_changes_what_is_drafted(
     load: Callable[[Random], Callable[[], float]], likely: float
@@ -344,3 +372,15 @@ def test_other_work_on_the_machine_hardly_changes_what_is_drafted(
         ratios.append(loaded.tokens / quiet)
     assert 0.93 < np.mean(ratios) < 1.07
     assert min(ratios) > 0.65
+
+
+@pytest.mark.parametrize("likely", [0.0, 0.7])
+def test_other_work_on_the_machine_is_not_charged_to_drafts(likely: float) -> None:
+    gains = []
+    for seed in range(12):
+        speeds = []
+        for policy in (None, DraftPolicy()):
+            factor = some_slow(Random(seed))
+            speeds.append(run(policy, lambda drafted: cpu(drafted) * factor(), likely, 0.1, 128).speed)  # noqa: B023
+        gains.append(speeds[1] / speeds[0])
+    assert np.mean(gains) > (1.6 if likely else 0.95)

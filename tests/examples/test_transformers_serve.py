@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +18,6 @@ from transformers import AutoModelForCausalLM
 import rest_store
 from tests.shared.builds import build_quick, documents, write_jsonl
 from tests.shared.clients import free_port
-from tests.shared.services import PATIENCE
 from tests.shared.tiny import write_model
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "transformers-serve"
@@ -67,57 +62,36 @@ def test_it_serves_openai_clients(directory: Path) -> None:
     with serving(directory) as plain, serving(directory, "--trust-remote-code") as drafting:  # both start at once
         expected, texts = (
             [
-                asked(port, server, directory, prompt, **more)
+                answer(client, directory, prompt, **more)
                 for prompt in ("return first", TEXTS[3])
                 for more in ({}, {"stream": True}, {"stop": ["e"]})
             ]
-            for port, server in (plain, drafting)
+            for client in (plain, drafting)
         )
     assert texts == expected
     assert all(expected[:2])
 
 
 @contextlib.contextmanager
-def serving(directory: Path, *options: str) -> Iterator[tuple[int, subprocess.Popen[str]]]:
-    """Start `transformers serve` on a free port; ended when the block is left."""
+def serving(directory: Path, *options: str) -> Iterator[Any]:
+    """A client of `transformers serve` on a free port, which is ended when the block is left."""
+    import openai
+
     port = free_port()
     command = [sys.executable, "-m", "transformers.cli.transformers", "serve", str(directory), *options]
     environment = {**os.environ, "REST_STORE_DATASTORES": str(directory.parent / "ds")}
     arguments = [*command, "--dtype", "float32", "--port", str(port), "--device", "cpu"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    with subprocess.Popen(arguments, env=environment, text=True, **pipes) as server:
-        try:
-            yield port, server
+    with subprocess.Popen(arguments, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:  # the first request is sent again until the server has begun to answer
+            yield openai.OpenAI(base_url=f"http://localhost:{port}/v1", api_key="none", max_retries=30)
         finally:
             server.kill()
 
 
-def asked(port: int, server: subprocess.Popen[str], model: Path, prompt: str, **options: Any) -> str:
-    """Return the server's answer; wait until it has begun to answer."""
-    messages = [{"role": "user", "content": prompt}]
-    body = {"model": str(model), "messages": messages, "max_tokens": 30, "temperature": 0, **options}
-    request = urllib.request.Request(
-        f"http://localhost:{port}/v1/chat/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json"},
-    )
-    give_up = time.monotonic() + PATIENCE
-    while True:
-        try:
-            with urllib.request.urlopen(request, timeout=PATIENCE) as answer:
-                content = answer.read().decode()
-            break
-        except ConnectionError:
-            pass
-        except urllib.error.HTTPError as error:
-            raise AssertionError(error.read().decode()) from error
-        except urllib.error.URLError as error:
-            if not isinstance(error.reason, ConnectionError):
-                raise
-        assert server.poll() is None, server.communicate()[0]
-        assert time.monotonic() < give_up, "the server does not answer"
-        time.sleep(0.2)
+def answer(client: Any, model: Path, prompt: str, **options: Any) -> str:
+    """Return the server's answer."""
+    settings = {"model": str(model), "max_tokens": 30, "temperature": 0, **options}
+    written = client.chat.completions.create(messages=[{"role": "user", "content": prompt}], **settings)
     if not options.get("stream"):
-        return json.loads(content)["choices"][0]["message"]["content"] or ""
-    events = [json.loads(line[6:]) for line in content.splitlines() if line.startswith("data: {")]
-    return "".join(event["choices"][0]["delta"].get("content") or "" for event in events if event["choices"])
+        return written.choices[0].message.content or ""
+    return "".join(piece.choices[0].delta.content or "" for piece in written if piece.choices)

@@ -10,38 +10,16 @@ import transformers
 
 import rest_store
 from rest_store.generation.draft_sessions import EMPTY
-from tests.shared.tiny import VOCABULARY, bushy, drafted, prompts, right, tiny_model
+from tests.shared.families import family_model
+from tests.shared.tiny import bushy, drafted, prompts, right, tiny_model
 
 POSITIONS = 32
-_SIZES = {"vocab_size": VOCABULARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
-_GPT = {**_SIZES, "n_positions": POSITIONS, "n_embd": 32, "n_layer": 2, "n_head": 4}
-_BERT = {**_SIZES, "max_position_embeddings": POSITIONS, "hidden_size": 32, "num_hidden_layers": 2,
-         "num_attention_heads": 4, "intermediate_size": 48}  # fmt: skip
-
-TABLES: dict[str, tuple[str, str, dict[str, Any]]] = {  # architectures that look positions up
-    "gpt2": ("GPT2Config", "GPT2LMHeadModel", _GPT),
-    "gpt_bigcode": ("GPTBigCodeConfig", "GPTBigCodeForCausalLM", _GPT),
-    "gptj": ("GPTJConfig", "GPTJForCausalLM", {**_GPT, "rotary_dim": 4}),
-    "opt": ("OPTConfig", "OPTForCausalLM", {**_BERT, "ffn_dim": 48, "word_embed_proj_dim": 32}),
-    "biogpt": ("BioGptConfig", "BioGptForCausalLM", _BERT),
-    "bert": ("BertConfig", "BertLMHeadModel", {**_BERT, "is_decoder": True}),
-    "llama": ("LlamaConfig", "LlamaForCausalLM", _BERT),  # for comparison: computes them
-}  # fmt: skip
-
-
+TABLES = ["gpt2", "gpt_bigcode", "gptj", "opt", "biogpt", "bert", "llama"]  # all but the last look positions up
 SOME = [name if name == "gpt2" else pytest.param(name, marks=pytest.mark.slow) for name in TABLES]
 
 
 def model_with_positions(name: str) -> Any:
-    config_name, kind, arguments = TABLES[name]
-    config = getattr(transformers, config_name)(**arguments)
-    torch.manual_seed(1)
-    model = getattr(transformers, kind)(config).eval()
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            torch.nn.init.normal_(parameter, std=0.3)
-    model.generation_config.eos_token_id = None
-    return model
+    return family_model(name, max_position_embeddings=POSITIONS, n_positions=POSITIONS)
 
 
 class Positions:
@@ -107,14 +85,6 @@ def test_an_end_before_the_last_position_is_reached_with_drafts_too(name: str) -
             output = end(scripts, length)
             assert torch.equal(output.sequences, plain)
             assert output.statistics.drafts.accepted > 5
-
-
-def test_texts_beyond_the_last_position_fail_as_plain_ones_do() -> None:
-    model = model_with_positions("gpt2")
-    inputs = prompts(1)
-    for ask in (model.generate, lambda **options: model.generate(custom_generate=rest_store.generate, **options)):
-        with pytest.raises(IndexError):
-            ask(**inputs, max_new_tokens=40, do_sample=False)
 
 
 # --- No cache ---------------------------------------------------------------------------------------------------------

@@ -1,10 +1,9 @@
-"""Costs of steps; generations run by a clock that only their forward passes advance."""
+"""Costs of steps: what drafts, and other work on the machine, do to the time of a generation."""
 
 from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,23 +11,39 @@ import pytest
 import torch
 
 import rest_store
-import rest_store.generation.generate as entry
 from rest_store.datastore.tree import TokenTree
 from rest_store.generation import loop
+from rest_store.generation.output import GeneratorOutput
 from rest_store.generation.verify import Verifier
 from tests.shared.members import ScriptedSource, scored
 from tests.shared.strategies import Corpus, write_datastore
-from tests.shared.tiny import VOCABULARY, Drafted, SameTree, Scripted, futures_of, prompts, right, tiny_model
+from tests.shared.tiny import VOCABULARY, Drafted, Scripted, futures_of, prompts, right, tiny_model
 
-# --- Generations by a clock of their own ------------------------------------------------------------------------------
+
+def written(model: Any, tokens: int) -> torch.Tensor:
+    plain: torch.Tensor = model.generate(**prompts(1), max_new_tokens=tokens, do_sample=False)
+    return plain
+
+
+def drafted(model: Any, drafter: list[Any], plain: torch.Tensor, **options: Any) -> GeneratorOutput:
+    """Generate with these sources what plain decoding has written."""
+    most = plain.shape[1] - prompts(1)["input_ids"].shape[1]
+    generator = rest_store.Generator(model, None, drafter, **options)
+    output = generator.generate(prompts(1), max_new_tokens=most, do_sample=False)
+    assert torch.equal(output.sequences, plain)
+    return output
+
+
+def rightly(plain: torch.Tensor) -> list[Any]:
+    """Drafts that are always right."""
+    futures = futures_of(prompts(1), plain)
+    return [Drafted(lambda prompt: Scripted(prompt, futures, right))]
 
 
 class Clock:
-    """A clock that only forward passes advance, by `cost(draft tokens, tokens held)` seconds each."""
+    """A clock that only forward passes advance."""
 
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.cost: Callable[[int, int], float] = lambda nodes, held: 0.01 * (1 + 0.03 * nodes)
+    now = 0.0
 
     def perf_counter(self) -> float:
         return self.now
@@ -36,95 +51,38 @@ class Clock:
     process_time = perf_counter
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
+def test_measuring_costs_little_and_nothing_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, run = Clock(), Verifier.run
 
     def timed(self: Verifier, last: Any, trees: Any, width: int) -> torch.Tensor:
-        logits = run(self, last, trees, width)
-        clock.now += clock.cost(width - 1, self.cache.end)
-        return logits
+        clock.now += 0.01 * (1 + 0.03 * (width - 1))
+        return run(self, last, trees, width)
 
     monkeypatch.setattr(Verifier, "run", timed)
     monkeypatch.setattr(loop, "time", clock)
-    return clock
-
-
-def always() -> list[Drafted]:
-    """Drafts that are almost always wrong."""
-    return [Drafted(lambda _: SameTree([[3] * 4]))]
-
-
-def timed(model: Any, clock: Clock, drafter: Any, new_tokens: int, **options: Any) -> tuple[float, Any]:
-    """Return the seconds of a generation by the clock, and its output."""
-    began = clock.now
-    output = model.generate(
-        **prompts(1),
-        max_new_tokens=new_tokens,
-        do_sample=False,
-        custom_generate=entry.generate,
-        drafter=drafter,
-        return_dict_in_generate=True,
-        **options,
-    )
-    return clock.now - began, output
-
-
-def test_where_nothing_may_be_drafted_nothing_is_asked(clock: Clock) -> None:
-    _, output = timed(tiny_model("llama"), clock, always(), 24, max_nodes=0)
-    assert output.statistics.drafts.asked == 0
-
-
-def test_drafting_pauses_although_plain_steps_used_to_cost_more(clock: Clock) -> None:
-    """A plain generation on a machine under load, then one that is drafted for wrongly without that load."""
-    model = tiny_model("llama")
-    clock.cost = lambda nodes, held: 0.02
-    timed(model, clock, None, 12)
-    clock.cost = lambda nodes, held: 0.01 * (1 + 0.03 * nodes)
-    took, output = timed(model, clock, always(), 200)
-    assert output.statistics.drafts.asked - output.statistics.drafts.empty < 80
-    assert took < 1.05 * 199 * 0.01
-
-
-def test_measuring_costs_little_and_nothing_where_it_is_known(clock: Clock) -> None:
-    model = tiny_model("llama")
-    inputs = prompts(1)
-    plain = model.generate(**inputs, max_new_tokens=240, do_sample=False)
-    futures = futures_of(inputs, plain)
-
-    drafter = [Drafted(lambda prompt: Scripted(prompt, futures, right))]
-
-    least = timed(model, clock, drafter, 240, adaptive=False)[0]
-    first = timed(model, clock, drafter, 240)[0]
-    later, output = timed(model, clock, drafter, 240)
-    assert torch.equal(output.sequences, plain)
-    step = clock.cost(5, 0)
+    model, seconds = tiny_model("llama"), []
+    plain = written(model, 240)
+    for adaptive in (False, True, True):
+        began = clock.now
+        drafted(model, rightly(plain), plain, adaptive=adaptive)
+        seconds.append(clock.now - began)
+    least, first, later = seconds
+    step = 0.01 * (1 + 0.03 * 5)
     assert least < first < least + 2 * step
     assert later < least + step
 
 
 def test_what_other_processes_do_to_the_time_of_steps_changes_no_draft() -> None:
     """Forward passes over trees wait for others, most of the time, and take no more of the processor's time."""
-    model = tiny_model("llama")
-    inputs = prompts(1)
-    plain = model.generate(**inputs, max_new_tokens=120, do_sample=False)
-    futures = futures_of(inputs, plain)
-    chance = random.Random(5)
+    model, chance = tiny_model("llama"), random.Random(5)
+    plain = written(model, 120)
 
     def disturbed(module: Any, arguments: Any, options: dict[str, Any]) -> None:
         if options["input_ids"].shape[1] > 1 and chance.random() < 0.8:
             time.sleep(0.05)
 
     model.register_forward_pre_hook(disturbed, with_kwargs=True)
-    output = model.generate(
-        **inputs,
-        max_new_tokens=120,
-        do_sample=False,
-        custom_generate=entry.generate,
-        drafter=[Drafted(lambda prompt: Scripted(prompt, futures, right))],
-        return_dict_in_generate=True,
-    )
-    assert torch.equal(output.sequences, plain)
+    output = drafted(model, rightly(plain), plain)
     assert output.statistics.drafts.paused < 15
     assert output.statistics.mean_tokens > 3
 
@@ -135,18 +93,9 @@ def test_a_slow_service_that_adds_nothing_is_asked_less_while_the_rest_drafts_on
             time.sleep(0.02)
             return super().receive(timeout)
 
-    model = tiny_model("llama")
-    plain = model.generate(**prompts(1), max_new_tokens=120, do_sample=False)
+    model, slow = tiny_model("llama"), Slow(scored([], [], []))
+    plain = written(model, 120)
     store = rest_store.Datastore.open(write_datastore(tmp_path, Corpus(VOCABULARY, [[plain[0].tolist()]])))
-    slow = Slow(scored([], [], []))
-    output = model.generate(
-        **prompts(1),
-        max_new_tokens=120,
-        do_sample=False,
-        custom_generate=entry.generate,
-        drafter=[store, slow],
-        return_dict_in_generate=True,
-    )
-    assert torch.equal(output.sequences, plain)
+    output = drafted(model, [store, slow], plain)
     assert output.statistics.mean_tokens > 2
     assert len(slow.calls("receive")) < output.statistics.drafts.asked / 2

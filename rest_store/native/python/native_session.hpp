@@ -161,9 +161,8 @@ class NativeSession {
   void forget() { builder_.forget(); }
 
   std::size_t length() const { return builder_.text().size(); }
-  nb::bytes tail(std::size_t count) const {
-    const std::span<const Token> last = builder_.text().last(std::min(count, length()));
-    return nb::bytes(reinterpret_cast<const char*>(last.data()), last.size_bytes());
+  nb::bytes text() const {
+    return nb::bytes(reinterpret_cast<const char*>(builder_.text().data()), builder_.text().size_bytes());
   }
 
   void record(bool on) { builder_.record(on); }

@@ -125,7 +125,7 @@ void bind_sessions(nb::module_& module) {
       .def("accept", &NativeSession::accept, nb::arg("tokens"), nb::arg("top_k").none(), nb::arg("node_top_k").none())
       .def("forget", &NativeSession::forget)
       .def("length", &NativeSession::length)
-      .def("tail", &NativeSession::tail)
+      .def("text", &NativeSession::text)
       .def("record", &NativeSession::record)
       .def("recorded", &NativeSession::recorded);
 }

@@ -31,8 +31,10 @@ class RecycledLogits {
     if (top.size == 0) return;
     const std::lock_guard lock(mutex_);
     try {
-      for (std::size_t order = 1; order <= kRecycledOrders && order <= tail.size(); ++order)
+      for (std::size_t order = 1; order <= kRecycledOrders && order <= tail.size(); ++order) {
+        if (rows_.size() < kMaxRows && 2 * (used_ + 1) > rows_.size()) grow();
         likely_after(short_suffix(tail.last(order))).learn(top);
+      }
     } catch (const std::bad_alloc&) {
     }
   }
@@ -79,11 +81,6 @@ class RecycledLogits {
 
   // What is known after `key`, or a place for it.
   LikelyTokens& likely_after(const ShortSuffix& key) {
-    if (rows_.size() < kMaxRows && 2 * (used_ + 1) > rows_.size()) grow();
-    return place_for(key);
-  }
-
-  LikelyTokens& place_for(const ShortSuffix& key) {
     for (std::size_t way = 0; way < kWays; ++way) {
       Row& row = rows_[place_of(key, way)];
       if (row.likely.size() > 0 && row.key != key) continue;
@@ -101,7 +98,7 @@ class RecycledLogits {
     old.swap(rows_);
     used_ = 0;
     for (const Row& row : old)
-      if (row.likely.size() > 0) place_for(row.key) = row.likely;
+      if (row.likely.size() > 0) likely_after(row.key) = row.likely;
   }
 
   mutable ForkMutex mutex_;
