@@ -3,7 +3,7 @@
 The same recordings are replayed in the same order, with the same budget of nodes. Each way knows nothing at first, or
 the outputs of the recordings of --remember, and learns from each output once it was replayed, as in a program that
 runs. Of a package's ways all that are best for it are taken: of suffix decoding chains and trees and several factors;
-of dejavuu's drafters chains and trees. The best M of each is reported.
+of dejavuu's drafters chains and trees. The best M of each is reported; with a cost model the greatest modelled speed.
 
 Packages that are not installed are left out. Suffix decoding's cache needs a compiler and torch, dejavuu Python 3.13:
 pip install --no-build-isolation --no-deps arctic-inference==0.3.0; pip install dejavuu==0.2.0
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,9 +25,11 @@ import numpy.typing as npt
 from timing import percentiles
 
 from rest_store.bench.baselines import PromptLookupRule
+from rest_store.bench.cost_model import Batch, CostModel, batches_of
 from rest_store.bench.datastores import open_datastores
 from rest_store.bench.options import (
     Destination,
+    cost_model_options,
     datastores_option,
     every_option,
     recordings_option,
@@ -47,6 +50,7 @@ from rest_store.options import SETTINGS, max_nodes_option
 PACKAGES = {"arctic-inference": "arctic_inference", "dejavuu": "dejavuu"}
 DEPTH = 64  # of suffix decoding's trees, as documented
 FACTORS = (1.0, 4.0, 16.0, 64.0)  # draft tokens for each token of its match
+PROBABILITIES = (0.0, 0.1, 0.3)  # below which it drafts no token
 FROM_TEXT = ("rest", "sam_decoding", "asam", "suffix_decoding")  # of dejavuu
 FROM_LOGITS = ("token_recycling", "logit_spec", "stand")  # of dejavuu, where recordings have likely tokens
 WIDTHS = (1, 4)  # of dejavuu's trees; 1: chains
@@ -69,7 +73,7 @@ class SuffixDecoding:
         self._text = prompt
         cache.start_request(request, prompt)
 
-    def draft(self, max_nodes: int) -> TokenTree:
+    def draft(self, max_nodes: int, costs: object = None) -> TokenTree:
         """Return its tree."""
         context = self._text[-DEPTH:]
         draft = self._cache.speculate(self._request, context, max_spec_tokens=max_nodes, **self._settings)
@@ -101,7 +105,7 @@ class DejavuuRequest:
         self._observed = 0
         drafter.reset(self._text)
 
-    def draft(self, max_nodes: int) -> TokenTree:
+    def draft(self, max_nodes: int, costs: object = None) -> TokenTree:
         """Return its tree; its first node stands for the last token of the text."""
         arguments = (self._text, len(self._text), max_nodes)
         if self._width > 1:
@@ -162,8 +166,8 @@ def peers(
     yield "prompt lookup, 3-gram", lambda: lambda prompt: contextlib.nullcontext(PromptLookupRule(prompt))
     if "arctic-inference" in packages:
         for factor in FACTORS:
-            for tree in (True, False):
-                settings = {"min_token_prob": 0.0, "use_tree_spec": tree, "max_spec_factor": factor}
+            for tree, probability in itertools.product((True, False), PROBABILITIES):
+                settings = {"min_token_prob": probability, "use_tree_spec": tree, "max_spec_factor": factor}
                 yield "suffix decoding", partial(suffix_decoding, known, settings)
     if "dejavuu" in packages:
         for method in (*FROM_TEXT, *(FROM_LOGITS if likely else ())):
@@ -183,6 +187,7 @@ def peers(
 @tokenizer_option
 @max_nodes_option((16, 64), multiple=True)
 @every_option
+@cost_model_options
 @result_options
 def main(
     recordings: tuple[Path, ...],
@@ -191,6 +196,9 @@ def main(
     tokenizer: str | None,
     max_nodes: tuple[int, ...],
     every: int,
+    cost_model: Path | None,
+    batches: tuple[int, ...],
+    drafting_us: float | None,
     out: Destination,
 ) -> None:
     packages = [name for name, module in PACKAGES.items() if importlib.util.find_spec(module) is not None]
@@ -199,19 +207,21 @@ def main(
     reported = unfitted(read_all(recordings, stores, tokenizer)[::every], Calibration.default(), "bench_peers.py")
     has_logits = any(one.top_k.size for one in reported)
     rows: list[dict[str, Any]] = []
+    modelled = [None] if cost_model is None else batches_of(CostModel.read(cost_model), batches, drafting_us)
 
     def show(row: dict[str, Any]) -> None:
         rows.append(row)
         print(", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
 
     for knows, known in {"nothing": [], **remembered(remember, reported, stores, tokenizer)}.items():
-        for nodes in max_nodes:
+        for nodes, batch in itertools.product(max_nodes, modelled):
+            begin = {"knows": knows, "nodes": nodes, **({} if batch is None else {"batch": batch.rows})}
             best: dict[str, dict[str, Any]] = {}
             for name, make in peers(known, packages, identity.vocabulary_size if has_logits else 0):
                 times: list[float] = []
-                outcome = walk(reported, make(), max_nodes=nodes, times=times)
-                row = {"knows": knows, "nodes": nodes, "drafting": name, **figures_of(outcome, times)}
-                best[name] = max(best.get(name, row), row, key=lambda one: float(one["M"]))
+                outcome = walk(reported, make(), max_nodes=nodes, batch=batch, times=times)
+                row = {**begin, "drafting": name, **figures_of(outcome, times)}
+                best[name] = max(best.get(name, row), row, key=lambda one: float(one.get("modelled speed", one["M"])))
             for row in best.values():
                 show(row)
             local: list[object] = [PromptLookup(), *([RecycledLogits()] if has_logits else [])]
@@ -220,8 +230,8 @@ def main(
                 **({"session, recycled logits": local} if has_logits else {}),
                 **({"session, corpora": [*local, *stores.values()]} if stores else {}),
             }.items():
-                row = {"knows": knows, "nodes": nodes, "drafting": name}
-                show({**row, **remembering(reported, known, identity, sources, nodes)})
+                figures = remembering(reported, known, identity, sources, nodes, batch)
+                show({**begin, "drafting": name, **figures})
     write_result(out, "peers", click.get_current_context().params, ("numpy", *packages), rows)
 
 
@@ -231,13 +241,14 @@ def remembering(
     tokenizer: TokenizerIdentity,
     sources: Sequence[object],
     nodes: int,
+    batch: Batch | None,
 ) -> dict[str, Any]:
     """Return the figures of sessions with a live datastore that remembers `known`, and each recording in turn."""
     times: list[float] = []
     with new_live_datastore(tokenizer) as live:
         own = [*fresh(sources), live]  # logits of an earlier row would know these recordings
         outcome = Outcome.sum_of(
-            replay([one], own, Calibration.default(), max_nodes=nodes, share_logits=True, times=times)
+            replay([one], own, Calibration.default(), max_nodes=nodes, share_logits=True, batch=batch, times=times)
             for one, before in in_turn([*known, *recordings], live)
             if len(before) >= len(known)
         )
@@ -246,7 +257,10 @@ def remembering(
 
 def figures_of(outcome: Outcome, times: Sequence[float]) -> dict[str, Any]:
     step = percentiles(1e6 * seconds for seconds in times)
+    families = {name: round(one.modelled_speeds[0], 4) for name, one in outcome.by_family().items()}
+    speeds = {"modelled speed": round(outcome.modelled_speeds[0], 4), "modelled speeds of families": families}
     return {
+        **(speeds if outcome.modelled_speeds[0] else {}),
         "M": round(outcome.mean_accepted, 4),
         "median M": round(outcome.median_accepted, 4),
         "nodes a step": round(outcome.drafted, 2),

@@ -139,3 +139,8 @@ class Batch:
             position += min(accepted[position], length + 1)
             steps += 1
         return steps, seconds
+
+
+def batches_of(model: CostModel, rows: Sequence[int], drafting_us: float | None) -> list[Batch]:
+    """Return batches of so many rows, each drafted for in `drafting_us` microseconds; None: as measured."""
+    return [Batch(model, number, None if drafting_us is None else drafting_us / 1e6) for number in rows]

@@ -13,7 +13,7 @@ from typing import Any, TextIO
 import click
 
 from rest_store.drafting.calibration import Calibration
-from rest_store.options import FILE, PATH, Decorator, json_option, to_be_written
+from rest_store.options import FILE, PATH, Decorator, FloatRange, json_option, to_be_written
 
 
 def recordings_option(*, required: bool = True) -> Decorator[Any]:
@@ -45,6 +45,39 @@ tokenizer_option = click.option(
     show_default="the copy in the first datastore",
     help="Tokenizer of recordings that are text.",
 )
+
+
+def cost_model_options(command: Any) -> Any:
+    """Add `--cost-model`, `--batch` and `--drafting-us`."""
+    for option in (
+        click.option(
+            "--drafting-us",
+            metavar="N",
+            type=FloatRange(0),
+            show_default="as measured here",
+            help="Microseconds of drafting in a modelled step, for each row.",
+        ),
+        click.option(
+            "--batch",
+            "batches",
+            metavar="N",
+            multiple=True,
+            type=click.IntRange(1, 4096),
+            default=(1, 8, 32, 128),
+            help="Rows of a modelled step. Repeatable.",
+        ),
+        click.option(
+            "--cost-model",
+            metavar="FILE",
+            type=PATH,
+            help="Model an engine's speed: JSON with the seconds fixed, overhead, cached_token and verified_token. "
+            "Drafts are cut by these costs.",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
 every_option = click.option(
     "--every", metavar="N", default=1, type=click.IntRange(1), help="Take every n-th recording or prompt only."
 )

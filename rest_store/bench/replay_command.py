@@ -10,13 +10,14 @@ from typing import Any
 import click
 
 from rest_store.bench.baselines import PromptLookupRule, RestRule
-from rest_store.bench.cost_model import Batch, CostModel
+from rest_store.bench.cost_model import CostModel, batches_of
 from rest_store.bench.datastores import open_datastores
 from rest_store.bench.known import OTHERS, Variant, measure_known
 from rest_store.bench.options import (
     Destination,
     calibration_of,
     calibration_option,
+    cost_model_options,
     datastores_option,
     every_option,
     recordings_option,
@@ -33,7 +34,7 @@ from rest_store.datastore.render import counted
 from rest_store.datastore.store import Store
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
-from rest_store.options import PATH, FloatRange, max_nodes_option
+from rest_store.options import max_nodes_option
 
 _REST_NODES, _LOOKUP_NODES = 24, 10  # of the two rules
 
@@ -48,29 +49,7 @@ _REST_NODES, _LOOKUP_NODES = 24, 10  # of the two rules
 @click.option("--no-ablations", is_flag=True, help="Leave out the rows with each source alone or left out.")
 @click.option("--memory", is_flag=True, help="Replay also while a live datastore remembers the other recordings.")
 @remember_option
-@click.option(
-    "--cost-model",
-    metavar="FILE",
-    type=PATH,
-    help="Model the speed of an engine: JSON with the seconds fixed, overhead, cached_token and verified_token. Drafts "
-    "are cut by these costs.",
-)
-@click.option(
-    "--batch",
-    "batches",
-    metavar="N",
-    multiple=True,
-    type=click.IntRange(1, 4096),
-    default=(1, 8, 32, 128),
-    help="Rows of a modelled step. Repeatable.",
-)
-@click.option(
-    "--drafting-us",
-    metavar="N",
-    type=FloatRange(0),
-    show_default="as measured here",
-    help="Microseconds of drafting in a modelled step, for each row.",
-)
+@cost_model_options
 @result_options
 def replay_command(
     recordings: tuple[Path, ...],
@@ -129,7 +108,7 @@ def replay_command(
         results["rows"] = rows
     else:
         click.echo(f"speeds are modelled: {model.source}; drafting {_drafting(drafting_us)}")
-        steps = [Batch(model, rows, None if drafting_us is None else drafting_us / 1e6) for rows in batches]
+        steps = batches_of(model, batches, drafting_us)
         variants = [
             Variant(f"{'chains' if chains else 'trees'}, batch of {batch.rows}", max(max_nodes), batch, chains)
             for batch in steps

@@ -124,7 +124,7 @@ def test_all_of_ones_own_prompts_are_taken(folder: Path, tmp_path: Path) -> None
     assert f"2 prompts; left out: {known} that the calibration was fitted to\n" in shown
     other = tmp_path / "prompts.txt"
     status, shown = run(*command, "--calibration", other)
-    assert (status, f"Error: {other}: content is something else, expected calibration\n" in shown) == (1, True)
+    assert (status, f"Error: {other}: content is something else, expected a calibration\n" in shown) == (1, True)
 
 
 def test_what_cannot_be_compared_is_refused(folder: Path, tmp_path: Path) -> None:
