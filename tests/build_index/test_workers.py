@@ -20,7 +20,7 @@ from build_index.corpus_spec import CorpusSpec
 from build_index.memory import MIB
 from build_index.staging import kept_shards
 from rest_store.errors import CorpusFormatError, WorkerError
-from tests.shared.builds import command, contents, documents, leftovers, write_jsonl
+from tests.shared.builds import command, contents, documents, leftovers, run_build, write_jsonl
 from tests.shared.live import until
 from tests.shared.models import CHATML
 
@@ -100,6 +100,13 @@ def test_neither_slices_nor_batches_change_a_byte(corpora, tokenizer, out, expec
     monkeypatch.setattr(slices, "SLICE_CHARACTERS", size)
     build(options_of(corpora, tokenizer, out, workers=1))
     assert contents(out) == expected
+
+
+def test_a_system_without_affinity_uses_all_cores(corpora, tokenizer, out):
+    """Such as macOS."""
+    arguments = ["--corpus", corpora[2].path, "--tokenizer", tokenizer, "--out", out]
+    process = run_build(*arguments, before="import os\nif hasattr(os, 'sched_getaffinity'): del os.sched_getaffinity")
+    assert process.returncode == 0, process.stderr
 
 
 # --- Errors ----------------------------------------------------------------------------------------------------------

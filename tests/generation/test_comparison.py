@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from rest_store.generation import comparison
-from rest_store.generation.comparison import Speedup, in_turns
+from rest_store.generation.comparison import Comparison, Speedup, in_turns
 
 
 class Clock:
@@ -64,3 +64,10 @@ def test_a_few_disturbed_runs_do_not_hide_a_clear_result() -> None:
     speedup = Speedup.of(slow, fast)
     assert speedup.is_certain
     assert (speedup.median, speedup.low, speedup.high) == (2.0, 2.0, 2.0)
+
+
+def test_the_verdict_has_the_figures_beside_it() -> None:
+    runs = Speedup.of([2.0, 2.1], [1.0, 1.0])
+    said = str(Comparison(runs, True, 100, 2.05, 1.0, 16, 2.5))
+    assert "at 48.8 tokens a second, drafts at 100.0: 2.05 times as fast (2.00 to 2.10 in 2 pairs of runs)" in said
+    assert "M 2.50 if each pass verifies up to 16 draft tokens" in said

@@ -90,6 +90,13 @@ def test_the_command_refuses_numbers_and_places_before_it_loads_anything(words: 
     assert "not loaded" not in done.output
 
 
+def test_words_are_explained_where_they_first_stand() -> None:
+    text = " ".join(CliRunner().invoke(main, ["generate", "--help"]).output.split())
+    assert "M is the mean number of tokens that a pass writes; without drafts it is 1." in text
+    assert "Most draft tokens (nodes of the draft tree) that one forward pass verifies." in text
+    assert "--prepacked-weights Copy float32 weights into the layout that this CPU is fastest with" in text
+
+
 def test_what_was_not_loaded_is_named(tmp_path: Path, model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)

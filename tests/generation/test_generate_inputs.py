@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 
 import rest_store
 from rest_store.generation.generate import generate
-from tests.shared.tiny import prompts, tiny_model
+from tests.shared.tiny import Drafted, SameTree, prompts, tiny_model
 
 NEW = 30
 FIXED = {"max_new_tokens": NEW, "do_sample": False}
@@ -68,3 +69,35 @@ def test_keys_and_values_are_held_once() -> None:
     assert held
     assert set(held) == {0}
     assert cache.get_seq_length() == 14 + NEW - 1, "and given back at the end"
+
+
+class Copies(TorchDispatchMode):
+    """Counts the numbers that are copied in pieces of keys or values of at least `slots` tokens."""
+
+    def __init__(self, slots: int) -> None:
+        super().__init__()
+        self.slots, self.numbers = slots, 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        if function == torch.ops.aten.copy_.default and arguments[1].ndim > 3 and arguments[1].shape[-2] >= self.slots:
+            self.numbers += arguments[1].numel()
+        return function(*arguments, **(options or {}))
+
+
+def test_a_long_cache_is_taken_over_with_one_copy_also_if_the_first_tree_is_wide() -> None:
+    model = tiny_model("llama", positions=2048)
+    cache = DynamicCache(config=model.config)
+    first = model.generate(prompts(1, 1000)["input_ids"], past_key_values=cache, max_new_tokens=1, do_sample=False)
+    with Copies(1000) as copies:
+        model.generate(
+            torch.cat([first, prompts(1, 6)["input_ids"]], dim=1),
+            past_key_values=cache,
+            max_new_tokens=8,
+            do_sample=False,
+            custom_generate=generate,
+            drafter=[Drafted(lambda _: SameTree([[token, *more] for more in ([], [3, 4, 5]) for token in range(90)]))],
+            max_nodes=400,
+            adaptive=False,
+        )
+    assert cache.get_seq_length() == 1000 + 1 + 6 + 8 - 1
+    assert copies.numbers == sum(layer.keys[:, :, :1007].numel() * 2 for layer in cache.layers)

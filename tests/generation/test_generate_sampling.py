@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     LogitsProcessorList,
     TemperatureLogitsWarper,
@@ -79,6 +80,33 @@ def test_a_batch_draws_the_same_with_the_same_seed_whatever_is_drafted() -> None
             assert torch.equal(output[0], expected)
             assert torch.equal(output[1], after), "as many draws from torch's own generator"
     assert not torch.equal(expected, write(7, None)[0])
+
+
+class Numbers(TorchDispatchMode):
+    """Counts the numbers that operators return."""
+
+    total = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+        output = function(*arguments, **(options or {}))
+        self.total += output.numel() if isinstance(output, torch.Tensor) else 0
+        return output
+
+
+@pytest.mark.parametrize("options", [{}, {"encoder_repetition_penalty": 1.3}, {"encoder_no_repeat_ngram_size": 2}])
+def test_a_token_of_a_large_batch_costs_what_one_of_a_small_batch_costs(options: dict[str, Any]) -> None:
+    model, totals = tiny_model("llama"), []
+    for rows in (4, 32):
+        with Numbers() as numbers:
+            model.generate(
+                prompts(1)["input_ids"].expand(rows, -1),
+                max_new_tokens=8,
+                do_sample=True,
+                **options,
+                custom_generate=entry.generate,
+            )
+        totals.append(numbers.total / rows)
+    assert totals[1] < 1.1 * totals[0]
 
 
 def surprise(observed: Counter[Any], expected: dict[Any, float], draws: int) -> float:

@@ -118,3 +118,11 @@ def test_files_come_from_volumes_that_are_read_only(kinds: dict[str, Any], conta
     assert datastore.parent == Path(mounts["datastores"]["mountPath"])
     assert options["token_file"].parent == Path(mounts["secrets"]["mountPath"])
     assert container["securityContext"]["readOnlyRootFilesystem"]
+
+
+def test_the_image_is_that_of_the_dockerfile(kinds: dict[str, Any], container: dict[str, Any]) -> None:
+    dockerfile = (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8")
+    assert f'ENTRYPOINT ["{PROGRAM}", "serve"]' in dockerfile
+    pod = kinds["StatefulSet"]["spec"]["template"]["spec"]
+    assert f"USER {pod['securityContext']['runAsUser']}\n" in dockerfile
+    assert f'version = "{container["image"].partition(":")[2]}"' in (ROOT / "pyproject.toml").read_text("utf-8")
