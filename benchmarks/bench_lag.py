@@ -21,7 +21,6 @@ import click
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.bench.datastores import open_datastores
 from rest_store.bench.options import Destination, datastores_option, every_option, recordings_option, result_options
 from rest_store.bench.recordings import Recording, read_recordings, unfitted
 from rest_store.bench.replay import Drafter, Tokens, walk
@@ -31,6 +30,7 @@ from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.engines.vllm.candidates import Candidate
+from rest_store.live.opening import open_datastores
 from rest_store.options import SETTINGS
 
 WAYS = {  # steps that a lookup is ahead; -1: there is none

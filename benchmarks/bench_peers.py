@@ -26,7 +26,6 @@ from timing import percentiles
 
 from rest_store.bench.baselines import PromptLookupRule
 from rest_store.bench.cost_model import Batch, CostModel, batches_of
-from rest_store.bench.datastores import open_datastores
 from rest_store.bench.options import (
     Destination,
     cost_model_options,
@@ -45,6 +44,7 @@ from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
+from rest_store.live.opening import open_datastores
 from rest_store.options import SETTINGS, max_nodes_option
 
 PACKAGES = {"arctic-inference": "arctic_inference", "dejavuu": "dejavuu"}

@@ -31,7 +31,6 @@ import numpy as np
 from timing import percentiles
 from walks import CONTEXT, Walk, long_walks
 
-from rest_store.bench.datastores import open_datastores
 from rest_store.bench.options import (
     Destination,
     datastores_option,
@@ -43,6 +42,7 @@ from rest_store.bench.recordings import read_recordings, split
 from rest_store.bench.results import write_result
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
+from rest_store.live.opening import open_datastores
 from rest_store.options import SETTINGS
 from rest_store.service.client.client import DatastoreClient
 

@@ -11,7 +11,6 @@ import click
 
 from rest_store.bench.baselines import PromptLookupRule, RestRule
 from rest_store.bench.cost_model import CostModel, batches_of
-from rest_store.bench.datastores import open_datastores
 from rest_store.bench.known import OTHERS, Variant, measure_known
 from rest_store.bench.options import (
     Destination,
@@ -34,6 +33,7 @@ from rest_store.datastore.render import counted
 from rest_store.datastore.store import Store
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
+from rest_store.live.opening import open_datastores
 from rest_store.options import max_nodes_option
 
 _REST_NODES, _LOOKUP_NODES = 24, 10  # of the two rules

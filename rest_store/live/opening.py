@@ -1,7 +1,8 @@
-"""Opening a datastore of either kind, frozen or live, here or elsewhere."""
+"""Opening datastores of either kind, frozen or live, here or elsewhere."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -47,3 +48,19 @@ def open_store(
         return LiveDatastore.open(path, tokenizer=tokenizer, read_only=True, cache=cache, token=token, tls=tls)
     except (LiveFormatError, ServiceUnavailableError, DeadlineError):  # it is frozen, or the service cannot say so
         return Datastore.open(path, tokenizer=tokenizer, cache=cache, token=token, tls=tls)
+
+
+def open_datastores(paths: Sequence[Path]) -> dict[str, Datastore | LiveDatastore]:
+    """Return datastores, frozen or live, by the names of their folders; by their paths where several have one name.
+
+    Raises:
+        TokenizerMismatchError: they were built with different tokenizers.
+    """
+    names = [path.resolve().name for path in paths]
+    stores = {
+        name if names.count(name) == 1 else str(path): open_store(path) for name, path in zip(names, paths, strict=True)
+    }
+    opened = list(stores.values())
+    for store in opened[1:]:
+        opened[0].tokenizer.require_same(store.tokenizer, store.path)
+    return stores
