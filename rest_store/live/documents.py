@@ -180,12 +180,6 @@ class Documents(Database):
                     removals.append(Removal(newest + len(removals) + 1, number, number, deleted))
         return removals
 
-    def before(self, epoch: int, namespace: str) -> list[int]:
-        """Return the numbers of the documents of a namespace that are of an earlier epoch."""
-        query = "SELECT number FROM documents WHERE namespace = ? AND epoch < ? ORDER BY number"
-        with self._named_errors("read"):
-            return [int(row[0]) for row in self._database.execute(query, (namespace, epoch))]
-
     def between(self, first: int, last: int) -> list[tuple[str, int]]:
         """Return namespace and number of each document `first .. last`, in their order."""
         query = "SELECT namespace, number FROM documents WHERE number BETWEEN ? AND ? ORDER BY number"
@@ -193,10 +187,11 @@ class Documents(Database):
             return self._database.execute(query, (first, last)).fetchall()
 
     def outdated(self, max_epochs: int, namespace: str) -> list[int]:
-        """Return the numbers of those that are of an epoch before the last `max_epochs`."""
+        """Return the numbers of the documents of a namespace that are of an epoch before the last `max_epochs`."""
+        query = "SELECT number FROM documents WHERE namespace = ? AND epoch < ? ORDER BY number"
         with self._named_errors("read"):
             last = self._number("SELECT coalesce(max(epoch), 0) FROM documents WHERE namespace = ?", namespace)
-        return self.before(last - max_epochs + 1, namespace)
+            return [int(row[0]) for row in self._database.execute(query, (namespace, last - max_epochs + 1))]
 
     def last_time(self) -> float:
         """Return when the newest document was added, in seconds since 1970; 0.0 if there is none."""

@@ -275,10 +275,6 @@ class LiveDatastore(Store):
         """
         return self._writer().delete(document_ids("delete", ids), namespace)
 
-    def delete_before(self, epoch: int, *, namespace: str = "") -> int:
-        """Delete the documents of a namespace that are of an earlier epoch; otherwise as `delete`."""
-        return self._writer().delete_before(epoch, namespace)
-
     def limit(
         self,
         namespace: str,

@@ -215,12 +215,6 @@ class Replica:
         self._wait(number)
         return count
 
-    def delete_before(self, epoch: int, namespace: str = "") -> int:
-        """Delete the documents of earlier epochs, likewise."""
-        count, number = self._upstream.delete_before(epoch, namespace=namespace)
-        self._wait(number)
-        return count
-
     def _wait(self, number: int) -> None:
         """Return once change `number` is visible here; raise DeadlineError if it is not for long."""
         if not self.segments.wait(number - 1, _PATIENCE):

@@ -117,8 +117,5 @@ class Upstream(Protocol):
     def delete(self, ids: Sequence[str], *, namespace: str) -> tuple[int, int]:
         """Delete documents; return how many there were, and the number of a change with which they are gone."""
 
-    def delete_before(self, epoch: int, *, namespace: str) -> tuple[int, int]:
-        """Delete the documents of earlier epochs, likewise."""
-
     def close(self) -> None:
         """Disconnect; `changes` ends with an error. May be called again, by any thread."""

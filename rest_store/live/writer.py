@@ -134,10 +134,6 @@ class Writer:
         digests = [digest_of(id, namespace) for id in ids]
         return self._remove(namespace, lambda: self._beside.numbers(digests).values())
 
-    def delete_before(self, epoch: int, namespace: str = "") -> int:
-        """Delete the documents of earlier epochs, likewise."""
-        return self._remove(namespace, lambda: self._beside.before(epoch, namespace))
-
     def _remove(self, namespace: str, find: Callable[[], Iterable[int]], *, deleted: bool = True) -> int:
         """Remove what `find` returns the numbers of; it is called by the holder of `_sorting`."""
         with self._sorting:

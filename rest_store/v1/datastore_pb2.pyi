@@ -255,16 +255,14 @@ class AddResponse(_message.Message):
     def __init__(self, added: _Optional[_Iterable[str]] = ..., sequence: _Optional[int] = ...) -> None: ...
 
 class DeleteRequest(_message.Message):
-    __slots__ = ("datastore", "ids", "namespace", "before_epoch")
+    __slots__ = ("datastore", "ids", "namespace")
     DATASTORE_FIELD_NUMBER: _ClassVar[int]
     IDS_FIELD_NUMBER: _ClassVar[int]
     NAMESPACE_FIELD_NUMBER: _ClassVar[int]
-    BEFORE_EPOCH_FIELD_NUMBER: _ClassVar[int]
     datastore: str
     ids: _containers.RepeatedScalarFieldContainer[str]
     namespace: str
-    before_epoch: int
-    def __init__(self, datastore: _Optional[str] = ..., ids: _Optional[_Iterable[str]] = ..., namespace: _Optional[str] = ..., before_epoch: _Optional[int] = ...) -> None: ...
+    def __init__(self, datastore: _Optional[str] = ..., ids: _Optional[_Iterable[str]] = ..., namespace: _Optional[str] = ...) -> None: ...
 
 class DeleteResponse(_message.Message):
     __slots__ = ("deleted", "sequence")

@@ -60,9 +60,6 @@ def test_groups_and_epochs_are_kept(live: LiveDatastore) -> None:
     assert kept == [([1, 2], "first", 1), ([1, 3], "first", 1), ([1, 4], "second", 2)]
     assert [document.tokens.tolist() for document in live.documents(namespace="one", group="first")] == [[1, 2], [1, 3]]
     assert [document.tokens.tolist() for document in live.documents(group="first")] == [[1, 5]]
-    assert live.delete_before(2, namespace="one") == 2
-    assert (one.count([1]), live.count([1])) == (1, 1)
-    assert live.delete_before(2, namespace="one") == 0
 
 
 def test_documents_are_read_while_others_come_and_go(live: LiveDatastore) -> None:
@@ -80,8 +77,8 @@ def test_documents_are_read_while_others_come_and_go(live: LiveDatastore) -> Non
 
 def test_no_file_holds_what_was_deleted_of_a_namespace(live: LiveDatastore) -> None:
     secret = live.namespace("secret name")
-    secret.add([SECRET, [1, 2]], group="secret group", epoch=1)
-    assert live.delete_before(2, namespace="secret name") == 2
+    ids = secret.add([SECRET, [1, 2]], group="secret group", epoch=1)
+    assert live.delete(ids, namespace="secret name") == 2
     stored = file_bytes(live.path)
     assert SECRET_BYTES not in stored
     assert b"secret group" not in stored

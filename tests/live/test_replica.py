@@ -94,7 +94,7 @@ def test_what_is_changed_here_is_changed_at_the_service_and_visible_when_it_retu
             assert [document.group for document in replica.documents(namespace="one")] == ["first"] * 2
             assert replica.delete(["a"], namespace="one") == 1
             assert [store.namespace("one").count([1, 2]) for store in (replica, live)] == [0, 0]
-            assert replica.delete_before(2, namespace="one") == 1
+            assert replica.delete(["b"], namespace="one") == 1
             assert live.namespace("one").count([1]) == 0
             assert len(replica.add([[1, 9]])) == 1
             assert replica.add([]) == []

@@ -82,7 +82,7 @@ def test_a_token_reads_writes_and_follows_its_namespaces_alone(service: Service)
         client(service, "one", "one") as one,
         client(service, "two", "two") as two,
     ):
-        every.add([[20, 21, 22]], namespace="two", group="g", epoch=1)
+        others = every.add([[20, 21, 22]], namespace="two", group="g", epoch=1)
         every.add([[20]], namespace="")
         ids = one.add([[20, 21, 23]], ["id"])
         assert (one.count([20, 21]), two.count([20, 21]), every.count([20, 21])) == (1, 1, 1)
@@ -91,7 +91,7 @@ def test_a_token_reads_writes_and_follows_its_namespaces_alone(service: Service)
         for call in (
             lambda: one.add([[1]], namespace="two"),
             lambda: one.delete(["id"], namespace=""),
-            lambda: one.delete_before(5, namespace="two"),
+            lambda: one.delete(others, namespace="two"),
             lambda: client(service, "two", "one").count([1]),
             lambda: client(service, "one").draft([1]),
         ):
@@ -101,5 +101,5 @@ def test_a_token_reads_writes_and_follows_its_namespaces_alone(service: Service)
         assert [spaces for _, spaces in found.values()] == [{"one"}, {"two"}, {"", "one", "two"}]
         assert len({id for id, _ in found.values()}) == 3, "a token of other namespaces begins anew"
         assert one.delete(ids) == 1
-        assert every.delete_before(2, namespace="two") == 1
+        assert every.delete(others, namespace="two") == 1
     refused(DocumentError, lambda: client(service, "writer", "x" * 257), "a namespace")

@@ -75,10 +75,6 @@ class InProcess:
         live = self._service.require()
         return live.delete(ids, namespace=namespace), live.newest_change
 
-    def delete_before(self, epoch: int, *, namespace: str) -> tuple[int, int]:
-        live = self._service.require()
-        return live.delete_before(epoch, namespace=namespace), live.newest_change
-
     def close(self) -> None:
         self._closed.set()
 

@@ -53,7 +53,6 @@ class AsyncDatastoreClient:
     draft_batch = _awaited(DatastoreClient.draft_batch)
     add = _awaited(DatastoreClient.add)
     delete = _awaited(DatastoreClient.delete)
-    delete_before = _awaited(DatastoreClient.delete_before)
     close = _awaited(DatastoreClient.close)
 
     async def draft_session(self, sources: Sequence[object], prompt: IntSequence, **options: Any) -> AsyncDraftSession:

@@ -248,17 +248,6 @@ class DatastoreClient:
         """
         return self._write(lambda some: some.delete(ids, datastore, namespace), timeout)
 
-    def delete_before(
-        self,
-        epoch: int,
-        *,
-        datastore: str | None = None,
-        namespace: str | None = None,
-        timeout: float = WRITE_SECONDS,
-    ) -> int:
-        """Delete the documents of a namespace that are of an earlier epoch; otherwise as `delete`."""
-        return self._write(lambda some: some.delete([], datastore, namespace, epoch), timeout)
-
     def _write(self, make: Callable[[Requests], Request[tuple[T, int]]], timeout: float) -> T:
         return self._parts.ask(make, _ends(timeout))[0][0]  # parts are frozen, so that none makes a request
 

@@ -137,10 +137,6 @@ class ServiceUpstream:
         """Delete documents; return how many there were, and the number of a change with which they are gone."""
         return self._write(lambda requests: requests.delete(ids, None, namespace))
 
-    def delete_before(self, epoch: int, *, namespace: str) -> tuple[int, int]:
-        """Delete the documents of earlier epochs, likewise."""
-        return self._write(lambda requests: requests.delete([], None, namespace, epoch))
-
     def _write(self, make: Callable[[Requests], Request[T]]) -> T:
         [answer] = self._parts.ask(make, time.monotonic() + WRITE_SECONDS)
         return answer

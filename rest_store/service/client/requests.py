@@ -186,20 +186,16 @@ class Requests:
 
         return Request("Add", message.SerializeToString(), decode)
 
-    def delete(
-        self, ids: Sequence[str], datastore: str | None, namespace: str | None, before_epoch: int | None = None
-    ) -> Request[tuple[int, int]]:
-        """Delete documents of a live datastore, likewise; those of earlier epochs, too, if one is given."""
+    def delete(self, ids: Sequence[str], datastore: str | None, namespace: str | None) -> Request[tuple[int, int]]:
+        """Delete documents of a live datastore, likewise."""
         known = document_ids("delete", ids)
         message = pb.DeleteRequest(
             datastore=self.live_name(datastore), ids=known, namespace=self._namespace("delete", namespace)
         )
-        if before_epoch is not None:
-            message.before_epoch = limit("epoch", before_epoch, _MOST_EPOCH, least=0, where="delete")
 
         def decode(answer: bytes, target: str) -> tuple[int, int]:
             response = parse(pb.DeleteResponse, answer, target)
-            if response.deleted > len(known) and before_epoch is None:
+            if response.deleted > len(known):
                 raise ProtocolError(describe(target, "number of documents", response.deleted, f"at most {len(known)}"))
             return response.deleted, response.sequence
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from rest_store.errors import StorageError, WriterError
 from rest_store.service.server.catalog import Catalog, HostedDatastore
@@ -18,9 +18,6 @@ from rest_store.v1 import datastore_pb2 as pb
 _MOST_BYTES = 64 << 20  # of all requests that are not done yet
 _PART_BYTES = 1 << 10  # that a request, and each of its documents or ids, counts for beside its message
 _THREADS = 4  # callers that share a commit
-
-if TYPE_CHECKING:
-    from rest_store.live.live_datastore import LiveDatastore
 
 T = TypeVar("T")
 W = TypeVar("W", pb.AddRequest, pb.DeleteRequest)
@@ -65,13 +62,9 @@ class Writes:
         served = self._catalog.one(request.datastore, live=True)
         require_few("ids", len(request.ids), self._limits.max_contexts)
         ids, namespace = list(request.ids), request.namespace
-        epoch = request.before_epoch if request.HasField("before_epoch") else None
-
-        def delete(live: LiveDatastore) -> int:
-            deleted = live.delete(ids, namespace=namespace) if ids else 0
-            return deleted if epoch is None else deleted + live.delete_before(epoch, namespace=namespace)
-
-        deleted, sequence = await self._carried_out(served, delete, data, ids)
+        deleted, sequence = await self._carried_out(
+            served, lambda live: live.delete(ids, namespace=namespace), data, ids
+        )
         return pb.DeleteResponse(deleted=deleted, sequence=sequence).SerializeToString()
 
     def _parsed(self, kind: type[W], data: bytes, grant: Grant) -> W:
