@@ -37,6 +37,7 @@ class MemberSettings:
         learn: whether the calibration learns from what is accepted.
         tokenizer: of the session; None: that of the datastores.
         prompt_lookup: whether the text is a source.
+        references: int32[n] each; prompt lookup searches these, too.
         recycled_logits: key under which sessions share recycled logits; None: these are no source.
         origins: what the session calls the sources.
     """
@@ -44,6 +45,7 @@ class MemberSettings:
     learn: bool
     tokenizer: TokenizerIdentity | None
     prompt_lookup: bool = False
+    references: Sequence[npt.NDArray[np.int32]] = ()
     recycled_logits: bytes | None = None
     origins: Origins = _ORIGINS
 
@@ -53,7 +55,12 @@ class Member(Protocol):
 
     It may be lost at any time; a later `send` then opens it again with the text, at the earliest after a pause that
     grows with each failure.
+
+    Attributes:
+        has_references: whether it searches the references of the settings.
     """
+
+    has_references: bool
 
     def send(self, limits: DraftLimits) -> None:
         """Send what was accepted since the last step, and ask for the next tree; waits for nothing.

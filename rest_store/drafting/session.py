@@ -87,7 +87,7 @@ class DraftSession:
         source_timeout: seconds that a step waits for services, from 0 on; None: as long as their clients do.
         references: texts that the output will probably resemble, 1-D integers each, the likeliest last: an edited file,
             an earlier answer to the same prompt, a template. Prompt lookup, which must be among `sources`, searches
-            them, too. They are no part of the text, and services do not get them.
+            them, too. They are no part of the text. Services search them, too, unless their clients keep the text.
 
     Raises:
         SourceError: an object is not a source, is given twice, or there are too many; or there are references, but no

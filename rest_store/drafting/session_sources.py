@@ -140,7 +140,6 @@ class SessionSources:
         for reference in references:
             self.native.add_reference(reference)
         self.native.prompt(prompt)
-        self._references = bool(references)
         recycled = next((source.key for source in sources if isinstance(source, RecycledLogits)), None)
         for place, (name, source) in enumerate(zip(self._names, sources, strict=True)):
             if isinstance(source, Store | PromptLookup | RecycledLogits):
@@ -148,11 +147,12 @@ class SessionSources:
             assert isinstance(source, MemberSource)  # as `require_sources` has checked
             self.elsewhere |= 1 << place
             origins = Origins(1 << place, places.get(PromptLookup, 0), places.get(RecycledLogits, 0))
-            settings = MemberSettings(learn, tokenizer, PromptLookup in places, recycled, origins)
+            settings = MemberSettings(learn, tokenizer, PromptLookup in places, references, recycled, origins)
             try:
                 self.members += [OpenMember(name, member) for member in source.members(settings, self._text)]
             except Exception as error:
                 self._left_out.append(Drop.of(name, error))
+        self._searches_references = bool(references) and not all(one.member.has_references for one in self.members)
 
     def _text(self) -> npt.NDArray[np.int32]:
         return np.frombuffer(self.native.text(), np.int32)
@@ -167,7 +167,7 @@ class SessionSources:
     @property
     def drafts_here(self) -> bool:
         """Whether the kernel's tree is a part of the session's, also if members answer."""
-        return not self.members or bool(self.datastores) or self._references
+        return not self.members or bool(self.datastores) or self._searches_references
 
     def send(self, limits: DraftLimits, *, services: bool) -> None:
         """Ask the members for the next step, if `services` are to be asked."""

@@ -71,18 +71,20 @@ class DraftSessionRequest(_message.Message):
     def __init__(self, open: _Optional[_Union[SessionOpening, _Mapping]] = ..., accepted: _Optional[_Iterable[_Union[Accepted, _Mapping]]] = ..., draft: _Optional[_Union[TreeRequest, _Mapping]] = ...) -> None: ...
 
 class SessionOpening(_message.Message):
-    __slots__ = ("selection", "tokens", "prompt_lookup", "recycled_logits", "fixed_calibration")
+    __slots__ = ("selection", "tokens", "prompt_lookup", "recycled_logits", "fixed_calibration", "references")
     SELECTION_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     PROMPT_LOOKUP_FIELD_NUMBER: _ClassVar[int]
     RECYCLED_LOGITS_FIELD_NUMBER: _ClassVar[int]
     FIXED_CALIBRATION_FIELD_NUMBER: _ClassVar[int]
+    REFERENCES_FIELD_NUMBER: _ClassVar[int]
     selection: Selection
     tokens: bytes
     prompt_lookup: bool
     recycled_logits: bytes
     fixed_calibration: bool
-    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., tokens: _Optional[bytes] = ..., prompt_lookup: bool = ..., recycled_logits: _Optional[bytes] = ..., fixed_calibration: bool = ...) -> None: ...
+    references: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., tokens: _Optional[bytes] = ..., prompt_lookup: bool = ..., recycled_logits: _Optional[bytes] = ..., fixed_calibration: bool = ..., references: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class TopK(_message.Message):
     __slots__ = ("k", "tokens")

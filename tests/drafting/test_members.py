@@ -23,7 +23,7 @@ from rest_store.errors import (
     ServiceUnavailableError,
     TokenizerMismatchError,
 )
-from tests.shared.members import Elsewhere, ScriptedSource, scored
+from tests.shared.members import Elsewhere, LocalMember, ScriptedSource, scored
 from tests.shared.strategies import ONE_TO_NINE, Corpus, contexts, corpora, identity, open_datastore, refused
 
 TEXT = [3, 7, 5, 3, 7]
@@ -74,11 +74,18 @@ def test_trees_of_several_members_and_of_here_are_merged(data: st.DataObject) ->
             assert tree.scores.tolist() == expected.scores.tolist()
 
 
-def test_references_are_drafted_from_here_beside_a_member(store: Datastore) -> None:
-    with DraftSession([Elsewhere([store]), PromptLookup()], [1, 2], references=[[1, 2, 77, 78]]) as session:
+@pytest.mark.parametrize("has_references", [True, False])
+def test_members_search_references_or_these_are_drafted_from_here(
+    store: Datastore, monkeypatch: pytest.MonkeyPatch, has_references: bool
+) -> None:
+    monkeypatch.setattr(LocalMember, "has_references", has_references)
+    options: Any = {"prompt": [1, 2], "references": [[1, 2, 77, 78]]}
+    with DraftSession([Elsewhere([store]), PromptLookup()], **options) as session:
         tree = session.draft(16)
         assert len(tree.longest_path([77, 78])) == 2
         assert len(tree.longest_path([3])) == 1
+    with DraftSession([store, PromptLookup()], **options) as here:
+        assert (tree == here.draft(16)) == has_references
 
 
 def test_origins_are_those_of_the_session(store: Datastore) -> None:

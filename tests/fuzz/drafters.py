@@ -34,6 +34,8 @@ class Source:
     It drafts how known texts go on, in right trees and in wrong ones, and fails at times in the ways of `faults`.
     """
 
+    has_references = False
+
     def __init__(self, texts: list[list[int]], chance: random.Random, faults: frozenset[str]) -> None:
         self.texts, self.chance, self.faults = texts, chance, faults
         self.context: list[int] = []

@@ -92,6 +92,7 @@ def some_session(chance: random.Random) -> list[bytes]:
         tokens=np.array(text, "<i4").tobytes(), prompt_lookup=True, recycled_logits=chance.choice([b"", b"key"])
     )
     opening.selection.datastores.append(chance.choice(["one", "two"]))
+    opening.references.extend([opening.tokens] * chance.choice([0, 0, 1, 3]))
     messages = [pb.DraftSessionRequest(open=opening)]
     for _ in range(chance.randrange(12)):
         tokens = [token % 9 for token in some_tokens(chance)] or [1]

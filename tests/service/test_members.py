@@ -104,12 +104,15 @@ def openings(relay: Relay) -> list[pb.SessionOpening]:
 def test_any_steps_give_the_trees_in_process(steady: Service, numbers: Path, data: st.DataObject) -> None:
     text = data.draw(st.lists(st.integers(0, 9), min_size=1, max_size=12)) * data.draw(st.integers(1, 4))
     names = data.draw(st.sampled_from([["one"], ["two", "one"]]))
+    references = [np.array([*range(9), *text], np.int32)] * data.draw(st.integers(0, 2))
     budgets = st.sampled_from([1, 3, 16, 64])
     costs = st.sampled_from([[], [1.0, 1.1, 1.2], list(1 + 0.02 * np.arange(65))])
     stores = [Datastore.open(numbers) for _ in names]
     with (
-        DraftSession([*stores, PromptLookup(), RecycledLogits()], text) as here,
-        stepping(steady.target, text=text, datastore=names, recycled_logits=uuid4().bytes) as there,
+        DraftSession([*stores, PromptLookup(), RecycledLogits()], text, references=references) as here,
+        stepping(
+            steady.target, text=text, datastore=names, recycled_logits=uuid4().bytes, references=references
+        ) as there,
     ):
         for token in data.draw(st.lists(st.integers(0, 9), max_size=6)):
             nodes, cost = data.draw(budgets), data.draw(costs)
@@ -151,11 +154,14 @@ def test_a_step_is_one_small_message(steady: Service) -> None:
 def test_without_the_text_only_its_end_is_sent(steady: Service) -> None:
     text = [*range(100, 200), *TEXT]
     with Relay(steady.target) as relay:
-        with stepping(relay.target, text=text, send_text=False) as stepper:
+        references = [np.array(text, np.int32)]
+        with stepping(relay.target, text=text, send_text=False, references=references) as stepper:
+            assert not stepper.member.has_references
             assert len(stepper.step()) > 0
             stepper.accept(3, top_k=[[5, 6]] * 100)
             assert len(stepper.step()) > 0
         assert relay.tokens() == [*text[-64:], 3]
+        assert not any(opening.references for opening in openings(relay))
 
 
 def test_settings_of_a_session_are_sent(steady: Service) -> None:

@@ -33,6 +33,8 @@ class ScriptedSource:
         log: what it was called with, in order.
     """
 
+    has_references = False
+
     def __str__(self) -> str:
         return "scripted"
 
@@ -99,6 +101,8 @@ class Elsewhere:
 class LocalMember:
     """A member that is a session of this process."""
 
+    has_references = True
+
     def __init__(
         self, stores: Sequence[object], settings: MemberSettings, text: Text, logits: dict[bytes, RecycledLogits]
     ) -> None:
@@ -114,6 +118,7 @@ class LocalMember:
             text(),
             learn=settings.learn,
             tokenizer=settings.tokenizer,
+            references=settings.references if self.has_references else (),
         )
         self._accepted: list[tuple[Any, ...]] = []
         self._limits: DraftLimits | None = None

@@ -64,6 +64,8 @@ def some_message(chance: random.Random, kind: type[Message]) -> Message:
                 setattr(message, field.name, chance.choice(FRACTIONS))
         elif kind in (pb.Document, pb.SessionOpening) and field.name == "tokens" and chance.random() < 0.7:
             message.tokens = np.array(some_tokens(chance), "<u4").tobytes()
+        elif field.name == "references":
+            value.extend(np.array(some_tokens(chance), "<u4").tobytes() for _ in range(times))
         elif field.type == field.TYPE_BYTES:
             setattr(message, field.name, chance.randbytes(chance.choice([0, 4, 8, 16, 64, 65, 400])))
         elif field.type == field.TYPE_BOOL:

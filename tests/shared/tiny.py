@@ -131,6 +131,8 @@ class Drafted:
 
 
 class _Member:
+    has_references = False
+
     def __init__(self, session: Any) -> None:
         self.session = session
         self.close = session.close

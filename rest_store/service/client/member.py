@@ -68,6 +68,7 @@ class ServiceMember:
         self._text = text
         self._timeout = timeout
         self._sent = slice(most_sent and -most_sent, None)
+        self.has_references = most_sent is None
         self._endpoint = part.preferred
         self._closed = False
         # Of the stream:
@@ -221,12 +222,14 @@ class ServiceMember:
         if settings.tokenizer is not None:
             settings.tokenizer.require_same(requests.info.tokenizer, f"{target}: draft session")
         tokens = self._text()[self._sent]
-        most = requests.info.limits["max_session_tokens"]
-        if len(tokens) > most:
-            raise MessageSizeError(describe(target, "number of tokens of a session", len(tokens), f"at most {most}"))
+        references = settings.references if self.has_references else ()
+        most, size = requests.info.limits["max_session_tokens"], len(tokens) + sum(1 + len(one) for one in references)
+        if size > most:
+            raise MessageSizeError(describe(target, "number of tokens of a session", size, f"at most {most}"))
         opening = self._next.open
         opening.selection.CopyFrom(requests.selection)
         opening.tokens = tokens.astype("<i4").tobytes()
+        opening.references.extend(reference.astype("<i4").tobytes() for reference in references)
         self._length = len(tokens)
         opening.prompt_lookup = settings.prompt_lookup
         opening.recycled_logits = settings.recycled_logits or b""

@@ -79,7 +79,8 @@ class ServedSession:
         self._native: Any = None  # the kernel session, once it is open
         self._datastores: list[OpenStore] = []  # that the kernel session reads
         self._opening = opening
-        self._grow(len(opening.tokens) // 4, 0)
+        references = sum(1 + len(reference) // 4 for reference in opening.references)
+        self._grow(references + len(opening.tokens) // 4, 0)
         self.opens_at_once = self._length <= _SMALL_TOKENS
 
     def _grow(self, tokens: int, nodes: int) -> None:
@@ -137,6 +138,7 @@ class ServedSession:
     def open(self) -> None:
         """Take in the text of the opening, before the first step; in any thread. Raises as `run`."""
         opening = self._opening
+        references = [text_of(reference, self._vocabulary_size) for reference in opening.references]
         text = text_of(opening.tokens, self._vocabulary_size)
         sources: list[object] = [datastore.store for datastore in self._served]
         if opening.prompt_lookup:
@@ -146,6 +148,8 @@ class ServedSession:
         with reading(self._served):
             native, datastores = kernel_session(Calibration.default(), sources, learn=not opening.fixed_calibration)
             native.limit_tokens(self._vocabulary_size)
+            for reference in references:
+                native.add_reference(reference)
             native.prompt(text)
         self._native, self._datastores = native, list(datastores.values())
         del self._opening
