@@ -12,13 +12,17 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from rest_store.datastore.store import Store
+from rest_store.drafting.limits import references_of
 from rest_store.drafting.output_document import OutputDocument
 from rest_store.errors import DraftingWarning, RememberError, describe, error_text
 
@@ -140,12 +144,19 @@ def add_to(target: Any, documents: Sequence[OutputDocument]) -> list[str]:
     return duplicates
 
 
-def earlier(target: object, group: str) -> list[Any]:
-    """Return the tokens of the latest documents of a group, the last one last; none if `target` does not list them."""
+def earlier(target: object, group: str, failed: Callable[[Exception], object]) -> list[npt.NDArray[np.int32]]:
+    """Return the latest documents of a group as references of a session, the last one last.
+
+    There are none if `target` does not list its documents, or cannot now: `failed` is then called with what it raised.
+    """
     documents = getattr(target, "documents", None)
     if not group or not callable(documents):
         return []
-    return [document.tokens for document in deque(documents(group=group), _MOST_EARLIER)]
+    try:
+        return references_of([document.tokens for document in deque(documents(group=group), _MOST_EARLIER)])
+    except Exception as error:
+        failed(error)
+        return []
 
 
 def remember(target: RememberTarget, documents: list[OutputDocument], counts: RememberCounts) -> None:

@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import label, limit
@@ -74,15 +75,20 @@ class RequestDrafter:
                 self.metrics.count_error("begin", error)
 
     def _prepared(self, request: NewRequest) -> NewRequest:
-        """Return a request with references as token ids, those of its group first; without any if one is malformed."""
+        """Return a request with references as token ids, those of its group first; what is malformed is left out."""
+        failed = partial(self.metrics.count_error, "references")
         try:
             label("request", "a group", request.group)
             limit("epoch", request.epoch, 2**62, least=0, where="request")
-            references = [*earlier(self._sources.target, request.group), *request.references]
-            return request._replace(references=self._sources.encoded(references))
         except Exception as error:
-            self.metrics.count_error("references", error)
-            return request._replace(references=(), group="", epoch=0)
+            failed(error)
+            request = request._replace(group="", epoch=0)
+        references = earlier(self._sources.target, request.group, failed)
+        try:
+            references += self._sources.encoded(request.references)
+        except Exception as error:
+            failed(error)
+        return request._replace(references=references)
 
     def draft(self, steps: Sequence[StepRequest], shape: str = "tree") -> list[TokenTree]:
         """Return the draft of each request for its next step.

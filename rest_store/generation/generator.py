@@ -229,7 +229,8 @@ class Generator:
 def _copied(options: Options) -> Options:
     """Return options whose sources and calibration learn for themselves from here on; nothing is remembered."""
     sources = [source.copy() if isinstance(source, RecycledLogits) else source for source in options.drafter or ()]
-    calibration, references = copy.copy(options.calibration), options.all_references()
+    calibration = copy.copy(options.calibration)
+    references = options.all_references(lambda error: None)  # the generation itself says it
     return replace(options, drafter=sources, calibration=calibration, references=references, remember=None)
 
 

@@ -144,9 +144,7 @@ class Generation:
         """Open the sessions and run the prompt."""
         prompts = unpadded(self._input_ids, self._model_kwargs)
         self._prompt_ends = [prompt[-PROMPT_TOKENS:] for prompt in prompts]
-        sessions = self._sessions = DraftSessions(
-            self._options.session_factory(), prompts, vocabulary_size(self._model)
-        )
+        sessions = self._sessions = DraftSessions(self._options, prompts, vocabulary_size(self._model))
         self.statistics.drafts = sessions.counts
         began = time.perf_counter()
         prompt = prefill(self._model, self._input_ids, self._model_kwargs)

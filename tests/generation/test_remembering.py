@@ -17,7 +17,8 @@ from rest_store.datastore.validation import IntSequence
 from rest_store.drafting import remembering
 from rest_store.drafting.output_document import PROMPT_TOKENS
 from rest_store.drafting.remembering import flush
-from rest_store.errors import DocumentError, DraftingWarning, LimitError, RememberError
+from rest_store.errors import DocumentError, DraftingWarning, LimitError, RememberError, StorageError
+from rest_store.generation import comparison
 from tests.shared.services import PATIENCE
 from tests.shared.strategies import identity, refused
 from tests.shared.tiny import VOCABULARY, prompts, tiny_model
@@ -127,6 +128,37 @@ def test_what_was_written_of_a_group_is_read_first(model: Any, live: rest_store.
     assert again.statistics.forward_passes == passes[1]
     without = write(model, prompts(1), remember=live, group="one", drafter=[], do_sample=False)
     assert torch.equal(without.sequences, again.sequences)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_group_that_cannot_be_read_costs_its_documents_alone(
+    model: Any, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Unreadable:
+        def __init__(self) -> None:
+            self.ids: list[str] = []
+
+        def add(self, documents: Sequence[IntSequence], ids: Sequence[str] = (), **labels: Any) -> None:
+            self.ids += ids
+
+        def documents(self, *, group: str) -> Iterator[Any]:
+            raise StorageError(f"{group} cannot be read")
+
+    monkeypatch.setattr(comparison, "MOST_SECONDS", 0.0)
+    target, inputs = Unreadable(), prompts(rows)
+    plain = model.generate(**inputs, max_new_tokens=32, do_sample=False)
+    references = [row[inputs["input_ids"].shape[1] :].tolist() for row in plain]
+    generator = rest_store.Generator(model, None, [rest_store.PromptLookup()], adaptive=False, remember=target)
+    options = {"max_new_tokens": 32, "do_sample": False, "references": references, "compare": rows == 1}
+    said = "without a session, source or reference: references: rest_store.errors.StorageError: one cannot be read"
+    with pytest.warns(DraftingWarning, match=said) as warned:
+        output = generator.generate(inputs, group="one", **options)
+    assert len(warned) == 1
+    assert torch.equal(output.sequences, plain)
+    assert output.statistics.drafts.failed == 1
+    assert output.statistics.mean_tokens > 2 * rows, "the other references are read"
+    assert generator.flush()
+    assert target.ids == output.statistics.remembered.ids
 
 
 @pytest.mark.parametrize(("options", "error"), [({"group": 7}, DocumentError), ({"epoch": -1}, LimitError)])
