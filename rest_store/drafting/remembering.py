@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import inspect
+import os
 import threading
 import time
 import warnings
@@ -224,4 +225,12 @@ def flush_all(seconds: float | None = _GRACE_SECONDS) -> bool:
     return all(written)
 
 
+def _forget_all() -> None:
+    """Begin anew in a forked process: what was queued, its parent writes."""
+    global _lock
+    _lock = threading.RLock()
+    _queues.clear()
+
+
 atexit.register(flush_all)
+os.register_at_fork(after_in_child=_forget_all)

@@ -73,6 +73,7 @@ class DraftSessions:
 
     Attributes:
         counts: what the sessions did.
+        waited: seconds that they spent on services in the latest step.
 
     Raises:
         SessionError, LimitError: a `DraftSession` has wrong sources, or a limit is out of range.
@@ -86,6 +87,7 @@ class DraftSessions:
         vocabulary_size: int,
     ) -> None:
         self.counts = DraftCounts()
+        self.waited = 0.0
         self._vocabulary_size = vocabulary_size
         self._sessions: list[DraftSession | None] = [None] * len(prompts)
         self._drafted = [0] * len(prompts)  # nodes of the latest tree of each session, as it made it
@@ -118,6 +120,7 @@ class DraftSessions:
         self.counts.asked += 1
         try:
             tree = session.draft(max_nodes=max_nodes, costs=costs, services=services)
+            self.waited += session.sources.waited
             if len(tree) > max_nodes or tree.origins is None:  # the tree of somebody else's member
                 raise TreeError(f"{len(tree)} nodes, at most {max_nodes} asked for; or without origins")
             if len(tree) and not 0 <= int(tree.tokens.min()) <= int(tree.tokens.max()) < self._vocabulary_size:
@@ -128,11 +131,6 @@ class DraftSessions:
         self.counts.empty += not len(tree)
         self._drafted[row] = len(tree)
         return pruned(tree, max_depth)
-
-    @property
-    def waited(self) -> float:
-        """Seconds that the latest step spent on services."""
-        return sum(session.statistics.waited for session in self._sessions if session is not None)
 
     def of_services(self, piece: Piece) -> int:
         """Return how many of the accepted draft tokens would not have been without services."""

@@ -192,6 +192,7 @@ class Generation:
             return False, trees
         costs = None if self._policy is None else self._policy.costs(self._max_nodes)
         services = self._policy is None or self._policy.wants_services()
+        sessions.waited = 0.0
         for row, room in enumerate(rooms):
             if room > 1:
                 trees[row] = sessions.draft(row, self._max_nodes, room - 1, costs, services=services)
@@ -231,9 +232,11 @@ class Generation:
 
     def close(self) -> None:
         """End the generation here; the caller's cache then holds what was written."""
-        if self._verifier is not None:
-            self._verifier.cache.give_back(self._cache)
-        self._release()
+        try:
+            if self._verifier is not None:
+                self._verifier.cache.give_back(self._cache)
+        finally:
+            self._release()
 
     def _release(self) -> None:
         """Remember the output; close verifier and sessions."""

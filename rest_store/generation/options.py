@@ -45,7 +45,7 @@ class Options:
     def __post_init__(self) -> None:
         if self.drafter is not None:
             require_sources("generate", self.drafter)
-        references_of(self.references)
+        object.__setattr__(self, "references", references_of(self.references))  # an iterator can be read once
         if self.max_nodes is not None:
             limit("max_nodes", self.max_nodes, MAX_NODES, least=0, where="generate")
         require_target(self.remember)

@@ -196,6 +196,27 @@ def test_tokens_that_no_vocabulary_has_are_done_without(drafter: RequestDrafter)
     assert totals(drafter, "errors") == {"open": 1}
 
 
+def test_tokens_that_the_model_does_not_have_cost_the_others_nothing(drafter: RequestDrafter) -> None:
+    """As a reference of another vocabulary has them; the request is written on without drafts."""
+    alone = Written(drafter, MODEL, "alone", [20, 21])
+    write([alone], 8)
+    faulty = Written(drafter, MODEL, "faulty", [5, 6], references=[[5, 6, 7, VOCABULARY + 9] * 3])
+    other = Written(drafter, MODEL, "other", [20, 21])
+    write([faulty, other], 8)
+    assert other.text == alone.text
+    assert faulty.accepted == 0
+    assert totals(drafter, "errors") == {"tokens": 1}
+
+
+def test_sources_that_do_not_close_are_counted(drafter: RequestDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = drafter._sources
+    with monkeypatch.context() as patched:
+        patched.setattr(sources, "close", failing)
+        drafter.close()
+    assert totals(drafter, "errors") == {"close": 1}
+    sources.close()
+
+
 class SlowService(ScriptedSource):
     """A service that takes two steps of the engine, and proposes nothing that the model writes."""
 

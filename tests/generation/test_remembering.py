@@ -265,6 +265,38 @@ def test_a_program_that_ends_writes_what_is_queued(way: str, printed: str) -> No
     assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
 
 
+_FORK = """
+import os, sys, threading
+from rest_store.drafting.output_document import OutputDocument
+from rest_store.drafting.remembering import RememberCounts, flush, remember
+
+class Target:
+    called, open = threading.Event(), threading.Event()
+    def add(self, documents, ids=None):
+        self.called.set()
+        self.open.wait()
+        print(*documents[0], flush=True)
+
+target = Target()
+remember(target, [OutputDocument.of([], [1, 2, 3, 4])], RememberCounts())
+target.called.wait()
+if child := os.fork():
+    assert os.waitpid(child, 0)[1] == 0
+    target.open.set()
+    assert flush(target, None)
+else:
+    target.open.set()
+    remember(target, [OutputDocument.of([], [5, 6, 7, 8])], RememberCounts())
+    assert flush(target, None)
+    os._exit(0)
+"""
+
+
+def test_a_forked_process_writes_what_it_remembers_itself() -> None:
+    done = subprocess.run([sys.executable, "-Wignore", "-c", _FORK], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "5 6 7 8\n1 2 3 4\n", "")
+
+
 @pytest.mark.parametrize(
     ("target", "found"),
     [
