@@ -215,7 +215,7 @@ class DraftPolicy:
     `_SLACK * _PRIOR * (1 - _KEPT_PROMISES)` tokens a step.
 
     A step: `wants_drafts`, and if so `wants_services` and `costs`; after it `observe`, and if drafts were asked for
-    `settle` and `judge`.
+    `learn`.
 
     Args:
         slope: that of new `StepCosts`.
@@ -229,7 +229,6 @@ class DraftPolicy:
         """Start another generation: what steps cost is kept, all else is forgotten."""
         self._promised = self._accepted = 0.0  # tokens
         self._drafting, self._services = Pauses(), Pauses()
-        self._waited = 0.0  # for services in the latest step, in plain steps
 
     def wants_drafts(self) -> bool:
         """Whether to ask for drafts in this step; called once for each."""
@@ -260,35 +259,33 @@ class DraftPolicy:
         """Learn from a step: its draft tokens, and the seconds that it took without drafting.
 
         Where the model runs on the processor, its time may be given instead, for which other processes matter less;
-        then also in `settle`.
+        then also in `learn`.
         """
         self._costs.observe(drafted, seconds)
 
-    def settle(self, drafted: int, promised: float, seconds: float, waited: float = 0.0) -> None:
-        """Learn that drafting for a step took `seconds`; pause if it loses more than it saves.
+    def learn(
+        self,
+        drafted: int,
+        promised: float,
+        accepted: float,
+        seconds: float,
+        waited: float = 0.0,
+        of_services: float = 0.0,
+    ) -> None:
+        """Learn what drafting for a step took and brought; pause if it loses more than it saves.
 
         Args:
-            drafted: draft tokens that are verified.
-            promised: the sum of their scores.
-            seconds: of drafting.
-            waited: how many of these services took; 0: none was asked.
-        """
-        if not self._costs.observed:
-            return
-        plain, time = self._costs.time(0), self._costs.time(drafted)
-        self._drafting.settle(1 + self.reliability * promised - (time + seconds - waited) / plain)
-        self._waited = waited / plain
-
-    def judge(self, promised: float, accepted: float, of_services: float = 0.0) -> None:
-        """Learn what became of verified draft tokens.
-
-        Args:
+            drafted: draft tokens that were verified.
             promised: the sum of their scores.
             accepted: how many of these the model also produced.
+            seconds: of drafting.
+            waited: how many of these services took; 0: none was asked.
             of_services: how many of the accepted ones would not have been without services.
         """
+        if self._costs.observed:
+            plain, time = self._costs.time(0), self._costs.time(drafted)
+            self._drafting.settle(1 + self.reliability * promised - (time + seconds - waited) / plain)
+            if waited:
+                self._services.settle(of_services - waited / plain)
         self._promised += promised
         self._accepted += accepted
-        if self._waited:
-            self._services.settle(of_services - self._waited)
-            self._waited = 0.0

@@ -67,10 +67,9 @@ Source: TypeAlias = Store | PromptLookup | RecycledLogits | MemberSource
 
 def source_names(sources: Iterable[object]) -> list[str]:
     """Return a name for each source: the path of a datastore in this process, the kind, or what `str` says."""
-    kinds: dict[type, str] = {PromptLookup: "prompt lookup", RecycledLogits: "recycled logits"}
     names: list[str] = []
     for source in sources:
-        name = kinds.get(type(source)) or str(source.path if isinstance(source, Store) else source)
+        name = str(source.path if isinstance(source, Store) else source)
         names.append(f"{name} ({len(names) + 1})" if name in names else name)
     return names
 

@@ -166,15 +166,15 @@ class Generator:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DraftingWarning)  # the generation itself issues it
             drafted(adaptive=False)  # warms up, too
-            runs = in_turns({"plain": plain, "drafted": drafted})
+            slow, fast = in_turns(plain, drafted)
         texts = [getattr(output, "sequences", output) for output in outputs]
         at_max = outputs[0].statistics
         return Comparison(
-            speedup=Speedup.of(runs["plain"], runs["drafted"]),
+            speedup=Speedup.of(slow, fast),
             identical=all(torch.equal(text, texts[0]) for text in texts),
             tokens=at_max.tokens,
-            seconds=statistics.median(runs["plain"]),
-            drafted_seconds=statistics.median(runs["drafted"]),
+            seconds=statistics.median(slow),
+            drafted_seconds=statistics.median(fast),
             max_nodes=drafting.max_nodes_on(self.model.device),
             mean_tokens_at_max=at_max.mean_tokens,
         )

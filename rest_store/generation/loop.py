@@ -210,8 +210,9 @@ class Generation:
         waited, lengths = sessions.waited, [len(tokens) for tokens in piece.tokens if tokens]
         scores = [tree.scores for tree in piece.trees if tree.scores is not None]
         expected = sum(float(of_tree.sum()) for of_tree in scores) / len(lengths)
-        policy.settle(nodes, expected, seconds + (waited if self._by_processor else 0.0), waited)
-        policy.judge(expected, sum(lengths) / len(lengths) - 1, sessions.of_services(piece) / len(lengths))
+        accepted, of_services = sum(lengths) / len(lengths) - 1, sessions.of_services(piece) / len(lengths)
+        seconds += waited if self._by_processor else 0.0
+        policy.learn(nodes, expected, accepted, seconds, waited, of_services)
 
     def _times(self) -> tuple[float, float]:
         """Return the present time, and that which steps are judged by, both in seconds.
