@@ -25,6 +25,7 @@ import numpy.typing as npt
 from rest_store.datastore.store import Store
 from rest_store.drafting.limits import references_of
 from rest_store.drafting.output_document import OutputDocument
+from rest_store.drafting.sources import kind_of
 from rest_store.errors import DraftingWarning, RememberError, describe, error_text
 
 _MOST_TOKENS = 1 << 20  # that wait for one target: 4 MB
@@ -123,13 +124,11 @@ def require_target(target: object) -> None:
     """Raise RememberError unless `target` is None, or an object with a method `add` that may write."""
     if target is None:
         return
-    fault = ""
-    if isinstance(target, type):
-        fault = f"the class {target.__name__}"
-    elif not callable(add := getattr(target, "add", None)) or inspect.isbuiltin(add):  # as that of a set
-        fault = f"a {type(target).__name__}"
+    add, fault = getattr(target, "add", None), ""
+    if isinstance(target, type) or not callable(add) or inspect.isbuiltin(add):  # as that of a set
+        fault = kind_of(target)
     elif getattr(target, "read_only", False) is True:
-        fault = f"a {type(target).__name__} opened for reading"
+        fault = f"{kind_of(target)} opened for reading"
     if fault:
         expected = "a LiveDatastore for writing, a DatastoreClient, or another object with add(documents, ids=None)"
         raise RememberError(describe("generate", "remember", fault, expected))

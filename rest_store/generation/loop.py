@@ -118,7 +118,7 @@ class Generation:
 
     def _next_piece(self) -> Piece | None:
         """Run the next forward pass, or close at the end and return None."""
-        if self._verifier is not None and self._is_done:
+        if self._verifier is not None and all(row.ended for row in self._rows):
             self.close()
         if self._closed:
             return None
@@ -135,10 +135,6 @@ class Generation:
         piece.seconds = time.perf_counter() - began
         self.statistics.add(piece)
         return piece
-
-    @property
-    def _is_done(self) -> bool:
-        return all(row.ended for row in self._rows)
 
     def _first_step(self) -> Piece:
         """Open the sessions and run the prompt."""
