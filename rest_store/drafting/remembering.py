@@ -192,18 +192,19 @@ def flush(target: object, seconds: float | None = _GRACE_SECONDS) -> bool:
     """Wait until what is queued for `target` is written.
 
     Args:
-        target: what outputs are added to.
+        target: what outputs are added to; None: all targets.
         seconds: wait no longer; None: as long as it takes.
 
     Returns:
         Whether nothing is left.
     """
+    end = None if seconds is None else time.monotonic() + seconds
     with _lock:
-        queue = _queues.get(id(_owner(target)))
-    if queue is None or queue is threading.current_thread():
-        return queue is None
-    queue.join(seconds)
-    return not queue.is_alive()
+        queues = [queue for queue in _queues.values() if target is None or queue.owner is _owner(target)]
+    for queue in queues:
+        if queue is not threading.current_thread():
+            queue.join(None if end is None else max(0.0, end - time.monotonic()))
+    return not any(queue.is_alive() for queue in queues)
 
 
 def _owner(target: object) -> object:
@@ -216,14 +217,6 @@ def _size(documents: Sequence[OutputDocument]) -> int:
     return sum(document.tokens.size for document in documents)
 
 
-def flush_all(seconds: float | None = _GRACE_SECONDS) -> bool:
-    """Do what `flush` does for all targets together."""
-    end = None if seconds is None else time.monotonic() + seconds
-    owners = [queue.owner for queue in list(_queues.values())]
-    written = [flush(owner, None if end is None else max(0.0, end - time.monotonic())) for owner in owners]
-    return all(written)
-
-
 def _forget_all() -> None:
     """Begin anew in a forked process: what was queued, its parent writes."""
     global _lock
@@ -231,5 +224,5 @@ def _forget_all() -> None:
     _queues.clear()
 
 
-atexit.register(flush_all)
+atexit.register(flush, None)
 os.register_at_fork(after_in_child=_forget_all)

@@ -21,7 +21,6 @@ from rest_store.drafting.session import DraftSession
 from rest_store.errors import (
     DatastoreClosedError,
     DraftingWarning,
-    LimitError,
     SessionError,
     TokenRangeError,
     TreeError,
@@ -76,7 +75,7 @@ class DraftSessions:
         waited: seconds that they spent on services in the latest step.
 
     Raises:
-        SessionError, LimitError: a `DraftSession` has wrong sources, or a limit is out of range.
+        SessionError: a `DraftSession` has wrong sources.
         DatastoreClosedError: a source is closed before the generation begins.
     """
 
@@ -96,7 +95,7 @@ class DraftSessions:
         for row, prompt in enumerate(prompts):
             try:
                 self._sessions[row] = None if make is None else make(prompt)
-            except (SessionError, LimitError, DatastoreClosedError):
+            except (SessionError, DatastoreClosedError):
                 self._close_all()
                 raise
             except Exception as error:

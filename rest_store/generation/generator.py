@@ -15,7 +15,7 @@ from transformers import StopStringCriteria
 
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.remembering import RememberTarget, flush_all
+from rest_store.drafting.remembering import RememberTarget, flush
 from rest_store.drafting.sources import RecycledLogits, source_names
 from rest_store.errors import DrafterError, DraftingWarning, ModeNotSupportedError, PromptError, describe
 from rest_store.generation.comparison import Comparison, Speedup, in_turns
@@ -185,7 +185,7 @@ class Generator:
         Returns:
             Whether nothing is left to be written.
         """
-        return flush_all(seconds)
+        return flush(None, seconds)
 
     def _with_stop_strings(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return options of `model.generate` with a criterion in place of stop strings, which need a tokenizer."""

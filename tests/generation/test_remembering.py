@@ -243,7 +243,7 @@ def test_a_blocked_target_delays_nobody_and_what_it_cannot_take_is_counted(
 _PROGRAM = """
 import atexit, sys, threading
 from rest_store.drafting.output_document import OutputDocument
-from rest_store.drafting.remembering import RememberCounts, flush_all, remember
+from rest_store.drafting.remembering import RememberCounts, flush, remember
 
 class Target:
     exiting = threading.Event()
@@ -260,7 +260,7 @@ if sys.argv[1] != "blocked":
 
 @pytest.mark.parametrize(("way", "printed"), [("exit", "1 2 3 4 5 6\n"), ("blocked", "")])
 def test_a_program_that_ends_writes_what_is_queued(way: str, printed: str) -> None:
-    program = _PROGRAM + f"flush_all.__defaults__ = ({0.01 if way == 'blocked' else PATIENCE},)\n"
+    program = _PROGRAM + f"flush.__defaults__ = ({0.01 if way == 'blocked' else PATIENCE},)\n"
     done = subprocess.run([sys.executable, "-c", program, way], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
 
