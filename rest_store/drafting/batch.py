@@ -47,8 +47,8 @@ def draft_all(
         raise BatchError(describe("draft_all", "number of max_nodes", len(numbers), expected))
     limits = [DraftLimits.of(most, None, shape) for most in numbers]
     trees = draft_step([session.sources for session in sessions], limits, services=services)
-    for session, tree in zip(sessions, trees, strict=True):
-        session.statistics.add_step(len(tree), session.sources.drops, session.sources.waited)
+    for session in sessions:
+        session.statistics.add_step(session.sources.drops)
     return trees
 
 
@@ -86,12 +86,11 @@ def accept_all(
     natives = [session.sources.native for session in sessions]
     of_kernel = [session.sources.rows_here(rows) for session, rows in zip(sessions, of_nodes, strict=True)]
     try:
-        counts = native_kernel().accept_all(natives, arrays, of_text, of_kernel)
+        native_kernel().accept_all(natives, arrays, of_text, of_kernel)
     except ValueError as error:
         raise ContextTypeError(f"accept_all: {error}") from None
-    for session, array, rows, node_rows, count in zip(sessions, arrays, of_text, of_nodes, counts, strict=True):
-        session.statistics.accepted += session.sources.accept(array, rows, node_rows, count)
-        session.statistics.tokens += array.size
+    for session, array, rows, node_rows in zip(sessions, arrays, of_text, of_nodes, strict=True):
+        session.sources.accept(array, rows, node_rows)
 
 
 def _rows(what: str, top_k: Sequence[npt.ArrayLike | None] | None, count: int) -> list[TopK | None]:

@@ -18,9 +18,7 @@ _KEPT_STEPS = 128  # plain steps, and steps with draft tokens, that costs are fi
 _HALF_LIFE = 128.0  # steps after which a step counts half
 _REFIT = 16  # steps between fits, fewer at first
 _FEW, _RETRY = 4, 4  # steps with draft tokens that are doubted, and steps after which the first of them is
-_FIRST_PLAIN, _LAST_PLAIN = 16, 128  # steps between plain ones, at first and after a surprise, and in the end
-_SURPRISE = 0.25  # part by which steps differ from what was expected, as a smoothed mean: the load has changed
-_SINCE, _DOUBTED = 8, 0.05  # steps that show a new load, and the weight of those before them
+_FIRST_PLAIN, _LAST_PLAIN = 16, 128  # steps between plain ones, at first and in the end
 _SLOPE = 0.04  # part of a step of one token that each further token is assumed to take
 _SLOPE_WEIGHT = 8.0  # of that assumption: of a step at two tokens from the others
 _JUMP_WEIGHT = 1.0  # steps' worth of the assumption that draft tokens as such take no time
@@ -46,9 +44,9 @@ class StepCosts:
     The estimate is a line over all tokens of a step, plus a constant, which may be negative, for steps with draft
     tokens: they run other kernels than plain ones. Recent steps weigh more. Other work on the machine delays steps and
     never speeds one up, so the line runs along the faster ones. Steps of one width do not show what a token costs, so a
-    small cost is then assumed, and steps without draft tokens are asked for: the first one, then often at first and
-    when steps take longer or shorter than expected, seldom later. The first steps with draft tokens are doubted: if
-    they were slow, one draft token has the assumed price again after a while.
+    small cost is then assumed, and steps without draft tokens are asked for: the first one, then often at first, seldom
+    later. The first steps with draft tokens are doubted: if they were slow, one draft token has the assumed price again
+    after a while.
 
     Args:
         slope: part of a step of one token that each further token is assumed to take.
@@ -67,8 +65,6 @@ class StepCosts:
         self._plain_at, self._plain_after = 0, 0
         self._fit_at = 0  # steps observed by then; 0: there is no fit
         self._line = (1.0 + slope, slope, 0.0)  # intercept, slope, jump
-        self._surprise = 0.0
-        self._since = 0  # the step before those that show the present load
 
     def wants_plain(self) -> bool:
         """Return whether the next step should have no draft tokens, because none was measured for a while."""
@@ -81,12 +77,6 @@ class StepCosts:
     def observe(self, drafted: int, seconds: float) -> None:
         """Learn that a step with `drafted` draft tokens took `seconds`."""
         seconds = max(seconds, _SHORTEST)
-        if self._fit_at:
-            surprise = max(-0.5, min(seconds / self.time(drafted) - 1, 0.5))
-            self._surprise += (surprise - self._surprise) / 8
-            if abs(self._surprise) > _SURPRISE:
-                self._plain_after, self._surprise, self._fit_at = 0, 0.0, 0
-                self._since = self.observed - _SINCE
         self.observed += 1
         kind = int(drafted > 0)
         self._steps[kind, :, self._counts[kind] % _KEPT_STEPS] = drafted, seconds, self.observed
@@ -124,7 +114,6 @@ class StepCosts:
         latest = [steps[:, :count] for steps, count in zip(self._steps, self._counts, strict=True)]
         drafted, seconds, numbers = np.concatenate(latest, axis=1)
         weights = 0.5 ** ((self.observed - numbers) / _HALF_LIFE)
-        weights = np.where(numbers > self._since, weights, _DOUBTED * weights)
         has_drafts = drafted > 0
         typical, width = _median(seconds, weights), _median(drafted, weights)
         assumed = self._assumed * typical / (1 + self._assumed * (1 + width))
@@ -215,7 +204,7 @@ class DraftPolicy:
     `_SLACK * _PRIOR * (1 - _KEPT_PROMISES)` tokens a step.
 
     A step: `wants_drafts`, and if so `wants_services` and `costs`; after it `observe`, and if drafts were asked for
-    `settle` and `judge`.
+    `learn`.
 
     Args:
         slope: that of new `StepCosts`.
@@ -229,7 +218,6 @@ class DraftPolicy:
         """Start another generation: what steps cost is kept, all else is forgotten."""
         self._promised = self._accepted = 0.0  # tokens
         self._drafting, self._services = Pauses(), Pauses()
-        self._waited = 0.0  # for services in the latest step, in plain steps
 
     def wants_drafts(self) -> bool:
         """Whether to ask for drafts in this step; called once for each."""
@@ -260,35 +248,33 @@ class DraftPolicy:
         """Learn from a step: its draft tokens, and the seconds that it took without drafting.
 
         Where the model runs on the processor, its time may be given instead, for which other processes matter less;
-        then also in `settle`.
+        then also in `learn`.
         """
         self._costs.observe(drafted, seconds)
 
-    def settle(self, drafted: int, promised: float, seconds: float, waited: float = 0.0) -> None:
-        """Learn that drafting for a step took `seconds`; pause if it loses more than it saves.
+    def learn(
+        self,
+        drafted: int,
+        promised: float,
+        accepted: float,
+        seconds: float,
+        waited: float = 0.0,
+        of_services: float = 0.0,
+    ) -> None:
+        """Learn what drafting for a step took and brought; pause if it loses more than it saves.
 
         Args:
-            drafted: draft tokens that are verified.
-            promised: the sum of their scores.
-            seconds: of drafting.
-            waited: how many of these services took; 0: none was asked.
-        """
-        if not self._costs.observed:
-            return
-        plain, time = self._costs.time(0), self._costs.time(drafted)
-        self._drafting.settle(1 + self.reliability * promised - (time + seconds - waited) / plain)
-        self._waited = waited / plain
-
-    def judge(self, promised: float, accepted: float, of_services: float = 0.0) -> None:
-        """Learn what became of verified draft tokens.
-
-        Args:
+            drafted: draft tokens that were verified.
             promised: the sum of their scores.
             accepted: how many of these the model also produced.
+            seconds: of drafting.
+            waited: how many of these services took; 0: none was asked.
             of_services: how many of the accepted ones would not have been without services.
         """
+        if self._costs.observed:
+            plain, time = self._costs.time(0), self._costs.time(drafted)
+            self._drafting.settle(1 + self.reliability * promised - (time + seconds - waited) / plain)
+            if waited:
+                self._services.settle(of_services - waited / plain)
         self._promised += promised
         self._accepted += accepted
-        if self._waited:
-            self._services.settle(of_services - self._waited)
-            self._waited = 0.0

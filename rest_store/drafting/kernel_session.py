@@ -105,16 +105,13 @@ def reader_of(store: Store) -> NativeEvidenceReader:
     return reader
 
 
-def append(native: NativeSession, tokens: npt.NDArray[np.int32], top_k: TopK | None, node_top_k: TopK | None) -> int:
+def append(native: NativeSession, tokens: npt.NDArray[np.int32], top_k: TopK | None, node_top_k: TopK | None) -> None:
     """Append what the target model produced, as `DraftSession.accept`.
-
-    Returns:
-        How many of `tokens` are in the tree drafted last.
 
     Raises:
         ContextTypeError: another number of rows than there.
     """
     try:
-        return int(native.accept(tokens, top_k, node_top_k))
+        native.accept(tokens, top_k, node_top_k)
     except ValueError as error:
         raise ContextTypeError(f"draft session: {error}") from None

@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import atexit
 import inspect
+import os
 import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from rest_store.datastore.store import Store
+from rest_store.drafting.limits import references_of
 from rest_store.drafting.output_document import OutputDocument
+from rest_store.drafting.sources import kind_of
 from rest_store.errors import DraftingWarning, RememberError, describe, error_text
 
 _MOST_TOKENS = 1 << 20  # that wait for one target: 4 MB
@@ -118,13 +124,11 @@ def require_target(target: object) -> None:
     """Raise RememberError unless `target` is None, or an object with a method `add` that may write."""
     if target is None:
         return
-    fault = ""
-    if isinstance(target, type):
-        fault = f"the class {target.__name__}"
-    elif not callable(add := getattr(target, "add", None)) or inspect.isbuiltin(add):  # as that of a set
-        fault = f"a {type(target).__name__}"
+    add, fault = getattr(target, "add", None), ""
+    if isinstance(target, type) or not callable(add) or inspect.isbuiltin(add):  # as that of a set
+        fault = kind_of(target)
     elif getattr(target, "read_only", False) is True:
-        fault = f"a {type(target).__name__} opened for reading"
+        fault = f"{kind_of(target)} opened for reading"
     if fault:
         expected = "a LiveDatastore for writing, a DatastoreClient, or another object with add(documents, ids=None)"
         raise RememberError(describe("generate", "remember", fault, expected))
@@ -140,12 +144,19 @@ def add_to(target: Any, documents: Sequence[OutputDocument]) -> list[str]:
     return duplicates
 
 
-def earlier(target: object, group: str) -> list[Any]:
-    """Return the tokens of the latest documents of a group, the last one last; none if `target` does not list them."""
+def earlier(target: object, group: str, failed: Callable[[Exception], object]) -> list[npt.NDArray[np.int32]]:
+    """Return the latest documents of a group as references of a session, the last one last.
+
+    There are none if `target` does not list its documents, or cannot now: `failed` is then called with what it raised.
+    """
     documents = getattr(target, "documents", None)
     if not group or not callable(documents):
         return []
-    return [document.tokens for document in deque(documents(group=group), _MOST_EARLIER)]
+    try:
+        return references_of([document.tokens for document in deque(documents(group=group), _MOST_EARLIER)])
+    except Exception as error:
+        failed(error)
+        return []
 
 
 def remember(target: RememberTarget, documents: list[OutputDocument], counts: RememberCounts) -> None:
@@ -181,18 +192,19 @@ def flush(target: object, seconds: float | None = _GRACE_SECONDS) -> bool:
     """Wait until what is queued for `target` is written.
 
     Args:
-        target: what outputs are added to.
+        target: what outputs are added to; None: all targets.
         seconds: wait no longer; None: as long as it takes.
 
     Returns:
         Whether nothing is left.
     """
+    end = None if seconds is None else time.monotonic() + seconds
     with _lock:
-        queue = _queues.get(id(_owner(target)))
-    if queue is None or queue is threading.current_thread():
-        return queue is None
-    queue.join(seconds)
-    return not queue.is_alive()
+        queues = [queue for queue in _queues.values() if target is None or queue.owner is _owner(target)]
+    for queue in queues:
+        if queue is not threading.current_thread():
+            queue.join(None if end is None else max(0.0, end - time.monotonic()))
+    return not any(queue.is_alive() for queue in queues)
 
 
 def _owner(target: object) -> object:
@@ -205,12 +217,12 @@ def _size(documents: Sequence[OutputDocument]) -> int:
     return sum(document.tokens.size for document in documents)
 
 
-def flush_all(seconds: float | None = _GRACE_SECONDS) -> bool:
-    """Do what `flush` does for all targets together."""
-    end = None if seconds is None else time.monotonic() + seconds
-    owners = [queue.owner for queue in list(_queues.values())]
-    written = [flush(owner, None if end is None else max(0.0, end - time.monotonic())) for owner in owners]
-    return all(written)
+def _forget_all() -> None:
+    """Begin anew in a forked process: what was queued, its parent writes."""
+    global _lock
+    _lock = threading.RLock()
+    _queues.clear()
 
 
-atexit.register(flush_all)
+atexit.register(flush, None)
+os.register_at_fork(after_in_child=_forget_all)

@@ -35,34 +35,18 @@ class SessionStatistics:
 
     Attributes:
         steps: calls of `draft`.
-        drafted: draft tokens of all trees.
-        accepted: draft tokens that the target model also produced.
-        tokens: tokens given to `accept`.
         dropped: steps that went on without a source, or without one of its parts, by its name and the reason: "error",
             "late" or "tokenizer".
         absent: the sources that the latest step went on without, by name.
-        waited: seconds that the latest step spent on services.
     """
 
     steps: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    tokens: int = 0
     dropped: dict[tuple[str, str], int] = field(default_factory=dict)
     absent: dict[str, Absence] = field(default_factory=dict)
-    waited: float = field(default=0.0, compare=False)
 
-    def add_step(self, drafted: int, drops: Sequence[Drop], waited: float) -> None:
-        """Count a step.
-
-        Args:
-            drafted: draft tokens of its tree.
-            drops: the sources that it went on without.
-            waited: seconds that it spent on services.
-        """
+    def add_step(self, drops: Sequence[Drop]) -> None:
+        """Count a step that went on without some sources."""
         self.steps += 1
-        self.waited = waited
-        self.drafted += drafted
         if not drops and not self.absent:
             return
         before, self.absent = self.absent, {}
@@ -178,7 +162,7 @@ class DraftSession:
         """
         self.sources.require_open("draft")
         [tree] = draft_step([self.sources], [DraftLimits.of(max_nodes, costs, shape)], services=services)
-        self.statistics.add_step(len(tree), self.sources.drops, self.sources.waited)
+        self.statistics.add_step(self.sources.drops)
         return tree
 
     def accept(
@@ -203,9 +187,8 @@ class DraftSession:
         if new.size == 0:
             raise EmptyContextError(describe("accept", "tokens", "empty", "at least one token"))
         rows, node_rows = top_k_of("top_k", top_k), top_k_of("node_top_k", node_top_k)
-        accepted = append(self.sources.native, new, rows, self.sources.rows_here(node_rows))
-        self.statistics.accepted += self.sources.accept(new, rows, node_rows, accepted)
-        self.statistics.tokens += new.size
+        append(self.sources.native, new, rows, self.sources.rows_here(node_rows))
+        self.sources.accept(new, rows, node_rows)
 
     def close(self) -> None:
         """End the session; sources stay open. May be called again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, NamedTuple
@@ -172,6 +173,7 @@ class SessionSources:
     def send(self, limits: DraftLimits, *, services: bool) -> None:
         """Ask the members for the next step, if `services` are to be asked."""
         if not self.members:
+            self.waited = 0.0
             return
         began = perf_counter()
         self._merged, self._drops, self._answers, self._waiting = None, [], [], []
@@ -252,20 +254,15 @@ class SessionSources:
             raise ContextTypeError(describe("draft session", "node_top_k", found, expected))
         return _rows_of(self._nodes, node_top_k)
 
-    def accept(
-        self, tokens: npt.NDArray[np.int32], top_k: TopK | None, node_top_k: TopK | None, accepted_here: int
-    ) -> int:
-        """Tell the members what the kernel has appended, `accepted_here` tokens of its own tree.
-
-        Returns:
-            How many of `tokens` are in the session's tree.
-        """
-        accepted = accepted_here if self._merged is None else len(self._merged.longest_path(tokens))
-        for opened in self.members:
-            opened.member.accept(tokens, top_k, _rows_of(opened.nodes, node_top_k))
+    def accept(self, tokens: npt.NDArray[np.int32], top_k: TopK | None, node_top_k: TopK | None) -> None:
+        """Tell the members what the kernel has appended; those that raise have lost the text."""
+        for opened in self.members.copy():
+            try:
+                opened.member.accept(tokens, top_k, _rows_of(opened.nodes, node_top_k))
+            except Exception as error:
+                self._leave_out_member(opened, Drop.of(opened.source, error))
             opened.nodes = _NO_NODES
         self._merged = None
-        return accepted
 
     # --- sources that fail -------------------------------------------------------------------------------------------
 
@@ -286,11 +283,15 @@ class SessionSources:
         """Go on without a member: in this step, or for good if it has another tokenizer."""
         drop = Drop.of(opened.source, error)
         if drop.why == "tokenizer":
-            self._left_out.append(drop)
-            self.members.remove(opened)
-            opened.member.close()
+            self._leave_out_member(opened, drop)
         else:
             self._drops.append(drop)
+
+    def _leave_out_member(self, opened: OpenMember, drop: Drop) -> None:
+        self._left_out.append(drop)
+        self.members.remove(opened)
+        with suppress(Exception):
+            opened.member.close()
 
     def require_open(self, where: str) -> None:
         """Raise SessionClosedError after `close`."""
@@ -301,7 +302,8 @@ class SessionSources:
         """End the sessions elsewhere; may be called again."""
         self._closed = True
         for opened in self.members:
-            opened.member.close()
+            with suppress(Exception):  # the others are closed, too
+                opened.member.close()
 
 
 def _tree_of(draft: PackedDraft) -> TokenTree:

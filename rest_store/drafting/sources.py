@@ -67,10 +67,9 @@ Source: TypeAlias = Store | PromptLookup | RecycledLogits | MemberSource
 
 def source_names(sources: Iterable[object]) -> list[str]:
     """Return a name for each source: the path of a datastore in this process, the kind, or what `str` says."""
-    kinds: dict[type, str] = {PromptLookup: "prompt lookup", RecycledLogits: "recycled logits"}
     names: list[str] = []
     for source in sources:
-        name = kinds.get(type(source)) or str(source.path if isinstance(source, Store) else source)
+        name = str(source.path if isinstance(source, Store) else source)
         names.append(f"{name} ({len(names) + 1})" if name in names else name)
     return names
 
@@ -88,11 +87,11 @@ def require_sources(where: str, sources: object) -> None:
     """
     most_stores = int(native_kernel().MAX_STORES)
     if not isinstance(sources, Sequence) or isinstance(sources, str | bytes):
-        raise SourceError(describe(where, "sources", _kind(sources), "a list of sources"))
+        raise SourceError(describe(where, "sources", kind_of(sources), "a list of sources"))
     for place, source in enumerate(sources):
         if isinstance(source, type) or not isinstance(source, Source):
             expected = "a datastore, a DatastoreClient, a PromptLookup or a RecycledLogits"
-            raise SourceError(describe(where, f"source {place}", _kind(source), expected))
+            raise SourceError(describe(where, f"source {place}", kind_of(source), expected))
         if any(source is other for other in sources[:place]):
             raise SourceError(describe(where, f"source {place}", "one of the others", "another one"))
     for kind in (PromptLookup, RecycledLogits):
@@ -113,5 +112,6 @@ def require_source_timeout(where: str, timeout: object) -> None:
         raise LimitError(describe(where, "source_timeout", repr(timeout), "None or seconds from 0 on"))
 
 
-def _kind(value: object) -> str:
+def kind_of(value: object) -> str:
+    """Return what a message calls an object that is none of those it should be."""
     return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"

@@ -97,12 +97,14 @@ class EngineRequest:
     Attributes:
         new: how it began.
         session: None until it is opened, and after an error.
+        has_foreign_tokens: whether a token of its text or references is none of the model's; then it gets no drafts.
         drafted: the session's latest draft; None: there is none for the text as it is.
     """
 
     def __init__(self, new: NewRequest) -> None:
         self.new = new._replace(tokens=())
         self.session: DraftSession | None = None
+        self.has_foreign_tokens = False
         self.drafted: TokenTree | None = None
         self._text = array("i", np.asarray(new.tokens, np.int32).tobytes())
         self._latest: list[int] = []  # tokens of the last two steps

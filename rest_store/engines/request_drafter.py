@@ -6,6 +6,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import label, limit
@@ -13,10 +14,11 @@ from rest_store.drafting.batch import accept_all, draft_all
 from rest_store.drafting.costs import Pauses
 from rest_store.drafting.output_document import OutputDocument
 from rest_store.drafting.remembering import RememberCounts, add_to, earlier, remember
+from rest_store.drafting.session import DraftSession
 from rest_store.engines.metrics import EngineMetrics
 from rest_store.engines.request import EngineRequest, NewRequest, StepRequest
 from rest_store.engines.sources import EngineSources
-from rest_store.errors import TokenRangeError, describe
+from rest_store.errors import describe
 
 _TEND_SECONDS = 0.5
 _IDLE_SECONDS = 3.0  # without a step, after which outputs count as complete: some engines then tell of no end
@@ -74,15 +76,20 @@ class RequestDrafter:
                 self.metrics.count_error("begin", error)
 
     def _prepared(self, request: NewRequest) -> NewRequest:
-        """Return a request with references as token ids, those of its group first; without any if one is malformed."""
+        """Return a request with references as token ids, those of its group first; what is malformed is left out."""
+        failed = partial(self.metrics.count_error, "references")
         try:
             label("request", "a group", request.group)
             limit("epoch", request.epoch, 2**62, least=0, where="request")
-            references = [*earlier(self._sources.target, request.group), *request.references]
-            return request._replace(references=self._sources.encoded(references))
         except Exception as error:
-            self.metrics.count_error("references", error)
-            return request._replace(references=(), group="", epoch=0)
+            failed(error)
+            request = request._replace(group="", epoch=0)
+        references = earlier(self._sources.target, request.group, failed)
+        try:
+            references += self._sources.encoded(request.references)
+        except Exception as error:
+            failed(error)
+        return request._replace(references=references)
 
     def draft(self, steps: Sequence[StepRequest], shape: str = "tree") -> list[TokenTree]:
         """Return the draft of each request for its next step.
@@ -111,18 +118,14 @@ class RequestDrafter:
         known = [(place, step) for place, step in enumerate(steps) if step.id in self._requests]
         requests = [self._requests[step.id] for _, step in known]
         self._count_verified(requests, [step for _, step in known], began - self._returned)
-        open_before = [request.session is not None for request in requests]
+        grown = []
         for request, (_, step) in zip(requests, known, strict=True):
             request.extend(step.tokens)
             if request.session is None:
                 self._open(request)
-        self._accept(
-            [
-                (request, step)
-                for request, (_, step), was_open in zip(requests, known, open_before, strict=True)
-                if was_open and step.tokens.size
-            ]
-        )
+            elif step.tokens.size:
+                grown.append((request, request.session, step))
+        self._accept(grown)
         asked = [
             (request, request.session, place, step.max_nodes)
             for request, (place, step) in zip(requests, known, strict=True)
@@ -137,30 +140,34 @@ class RequestDrafter:
             services=self._services.ends(),
         )
         for (request, session, place, _), tree in zip(asked, drafted, strict=True):
-            if len(tree) and not 0 <= tree.tokens.min() <= tree.tokens.max() < self._vocabulary_size:
-                expected = f"0..{self._vocabulary_size - 1}"
-                raise TokenRangeError(describe("draft", "token id", int(tree.tokens.max()), expected))
-            request.drafted = trees[place] = tree
             for absence in session.statistics.absent.values():
                 self.metrics.count_error("source", absence.reason)
-        self._waited = sum(session.statistics.waited for _, session, _, _ in asked)
+            if len(tree) and not 0 <= tree.tokens.min() <= tree.tokens.max() < self._vocabulary_size:
+                expected = f"0..{self._vocabulary_size - 1}"
+                self.metrics.count_error("tokens", describe("draft", "token id", int(tree.tokens.max()), expected))
+                self._close_session(request)
+                request.has_foreign_tokens = True
+            else:
+                request.drafted = trees[place] = tree
+        self._waited = sum(session.sources.waited for _, session, _, _ in asked)
 
     def _open(self, request: EngineRequest) -> None:
+        if request.has_foreign_tokens:
+            return
         try:
             request.session = self._sources.session(request.text, request.new.references)
         except Exception as error:
             self.metrics.count_error("open", error)
 
-    def _accept(self, grown: Sequence[tuple[EngineRequest, StepRequest]]) -> None:
+    def _accept(self, grown: Sequence[tuple[EngineRequest, DraftSession, StepRequest]]) -> None:
         """Have sessions accept what their requests have written."""
-        sessions = [request.session for request, _ in grown if request.session is not None]
         accept_all(
-            sessions,
-            [step.tokens for _, step in grown],
-            [step.top_k for _, step in grown],
-            node_top_k=[step.node_top_k for _, step in grown],
+            [session for _, session, _ in grown],
+            [step.tokens for _, _, step in grown],
+            [step.top_k for _, _, step in grown],
+            node_top_k=[step.node_top_k for _, _, step in grown],
         )
-        for request, _ in grown:
+        for request, _, _ in grown:
             request.drafted = None
 
     def _count_verified(self, requests: Sequence[EngineRequest], steps: Sequence[StepRequest], seconds: float) -> None:
@@ -241,7 +248,10 @@ class RequestDrafter:
                     add_to(target, documents)
                 except Exception as error:
                     self.metrics.count_error("remember", error)
-            self._sources.close()
+            try:
+                self._sources.close()
+            except Exception as error:
+                self.metrics.count_error("close", error)
 
 
 def _distinct(requests: Iterable[EngineRequest]) -> list[OutputDocument]:

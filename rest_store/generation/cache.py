@@ -175,11 +175,6 @@ class TreeKVCache(Cache):
                 layers[number] = TreeLayer(slots, place)
         super().__init__(layers=layers)
 
-    @property
-    def end(self) -> int:
-        """The slot after the longest row."""
-        return max(self.lengths)
-
     def reserve(self, width: int) -> None:
         """Allocate memory for a step of `width` tokens."""
         for group in self.groups:
@@ -192,7 +187,7 @@ class TreeKVCache(Cache):
             paths: for each row ascending places in the step, 0 being its first token. Tokens that are in their final
                 slot already are not copied.
         """
-        end = self.end
+        end = max(self.lengths)
         moved = [
             (row, end + place, self.lengths[row] + number)
             for row, path in enumerate(paths)
@@ -212,17 +207,18 @@ class TreeKVCache(Cache):
 
         Rows that are shorter than the longest get zeros behind their last token.
         """
+        end = max(self.lengths)
         for number in _held(cache):
             slots, layer = self.layers[number].slots, cache.layers[number]
             first = 0
             if type(layer) is DynamicSlidingWindowLayer:
-                first = max(slots.base, self.end - layer.sliding_window + 1) - slots.base
+                first = max(slots.base, end - layer.sliding_window + 1) - slots.base
             parts = [block[self.layers[number].number] for block in (slots.keys, slots.values)]
             for row, length in enumerate(self.lengths):
                 for part in parts:
                     part[row, :, max(0, length - slots.base) :] = 0
-            keys, values = (part[:, :, first : self.end - slots.base] for part in parts)
-            _assign(layer, keys, values, self.end)
+            keys, values = (part[:, :, first : end - slots.base] for part in parts)
+            _assign(layer, keys, values, end)
 
 
 def require_cache(cache: Cache) -> None:

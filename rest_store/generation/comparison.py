@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 MOST_SECONDS = 30.0  # for a comparison, but for the round that is under way then
@@ -52,29 +52,27 @@ class Speedup:
         return f"this machine is too busy for a verdict: {between} ({self.median:.2f} times as fast in the median)"
 
 
-def in_turns(ways: Mapping[str, Callable[[], float]], *, most_seconds: float | None = None) -> dict[str, list[float]]:
-    """Run several ways in turns, until it is certain how they compare with the first one, or for so long.
+def in_turns(plain: Callable[[], float], drafted: Callable[[], float]) -> tuple[list[float], list[float]]:
+    """Run two ways in turns, until it is certain how they compare, or for `MOST_SECONDS`.
 
-    A round goes through all ways and back again (plain, drafted, drafted, plain), so that a machine that becomes slower
-    or faster meanwhile favours none.
+    A round is plain, drafted, drafted, plain, so that a machine that becomes slower or faster meanwhile favours none.
 
     Args:
-        ways: each runs once, and returns the seconds that count.
-        most_seconds: after which no round begins; there is always one. None: `MOST_SECONDS`.
+        plain: runs once, and returns the seconds that count.
+        drafted: the same.
 
     Returns:
-        The seconds of each run, for each way.
+        The seconds of each run, of both.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    first, *others = ways
-    end = time.perf_counter() + (MOST_SECONDS if most_seconds is None else most_seconds)
+    slow: list[float] = []
+    fast: list[float] = []
+    end = time.perf_counter() + MOST_SECONDS
     while True:
-        for name in (*ways, *reversed([*ways])):
-            seconds[name].append(ways[name]())
-        speedups = [Speedup.of(seconds[first], seconds[name]) for name in others]
-        certain = all(speedup.pairs >= LEAST_PAIRS and speedup.is_certain for speedup in speedups)
-        if certain or time.perf_counter() >= end:
-            return seconds
+        for seconds, way in ((slow, plain), (fast, drafted), (fast, drafted), (slow, plain)):
+            seconds.append(way())
+        speedup = Speedup.of(slow, fast)
+        if time.perf_counter() >= end or (speedup.pairs >= LEAST_PAIRS and speedup.is_certain):
+            return slow, fast
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ What a session raises is caught, and one that fails is closed; a warning says so
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -21,7 +21,6 @@ from rest_store.drafting.session import DraftSession
 from rest_store.errors import (
     DatastoreClosedError,
     DraftingWarning,
-    LimitError,
     SessionError,
     TokenRangeError,
     TreeError,
@@ -29,6 +28,7 @@ from rest_store.errors import (
 )
 
 if TYPE_CHECKING:  # torch is not needed here
+    from rest_store.generation.options import Options
     from rest_store.generation.output import Piece
     from rest_store.generation.top_k import TopTokens
 
@@ -66,33 +66,36 @@ class DraftSessions:
     """The draft sessions of a generation, one for each row.
 
     Args:
-        session_factory: makes the session of a prompt; None: no drafts.
+        options: how to draft.
         prompts: token ids of each row, without padding.
         vocabulary_size: token ids of the model.
 
     Attributes:
         counts: what the sessions did.
+        waited: seconds that they spent on services in the latest step.
 
     Raises:
-        SessionError, LimitError: `session_factory` makes a `DraftSession` of wrong sources, or a limit is out of range.
+        SessionError: a `DraftSession` has wrong sources.
         DatastoreClosedError: a source is closed before the generation begins.
     """
 
     def __init__(
         self,
-        session_factory: Callable[[list[int]], DraftSession] | None,
+        options: Options,
         prompts: Sequence[list[int]],
         vocabulary_size: int,
     ) -> None:
         self.counts = DraftCounts()
+        self.waited = 0.0
         self._vocabulary_size = vocabulary_size
         self._sessions: list[DraftSession | None] = [None] * len(prompts)
         self._drafted = [0] * len(prompts)  # nodes of the latest tree of each session, as it made it
         self._stopped: dict[str, None] = {}  # why sessions and sources stopped, each reason once
+        make = options.session_factory(lambda error: self._count_failure(f"references: {error_text(error)}"))
         for row, prompt in enumerate(prompts):
             try:
-                self._sessions[row] = None if session_factory is None else session_factory(prompt)
-            except (SessionError, LimitError, DatastoreClosedError):
+                self._sessions[row] = None if make is None else make(prompt)
+            except (SessionError, DatastoreClosedError):
                 self._close_all()
                 raise
             except Exception as error:
@@ -116,6 +119,7 @@ class DraftSessions:
         self.counts.asked += 1
         try:
             tree = session.draft(max_nodes=max_nodes, costs=costs, services=services)
+            self.waited += session.sources.waited
             if len(tree) > max_nodes or tree.origins is None:  # the tree of somebody else's member
                 raise TreeError(f"{len(tree)} nodes, at most {max_nodes} asked for; or without origins")
             if len(tree) and not 0 <= int(tree.tokens.min()) <= int(tree.tokens.max()) < self._vocabulary_size:
@@ -126,11 +130,6 @@ class DraftSessions:
         self.counts.empty += not len(tree)
         self._drafted[row] = len(tree)
         return pruned(tree, max_depth)
-
-    @property
-    def waited(self) -> float:
-        """Seconds that the latest step spent on services."""
-        return sum(session.statistics.waited for session in self._sessions if session is not None)
 
     def of_services(self, piece: Piece) -> int:
         """Return how many of the accepted draft tokens would not have been without services."""
@@ -156,7 +155,9 @@ class DraftSessions:
         """Close all sessions; say once if one or a source stopped."""
         self._close_all()
         if reasons := list(self._stopped):
-            what = "drafting went on without a session or source" if self.counts.nodes else "nothing was drafted"
+            what = "nothing was drafted"
+            if self.counts.nodes:
+                what = "drafting went on without a session, source or reference"
             more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
             warnings.warn(f"rest-store: {what}: {reasons[0]}{more}", DraftingWarning, stacklevel=2)
 
@@ -166,10 +167,13 @@ class DraftSessions:
 
     def _fail(self, row: int, reason: str) -> None:
         """Count a failure of the session of `row`, and close it."""
+        self._count_failure(reason)
+        self._close(row)
+
+    def _count_failure(self, reason: str) -> None:
         self.counts.failed += 1
         self.counts.errors = [*self.counts.errors, reason[:_MAX_REASON_LENGTH]][:_MAX_REASONS]
         self._stopped[reason[:_MAX_REASON_LENGTH]] = None
-        self._close(row)
 
     def _close(self, row: int) -> None:
         session, self._sessions[row] = self._sessions[row], None

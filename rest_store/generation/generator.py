@@ -15,7 +15,7 @@ from transformers import StopStringCriteria
 
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.remembering import RememberTarget, flush_all
+from rest_store.drafting.remembering import RememberTarget, flush
 from rest_store.drafting.sources import RecycledLogits, source_names
 from rest_store.errors import DrafterError, DraftingWarning, ModeNotSupportedError, PromptError, describe
 from rest_store.generation.comparison import Comparison, Speedup, in_turns
@@ -166,15 +166,15 @@ class Generator:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DraftingWarning)  # the generation itself issues it
             drafted(adaptive=False)  # warms up, too
-            runs = in_turns({"plain": plain, "drafted": drafted})
+            slow, fast = in_turns(plain, drafted)
         texts = [getattr(output, "sequences", output) for output in outputs]
         at_max = outputs[0].statistics
         return Comparison(
-            speedup=Speedup.of(runs["plain"], runs["drafted"]),
+            speedup=Speedup.of(slow, fast),
             identical=all(torch.equal(text, texts[0]) for text in texts),
             tokens=at_max.tokens,
-            seconds=statistics.median(runs["plain"]),
-            drafted_seconds=statistics.median(runs["drafted"]),
+            seconds=statistics.median(slow),
+            drafted_seconds=statistics.median(fast),
             max_nodes=drafting.max_nodes_on(self.model.device),
             mean_tokens_at_max=at_max.mean_tokens,
         )
@@ -185,7 +185,7 @@ class Generator:
         Returns:
             Whether nothing is left to be written.
         """
-        return flush_all(seconds)
+        return flush(None, seconds)
 
     def _with_stop_strings(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return options of `model.generate` with a criterion in place of stop strings, which need a tokenizer."""
@@ -229,7 +229,8 @@ class Generator:
 def _copied(options: Options) -> Options:
     """Return options whose sources and calibration learn for themselves from here on; nothing is remembered."""
     sources = [source.copy() if isinstance(source, RecycledLogits) else source for source in options.drafter or ()]
-    calibration, references = copy.copy(options.calibration), options.all_references()
+    calibration = copy.copy(options.calibration)
+    references = options.all_references(lambda error: None)  # the generation itself says it
     return replace(options, drafter=sources, calibration=calibration, references=references, remember=None)
 
 

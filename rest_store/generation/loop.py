@@ -118,7 +118,7 @@ class Generation:
 
     def _next_piece(self) -> Piece | None:
         """Run the next forward pass, or close at the end and return None."""
-        if self._verifier is not None and self._is_done:
+        if self._verifier is not None and all(row.ended for row in self._rows):
             self.close()
         if self._closed:
             return None
@@ -136,17 +136,11 @@ class Generation:
         self.statistics.add(piece)
         return piece
 
-    @property
-    def _is_done(self) -> bool:
-        return all(row.ended for row in self._rows)
-
     def _first_step(self) -> Piece:
         """Open the sessions and run the prompt."""
         prompts = unpadded(self._input_ids, self._model_kwargs)
         self._prompt_ends = [prompt[-PROMPT_TOKENS:] for prompt in prompts]
-        sessions = self._sessions = DraftSessions(
-            self._options.session_factory(), prompts, vocabulary_size(self._model)
-        )
+        sessions = self._sessions = DraftSessions(self._options, prompts, vocabulary_size(self._model))
         self.statistics.drafts = sessions.counts
         began = time.perf_counter()
         prompt = prefill(self._model, self._input_ids, self._model_kwargs)
@@ -194,6 +188,7 @@ class Generation:
             return False, trees
         costs = None if self._policy is None else self._policy.costs(self._max_nodes)
         services = self._policy is None or self._policy.wants_services()
+        sessions.waited = 0.0
         for row, room in enumerate(rooms):
             if room > 1:
                 trees[row] = sessions.draft(row, self._max_nodes, room - 1, costs, services=services)
@@ -211,8 +206,9 @@ class Generation:
         waited, lengths = sessions.waited, [len(tokens) for tokens in piece.tokens if tokens]
         scores = [tree.scores for tree in piece.trees if tree.scores is not None]
         expected = sum(float(of_tree.sum()) for of_tree in scores) / len(lengths)
-        policy.settle(nodes, expected, seconds + (waited if self._by_processor else 0.0), waited)
-        policy.judge(expected, sum(lengths) / len(lengths) - 1, sessions.of_services(piece) / len(lengths))
+        accepted, of_services = sum(lengths) / len(lengths) - 1, sessions.of_services(piece) / len(lengths)
+        seconds += waited if self._by_processor else 0.0
+        policy.learn(nodes, expected, accepted, seconds, waited, of_services)
 
     def _times(self) -> tuple[float, float]:
         """Return the present time, and that which steps are judged by, both in seconds.
@@ -233,9 +229,11 @@ class Generation:
 
     def close(self) -> None:
         """End the generation here; the caller's cache then holds what was written."""
-        if self._verifier is not None:
-            self._verifier.cache.give_back(self._cache)
-        self._release()
+        try:
+            if self._verifier is not None:
+                self._verifier.cache.give_back(self._cache)
+        finally:
+            self._release()
 
     def _release(self) -> None:
         """Remember the output; close verifier and sessions."""

@@ -45,7 +45,7 @@ class Options:
     def __post_init__(self) -> None:
         if self.drafter is not None:
             require_sources("generate", self.drafter)
-        references_of(self.references)
+        object.__setattr__(self, "references", references_of(self.references))  # an iterator can be read once
         if self.max_nodes is not None:
             limit("max_nodes", self.max_nodes, MAX_NODES, least=0, where="generate")
         require_target(self.remember)
@@ -64,15 +64,20 @@ class Options:
             return self.max_nodes
         return 16 if device.type == "cpu" else 64
 
-    def session_factory(self) -> Callable[[list[int]], DraftSession] | None:
-        """Return what makes the session of each row, which share a calibration; None: nothing drafts."""
+    def session_factory(self, failed: Callable[[Exception], object]) -> Callable[[list[int]], DraftSession] | None:
+        """Return what makes the session of each row, which share a calibration; None: nothing drafts.
+
+        Args:
+            failed: called with why nothing was read of the group.
+        """
         if not self.drafter:
             return None
+        references = self.all_references(failed)
         sources = list(self.drafter)  # the caller may change it
         calibration = Calibration.default() if self.calibration is None else self.calibration
-        return lambda prompt: DraftSession(sources, prompt, calibration=calibration, references=self.all_references())
+        return lambda prompt: DraftSession(sources, prompt, calibration=calibration, references=references)
 
-    def all_references(self) -> list[IntSequence]:
+    def all_references(self, failed: Callable[[Exception], object]) -> list[IntSequence]:
         """Return the references, and before them what was remembered of the group, if prompt lookup searches it."""
         has_lookup = any(isinstance(source, PromptLookup) for source in self.drafter or ())
-        return [*(earlier(self.remember, self.group) if has_lookup else ()), *self.references]
+        return [*(earlier(self.remember, self.group, failed) if has_lookup else ()), *self.references]

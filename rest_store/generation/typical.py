@@ -20,22 +20,18 @@ ACCEPTANCES = ("exact", "typical")
 THRESHOLD, ALPHA = 0.09, 0.3  # posterior_threshold and posterior_alpha of Medusa's own code
 
 
-def plausible(
-    scores: torch.Tensor, tokens: Sequence[int], threshold: float = THRESHOLD, alpha: float = ALPHA
-) -> list[float]:
-    """Return for each of `tokens` its probability if it exceeds min(threshold, alpha * exp(-H)), else 0.
+def plausible(scores: torch.Tensor, tokens: Sequence[int]) -> list[float]:
+    """Return for each of `tokens` its probability if it exceeds min(THRESHOLD, ALPHA * exp(-H)), else 0.
 
-    H is the entropy of the distribution, in nats.
+    H is the entropy of the distribution, in nats. The paper calls the two epsilon and delta.
 
     Args:
         scores: float32[1, vocabulary], of the distribution of sampling, after all logits processors.
         tokens: candidates.
-        threshold: of probability, 0..1: epsilon in the paper. At 1 alpha alone decides.
-        alpha: how far a flat distribution lowers the threshold: delta in the paper.
     """
     probabilities = torch.nn.functional.softmax(scores[0], dim=-1)
     entropy = torch.special.entr(probabilities).sum()
-    least = (alpha * torch.exp(-entropy)).clamp(max=threshold)
+    least = (ALPHA * torch.exp(-entropy)).clamp(max=THRESHOLD)
     candidates = probabilities[torch.tensor(tokens, device=scores.device)]
     accepted: list[float] = torch.where(candidates > least, candidates, 0).tolist()
     return accepted

@@ -36,7 +36,11 @@ class Verifier:
     def __init__(self, model: Any, prompt: Prompt, room: int) -> None:
         self._model, self._extras = model, prompt.extras
         self._attention = TreeAttention(model)
-        self.cache = cache = TreeKVCache(prompt.cache, prompt.patterns, prompt.length, room)
+        try:
+            self.cache = cache = TreeKVCache(prompt.cache, prompt.patterns, prompt.length, room)
+        except BaseException:  # such as no memory
+            self._attention.restore()
+            raise
         self._slots = {group.pattern.name: group for group in cache.groups}  # one of each kind of attention
         self._keyed = hasattr(model.config.get_text_config(decoder=True), "layer_types")
         self._device = cache.groups[0].keys.device

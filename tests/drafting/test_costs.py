@@ -85,9 +85,9 @@ def test_costs_follow_the_load() -> None:
 
 def test_failed_promises_count_and_are_forgotten_in_time() -> None:
     policy = DraftPolicy()
-    policy.judge(0.5, 0.0)
+    policy.learn(1, 0.5, 0.0, 0.0)
     assert policy.reliability == 1.0, "that may be chance"
-    policy.judge(997.5, 248.0)
+    policy.learn(1, 997.5, 248.0, 0.0)
     assert policy.reliability == pytest.approx(0.3125)
     for _ in range(256):
         policy.wants_drafts()
@@ -118,7 +118,7 @@ def test_costs_for_a_session_are_those_of_steps_until_promises_fail() -> None:
     before = policy.costs(16)
     assert before == pytest.approx([cpu(drafted) for drafted in range(17)], rel=0.05)
     for _ in range(100):
-        policy.judge(4.0, 1.0)
+        policy.learn(5, 4.0, 1.0, 0.0)
     after = policy.costs(16)
     assert after[0] == before[0]
     assert after[16] - after[0] == pytest.approx(3.2 * (before[16] - before[0]), rel=0.1)
@@ -171,8 +171,7 @@ def run(
         if policy is not None:
             policy.observe(drafted, seconds)
             if asks:
-                policy.settle(drafted, promised, time)
-                policy.judge(promised, promised * kept)
+                policy.learn(drafted, promised, promised * kept, time)
         tokens += 1 + promised * kept
         milliseconds += time + seconds
     return Run(tokens, milliseconds, asked)
@@ -226,8 +225,7 @@ def test_a_generation_whose_scores_are_wrong_loses_two_steps_and_a_fiftieth(draf
         drafted = 8 if asks and 2 / costs[8] >= 1 / costs[0] else 0
         policy.observe(drafted, 1 + 0.1 * drafted)
         if asks:
-            policy.settle(drafted, drafted / 8, drafting)
-            policy.judge(drafted / 8, 0.0)
+            policy.learn(drafted, drafted / 8, 0.0, drafting)
         lost += 0.1 * drafted + drafting * asks
     assert lost < 2 + 0.02 * steps
 
@@ -258,7 +256,7 @@ def test_chance_changes_hardly_a_choice(likely: float) -> None:
         count = cut(judged, scores)
         same += count == cut(other, scores)
         run_length = int(np.cumprod(chance.random(8) < likely).sum())
-        judged.judge(sum(scores[:count]), min(run_length, count))
+        judged.learn(count, sum(scores[:count]), min(run_length, count), 0.0)
     assert same >= 380
 
 
@@ -300,8 +298,7 @@ def test_a_source_that_is_often_slow_is_asked_less_and_less(period: int, length:
         drafting = (0.03 + 2.5 * period * (drafts % period == 1 % period)) * asks
         policy.observe(drafted, 1 + 0.04 * drafted)
         if asks:
-            policy.settle(drafted, 0.95 * drafted, drafting)
-            policy.judge(0.95 * drafted, drafted)
+            policy.learn(drafted, 0.95 * drafted, drafted, drafting)
         written += 1 + drafted
         seconds += 1 + 0.04 * drafted + drafting
     assert seconds < length + asked * 2.5 * period
@@ -328,8 +325,7 @@ def test_services_are_asked_while_they_bring_what_they_cost(gain: float, seldom:
             services = policy.wants_services()
             asked += services
             policy.observe(4, 1.1)
-            policy.settle(4, 1.0, 0.01 + 0.3 * services, 0.3 * services)
-            policy.judge(1.0, 1.0, gain * services)
+            policy.learn(4, 1.0, 1.0, 0.01 + 0.3 * services, 0.3 * services, gain * services)
         else:
             policy.observe(0, 1.0)
     assert asked < 120 if seldom else asked > 580

@@ -80,7 +80,7 @@ def generation(
             session.accept(text[start:end])
             start = end
         assert len(session) == len(text)
-        assert session.statistics.accepted + session.statistics.steps >= session.statistics.tokens
+        assert session.statistics.steps == len(trees)
     return trees
 
 
@@ -193,7 +193,6 @@ def test_accepting_what_was_never_drafted_is_normal(store: Datastore, calibratio
         session.draft()
         session.accept([299, 70_000, 2**31 - 1, 1, 2, 3])  # two of them outside the datastore's vocabulary
         assert 4 in session.draft().tokens.tolist()
-        assert session.statistics.tokens == 8
 
 
 @pytest.mark.parametrize("shape", ["tree", "chain"])

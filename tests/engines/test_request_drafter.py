@@ -106,6 +106,30 @@ def test_requests_of_a_group_are_remembered_with_it_and_read_it_first(tmp_path: 
     drafter.close()
 
 
+def test_what_cannot_be_read_or_encoded_costs_its_references_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not the others, nor the group, as which the output is remembered."""
+    drafter = drafter_with(remember=str(tmp_path / "memory"))
+    memory = drafter._sources.target
+    assert isinstance(memory, rest_store.LiveDatastore)
+    accepted = []
+    for name, reference in (("first", [0.5]), ("a", [0.5]), ("b", plain_output(MODEL, [5, 6], 30)), ("c", [0.5])):
+        if name in "bc":
+            monkeypatch.setattr(memory, "documents", failing)
+        request = Written(drafter, MODEL, name, [5, 6], group="one", epoch=2, references=[reference])
+        write([request], 4)
+        accepted.append(request.accepted)
+        drafter.finish([name])
+    assert accepted[0] == accepted[3] == 0
+    assert flush(memory, None)
+    assert totals(drafter, "errors") == {"references": 5}
+    assert sum("no drafts (references): MemoryError" in record.getMessage() for record in caplog.records) == 1
+    monkeypatch.undo()
+    assert {(document.group, document.epoch) for document in memory.documents()} == {("one", 2)}
+    drafter.close()
+
+
 def test_what_was_written_is_remembered_when_the_engine_rests(tmp_path: Path) -> None:
     clock = Clock()
     clock.look = 0.0
@@ -170,6 +194,27 @@ def test_tokens_that_no_vocabulary_has_are_done_without(drafter: RequestDrafter)
     write([Written(drafter, MODEL, "b", [5, 6])], 1)
     assert [len(tree) for tree in drafter.draft([StepRequest("a", NOTHING, 8)])] == [0]
     assert totals(drafter, "errors") == {"open": 1}
+
+
+def test_tokens_that_the_model_does_not_have_cost_the_others_nothing(drafter: RequestDrafter) -> None:
+    """As a reference of another vocabulary has them; the request is written on without drafts."""
+    alone = Written(drafter, MODEL, "alone", [20, 21])
+    write([alone], 8)
+    faulty = Written(drafter, MODEL, "faulty", [5, 6], references=[[5, 6, 7, VOCABULARY + 9] * 3])
+    other = Written(drafter, MODEL, "other", [20, 21])
+    write([faulty, other], 8)
+    assert other.text == alone.text
+    assert faulty.accepted == 0
+    assert totals(drafter, "errors") == {"tokens": 1}
+
+
+def test_sources_that_do_not_close_are_counted(drafter: RequestDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = drafter._sources
+    with monkeypatch.context() as patched:
+        patched.setattr(sources, "close", failing)
+        drafter.close()
+    assert totals(drafter, "errors") == {"close": 1}
+    sources.close()
 
 
 class SlowService(ScriptedSource):

@@ -40,20 +40,17 @@ def way(clock: Clock, order: list[str], name: str, seconds: Iterable[float]) -> 
 
 def test_ways_take_turns_until_the_range_is_narrow(clock: Clock) -> None:
     order: list[str] = []
-    ways = {"plain": way(clock, order, "plain", [2.0]), "drafted": way(clock, order, "drafted", [1.0, 1.05])}
-    seconds = in_turns(ways)
+    plain, drafted = in_turns(way(clock, order, "plain", [2.0]), way(clock, order, "drafted", [1.0, 1.05]))
     assert order == 2 * ["plain", "drafted", "drafted", "plain"]
-    speedup = Speedup.of(seconds["plain"], seconds["drafted"])
+    speedup = Speedup.of(plain, drafted)
     assert (speedup.median, speedup.pairs, speedup.is_certain) == (pytest.approx(2.0 / 1.025), 4, True)
     assert (speedup.low, speedup.high) == (pytest.approx(2 / 1.05), 2.0)
 
 
-def test_a_busy_machine_gets_no_verdict_after_a_bounded_time(clock: Clock) -> None:
-    order: list[str] = []
-    ways = {"plain": way(clock, order, "plain", [1.0, 4.0, 2.0]), "drafted": way(clock, order, "drafted", [1.0, 3.0])}
-    seconds = in_turns(ways, most_seconds=60.0)
+def test_a_busy_machine_gets_no_verdict_after_a_bounded_time(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "MOST_SECONDS", 60.0)
+    speedup = Speedup.of(*in_turns(way(clock, [], "plain", [1.0, 4.0, 2.0]), way(clock, [], "drafted", [1.0, 3.0])))
     assert 60 <= clock.now < 75
-    speedup = Speedup.of(seconds["plain"], seconds["drafted"])
     assert not speedup.is_certain
     assert str(speedup).startswith("this machine is too busy for a verdict: ")
 

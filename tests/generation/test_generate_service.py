@@ -36,7 +36,7 @@ def test_the_text_is_that_of_plain_decoding(tmp_path: Path, way: str, send_text:
             generation.result()
         else:
             {"killed": service.kill, "stopped": service.stop, "paused": service.pause}[way]()
-            says = f"went on without a session or source: {service.target}: "
+            says = f"went on without a session, source or reference: {service.target}: "
             with pytest.warns(DraftingWarning, match=says) as issued:
                 generation.result()
             assert len(issued) == 1

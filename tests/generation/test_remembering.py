@@ -17,7 +17,8 @@ from rest_store.datastore.validation import IntSequence
 from rest_store.drafting import remembering
 from rest_store.drafting.output_document import PROMPT_TOKENS
 from rest_store.drafting.remembering import flush
-from rest_store.errors import DocumentError, DraftingWarning, LimitError, RememberError
+from rest_store.errors import DocumentError, DraftingWarning, LimitError, RememberError, StorageError
+from rest_store.generation import comparison
 from tests.shared.services import PATIENCE
 from tests.shared.strategies import identity, refused
 from tests.shared.tiny import VOCABULARY, prompts, tiny_model
@@ -129,6 +130,37 @@ def test_what_was_written_of_a_group_is_read_first(model: Any, live: rest_store.
     assert torch.equal(without.sequences, again.sequences)
 
 
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_group_that_cannot_be_read_costs_its_documents_alone(
+    model: Any, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Unreadable:
+        def __init__(self) -> None:
+            self.ids: list[str] = []
+
+        def add(self, documents: Sequence[IntSequence], ids: Sequence[str] = (), **labels: Any) -> None:
+            self.ids += ids
+
+        def documents(self, *, group: str) -> Iterator[Any]:
+            raise StorageError(f"{group} cannot be read")
+
+    monkeypatch.setattr(comparison, "MOST_SECONDS", 0.0)
+    target, inputs = Unreadable(), prompts(rows)
+    plain = model.generate(**inputs, max_new_tokens=32, do_sample=False)
+    references = [row[inputs["input_ids"].shape[1] :].tolist() for row in plain]
+    generator = rest_store.Generator(model, None, [rest_store.PromptLookup()], adaptive=False, remember=target)
+    options = {"max_new_tokens": 32, "do_sample": False, "references": references, "compare": rows == 1}
+    said = "without a session, source or reference: references: rest_store.errors.StorageError: one cannot be read"
+    with pytest.warns(DraftingWarning, match=said) as warned:
+        output = generator.generate(inputs, group="one", **options)
+    assert len(warned) == 1
+    assert torch.equal(output.sequences, plain)
+    assert output.statistics.drafts.failed == 1
+    assert output.statistics.mean_tokens > 2 * rows, "the other references are read"
+    assert generator.flush()
+    assert target.ids == output.statistics.remembered.ids
+
+
 @pytest.mark.parametrize(("options", "error"), [({"group": 7}, DocumentError), ({"epoch": -1}, LimitError)])
 def test_what_is_no_group_or_epoch_is_refused_at_once(
     model: Any, live: rest_store.LiveDatastore, options: dict[str, Any], error: type[rest_store.RestStoreError]
@@ -211,7 +243,7 @@ def test_a_blocked_target_delays_nobody_and_what_it_cannot_take_is_counted(
 _PROGRAM = """
 import atexit, sys, threading
 from rest_store.drafting.output_document import OutputDocument
-from rest_store.drafting.remembering import RememberCounts, flush_all, remember
+from rest_store.drafting.remembering import RememberCounts, flush, remember
 
 class Target:
     exiting = threading.Event()
@@ -228,9 +260,41 @@ if sys.argv[1] != "blocked":
 
 @pytest.mark.parametrize(("way", "printed"), [("exit", "1 2 3 4 5 6\n"), ("blocked", "")])
 def test_a_program_that_ends_writes_what_is_queued(way: str, printed: str) -> None:
-    program = _PROGRAM + f"flush_all.__defaults__ = ({0.01 if way == 'blocked' else PATIENCE},)\n"
+    program = _PROGRAM + f"flush.__defaults__ = ({0.01 if way == 'blocked' else PATIENCE},)\n"
     done = subprocess.run([sys.executable, "-c", program, way], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, printed, "")
+
+
+_FORK = """
+import os, sys, threading
+from rest_store.drafting.output_document import OutputDocument
+from rest_store.drafting.remembering import RememberCounts, flush, remember
+
+class Target:
+    called, open = threading.Event(), threading.Event()
+    def add(self, documents, ids=None):
+        self.called.set()
+        self.open.wait()
+        print(*documents[0], flush=True)
+
+target = Target()
+remember(target, [OutputDocument.of([], [1, 2, 3, 4])], RememberCounts())
+target.called.wait()
+if child := os.fork():
+    assert os.waitpid(child, 0)[1] == 0
+    target.open.set()
+    assert flush(target, None)
+else:
+    target.open.set()
+    remember(target, [OutputDocument.of([], [5, 6, 7, 8])], RememberCounts())
+    assert flush(target, None)
+    os._exit(0)
+"""
+
+
+def test_a_forked_process_writes_what_it_remembers_itself() -> None:
+    done = subprocess.run([sys.executable, "-Wignore", "-c", _FORK], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "5 6 7 8\n1 2 3 4\n", "")
 
 
 @pytest.mark.parametrize(
