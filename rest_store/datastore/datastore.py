@@ -111,10 +111,10 @@ class Datastore(Store):
             NativeKernelError: the kernel was not compiled.
         """
         if locations.is_location(path):
-            directory = Path(locations.default_cache() if cache is None else cache)
-            directory = locations.reach().fetched(str(path), directory, token=token, tls=tls)
+            kept = locations.default_cache() if cache is None else locations.local_directory(cache)
+            directory = locations.reach().fetched(str(path), kept, token=token, tls=tls)
         else:
-            directory = Path(path)
+            directory = locations.local_directory(path)
         if isinstance(part, str):
             part = Part.parse(part)
         manifest = Manifest.read(directory)
