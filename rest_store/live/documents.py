@@ -13,11 +13,12 @@ from uuid import uuid4
 
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import LimitError, LiveFormatError, ManifestError, StorageError, describe
-from rest_store.live.database import SCHEMA, Database
+from rest_store.live.database import OPENINGS, SCHEMA, Database
 from rest_store.live.retention import Limits, Retention
 from rest_store.live.upstream import Changes, Document, Removal, is_time
 
 _MOST_REMOVALS = 1 << 16  # that are stored
+_MOST_OPENINGS = 1 << 10  # likewise
 _OVERHEAD = 64  # bytes of a change besides its tokens, about
 _SEGMENT_NAME = re.compile("segment-[0-9a-f]{32}")
 
@@ -77,7 +78,7 @@ class Documents(Database):
             raise StorageError(describe(self.path, "limits", f"damaged ({error})", "as they were set")) from None
 
     def datastore_id(self) -> str:
-        """Return what this datastore is known by; a replica has that of its upstream once it has changes of it."""
+        """Return what this is known by since it was opened; a replica has that of its upstream."""
         return str(self._properties("id")[0])
 
     def require_location(self, location: str) -> None:
@@ -104,14 +105,17 @@ class Documents(Database):
     def changes(self, after: int, datastore_id: str, most_bytes: int) -> Changes:
         """Return the changes after number `after`, as many as `most_bytes` hold, and at least one if there are any.
 
-        They begin with the first if `datastore_id` is another one, or if what was removed since has been forgotten.
+        They begin with the first unless this had change `after` when it was known by `datastore_id`, and if what was
+        removed since has been forgotten.
         """
         added: list[Document] = []
         removed: list[Removal] = []
         size = 0
         with self.one_state(), self._named_errors("read"):
             id, head, forgotten = self._properties("id, newest, forgotten")
-            if id != datastore_id or not forgotten <= after <= head:
+            row = self._database.execute("SELECT newest FROM openings WHERE id = ?", (datastore_id,)).fetchone()
+            most = head if id == datastore_id else -1 if row is None else row[0]
+            if not forgotten <= after <= most:
                 after = 0
             last = head
             rows = self._database.execute("SELECT * FROM removals WHERE number > ? ORDER BY number", (after,))
@@ -210,9 +214,13 @@ class Documents(Database):
 
     # --- Writing ------------------------------------------------------------------------------------------------------
 
-    def rename(self) -> None:
-        """Have the datastore known by another id from now on, since it is not what it was."""
+    def note_opening(self) -> None:
+        """Have the datastore known by another id from now on, so that no replica takes a backup for what it was."""
         with self._transaction("written"):
+            self._database.execute(OPENINGS)
+            self._database.execute("INSERT INTO openings SELECT id, newest FROM properties")
+            oldest = "(SELECT max(rowid) FROM openings) - ?"
+            self._database.execute(f"DELETE FROM openings WHERE rowid <= {oldest}", (_MOST_OPENINGS,))
             self._database.execute("UPDATE properties SET id = ?", (uuid4().hex,))
 
     def set_limits(self, namespace: str, limits: Retention) -> None:
@@ -235,17 +243,17 @@ class Documents(Database):
         """Store changes in one transaction.
 
         Args:
-            changes: their numbers are greater than that of any change before.
+            changes: their numbers are greater than that of any change before; a replica takes over their id.
             obsolete: records of segments that are gone.
             records: of those in their place.
-            replaces: whether nothing that was there before stays; this is then known by the id of the changes.
+            replaces: whether nothing that was there before stays.
         """
         with self._transaction("written"):
             if replaces:
                 for table in ("documents", "removals", "namespaces"):
                     self._database.execute(f"DELETE FROM {table}")
-                properties = "id = ?, forgotten = ?, unclean = unclean OR newest"
-                self._database.execute(f"UPDATE properties SET {properties}", (changes.datastore_id, changes.head))
+                properties = "forgotten = ?, unclean = unclean OR newest"
+                self._database.execute(f"UPDATE properties SET {properties}", (changes.head,))
             spans = [(removal.first, removal.last) for removal in changes.removed]
             self._database.executemany("DELETE FROM documents WHERE number BETWEEN ? AND ?", spans)
             names = {(document.namespace,) for document in changes.added}
@@ -255,7 +263,8 @@ class Documents(Database):
             self._store_removals(changes.removed)
             self._database.executemany("DELETE FROM segments WHERE name = ?", [(record.name,) for record in obsolete])
             self._database.executemany("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?)", records)
-            self._database.execute("UPDATE properties SET newest = ?", (changes.last,))
+            properties = "newest = ?, id = coalesce(nullif(?, ''), id)"
+            self._database.execute(f"UPDATE properties SET {properties}", (changes.last, changes.datastore_id))
 
     def _store_removals(self, removals: Sequence[Removal]) -> None:
         """Store removals of documents that are gone, without the oldest of too many, and what is yet to be cleaned."""

@@ -16,7 +16,7 @@ from rest_store.datastore.header import token_width
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import DatastoreClosedError, DatastoreNotFoundError, StorageError, describe
 from rest_store.live.compaction import BACKLOG, STALL, segments_to_merge
-from rest_store.live.directory import is_restored, take_writer_lock
+from rest_store.live.directory import take_writer_lock
 from rest_store.live.documents import Documents, SegmentRecord
 from rest_store.live.encoding import store_tokenizer
 from rest_store.live.retention import Clock, Limits, Retention
@@ -71,7 +71,6 @@ class Writer:
         self._may_differ_from_disk = False
         self._records: list[SegmentRecord] = []  # that are stored
         self._settled: Sequence[Segment] = ()  # segments beside which nothing is to be done
-        restored = is_restored(directory)
         with ExitStack() as resources:
             resources.callback(take_writer_lock(directory))
             # For the holder of `_lock`:
@@ -82,8 +81,8 @@ class Writer:
             self.tokenizer = self._documents.tokenizer()
             if tokenizer is not None:
                 self.tokenizer.require_same(tokenizer, directory)
-            if restored:  # replicas may have changes since then
-                self._documents.rename()
+            if not location:
+                self._documents.note_opening()
             self._documents.set_limits("", retention)
             self.limits = self._documents.limits()
             self._clock = Clock(self._documents.last_time(), self.limits.least_age)

@@ -159,16 +159,16 @@ def test_one_that_is_dropped_lets_others_take_over(live: LiveDatastore, service:
         until(lambda: other.info().behind == 0)
 
 
-@pytest.mark.parametrize("rebuilt", [False, True])
+@pytest.mark.parametrize("copied", ["nothing", "documents.sqlite", "*"])
 def test_what_is_from_another_datastore_is_replaced(
-    live: LiveDatastore, service: Service, cache: Path, tmp_path: Path, rebuilt: bool
+    live: LiveDatastore, service: Service, cache: Path, tmp_path: Path, copied: str
 ) -> None:
     """Also by that of a backup, which has other changes of the same numbers by then."""
     live.add([[1, 2]])
     live.close()
-    if not rebuilt:
-        (tmp_path / "copy").mkdir()
-        shutil.copy(tmp_path / "live" / "documents.sqlite", tmp_path / "copy")
+    (tmp_path / "copy").mkdir()
+    for path in (tmp_path / "live").glob(copied):
+        shutil.copy(path, tmp_path / "copy")
     with new_live(tmp_path / "live") as live, new_live(tmp_path / "copy") as other:
         service.live = live
         with opened(cache) as replica:
