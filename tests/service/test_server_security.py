@@ -163,7 +163,7 @@ def test_an_address_that_cannot_be_bound_is_refused_saying_why(directory: Path, 
                 pass
             assert "Traceback" not in str(caught.value)
         with (
-            pytest.raises(RuntimeError, match="127.0.0.1:65536 of metrics cannot be bound"),
+            pytest.raises(RuntimeError, match=r"127\.0\.0\.1:65536 of metrics cannot be bound"),
             running(directory, options=["--workers", "2", "--metrics", "127.0.0.1:65535"]),
         ):
             pass
