@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import LimitError, LiveFormatError, ManifestError, StorageError, describe
-from rest_store.live.database import OPENINGS, SCHEMA, Database
+from rest_store.live.database import SCHEMA, Database
 from rest_store.live.retention import Limits, Retention
 from rest_store.live.upstream import Changes, Document, Removal, is_time
 
@@ -49,6 +49,8 @@ class Documents(Database):
         StorageError: in all methods, if SQLite cannot read or write, or what it reads is damaged.
     """
 
+    _has_changed = False  # since it was opened
+
     def create(self, tokenizer: TokenizerIdentity, location: str = "") -> None:
         """Make the tables of a new file, for tokens of `tokenizer`; a replica has the `location` of its upstream."""
         with self._transaction("created"):
@@ -78,7 +80,7 @@ class Documents(Database):
             raise StorageError(describe(self.path, "limits", f"damaged ({error})", "as they were set")) from None
 
     def datastore_id(self) -> str:
-        """Return what this is known by since it was opened; a replica has that of its upstream."""
+        """Return what this is known by since the first change of the latest opening; a replica, as its upstream is."""
         return str(self._properties("id")[0])
 
     def require_location(self, location: str) -> None:
@@ -157,6 +159,13 @@ class Documents(Database):
                 self._require(f"document {document.number}", is_sound and is_time(added))
                 yield document
 
+    def extent(self, namespace: str, after: int) -> tuple[int, int | None]:
+        """Return how many documents of a namespace have numbers greater than `after`, and the greatest of these."""
+        query = "SELECT count(*), max(number) FROM documents WHERE namespace = ? AND number > ?"
+        with self._named_errors("read"):
+            count, last = self._database.execute(query, (namespace, after)).fetchone()
+        return count, last
+
     def removals(
         self, removed: Iterable[int], evicted: Iterable[tuple[str, int, int]], newest: int, *, deleted: bool
     ) -> list[Removal]:
@@ -214,15 +223,6 @@ class Documents(Database):
 
     # --- Writing ------------------------------------------------------------------------------------------------------
 
-    def note_opening(self) -> None:
-        """Have the datastore known by another id from now on, so that no replica takes a backup for what it was."""
-        with self._transaction("written"):
-            self._database.execute(OPENINGS)
-            self._database.execute("INSERT INTO openings SELECT id, newest FROM properties")
-            oldest = "(SELECT max(rowid) FROM openings) - ?"
-            self._database.execute(f"DELETE FROM openings WHERE rowid <= {oldest}", (_MOST_OPENINGS,))
-            self._database.execute("UPDATE properties SET id = ?", (uuid4().hex,))
-
     def set_limits(self, namespace: str, limits: Retention) -> None:
         """Store limits of a namespace from now on; None in them: as before."""
         columns = [name for name in ("max_tokens", "max_age", "max_epochs") if getattr(limits, name) is not None]
@@ -248,7 +248,10 @@ class Documents(Database):
             records: of those in their place.
             replaces: whether nothing that was there before stays.
         """
+        has_own = bool(changes.added or changes.removed) and not changes.datastore_id
         with self._transaction("written"):
+            if has_own and not self._has_changed:
+                self._note_opening()
             if replaces:
                 for table in ("documents", "removals", "namespaces"):
                     self._database.execute(f"DELETE FROM {table}")
@@ -265,6 +268,14 @@ class Documents(Database):
             self._database.executemany("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?)", records)
             properties = "newest = ?, id = coalesce(nullif(?, ''), id)"
             self._database.execute(f"UPDATE properties SET {properties}", (changes.last, changes.datastore_id))
+        self._has_changed |= has_own
+
+    def _note_opening(self) -> None:
+        """Have the datastore known by another id from now on, so that no replica takes a backup for what it was."""
+        self._database.execute("INSERT INTO openings SELECT id, newest FROM properties")
+        oldest = "(SELECT max(rowid) FROM openings) - ?"
+        self._database.execute(f"DELETE FROM openings WHERE rowid <= {oldest}", (_MOST_OPENINGS,))
+        self._database.execute("UPDATE properties SET id = ?", (uuid4().hex,))
 
     def _store_removals(self, removals: Sequence[Removal]) -> None:
         """Store removals of documents that are gone, without the oldest of too many, and what is yet to be cleaned."""

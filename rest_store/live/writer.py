@@ -81,8 +81,6 @@ class Writer:
             self.tokenizer = self._documents.tokenizer()
             if tokenizer is not None:
                 self.tokenizer.require_same(tokenizer, directory)
-            if not location:
-                self._documents.note_opening()
             self._documents.set_limits("", retention)
             self.limits = self._documents.limits()
             self._clock = Clock(self._documents.last_time(), self.limits.least_age)
@@ -138,6 +136,8 @@ class Writer:
         with self._sorting:
             self._require_open()
             numbers = {namespace: sorted(find())}
+            if not deleted and not numbers[namespace]:
+                return 0
             smaller = {segment: self._without(segment, numbers) for segment in self.segments.in_files}
             with self._change():
                 if numbers[namespace]:
@@ -151,7 +151,7 @@ class Writer:
         """Keep so much of a namespace from now on; None in `retention`: as before."""
         with self._sorting, self._change():
             self._documents.set_limits(namespace, retention)
-            self.limits = self._documents.limits()
+            self.limits, self._settled = self._documents.limits(), ()
             self._load()
 
     def position(self) -> tuple[int, str]:
@@ -208,7 +208,7 @@ class Writer:
 
     def _evict_epochs(self) -> bool:
         """Evict one namespace's documents of epochs before those that are kept; return whether there may be more."""
-        for namespace in {segment.namespace for segment in self.segments.all}:
+        for namespace in {segment.namespace for segment in {*self.segments.all}.difference(self._settled)}:
             most = self.limits.of(namespace).max_epochs
             if most is None:
                 continue

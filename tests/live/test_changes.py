@@ -55,8 +55,9 @@ def test_changes_go_on_after_a_restart_but_not_from_those_that_a_backup_lacks(li
     for _ in range(3):
         live.close()
         live = LiveDatastore.open(live.path)
-    assert live.changes(0, "").datastore_id != before.datastore_id
+        assert live.changes(2, before.datastore_id).first == 3
     live.add([[1, 4], [1, 5]])
+    assert live.changes(0, "").datastore_id != before.datastore_id
     assert [live.changes(after, before.datastore_id).first for after in range(5)] == [1, 2, 3, 1, 1]
     live.close()
 

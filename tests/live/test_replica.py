@@ -184,6 +184,18 @@ def test_what_is_from_another_datastore_is_replaced(
             assert b"secret name" not in file_bytes(cache)
 
 
+def test_readers_notice_another_datastore_with_the_same_numbers(
+    live: LiveDatastore, service: Service, cache: Path, tmp_path: Path
+) -> None:
+    live.add([[1, 2]])
+    with opened(cache), opened(cache) as reader, new_live(tmp_path / "other") as other:
+        until(lambda: reader.count([1, 2]) == 1)
+        other.add([[1, 3]])
+        service.live = other
+        until(lambda: reader.count([1, 3]) == 1)
+        assert reader.count([1, 2]) == 0
+
+
 def test_no_file_holds_what_was_deleted(live: LiveDatastore, service: Service, cache: Path) -> None:
     live.add([SECRET * 20, [1, 2]] * 50, [str(number) for number in range(100)], namespace="secret name")
     with opened(cache) as replica:
