@@ -35,6 +35,7 @@ from rest_store.datastore.file_lock import take_lock
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import MAX_SIZE as MAX_MANIFEST_SIZE
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest
+from rest_store.datastore.mapped_file import regular_file
 from rest_store.datastore.render import counted
 from rest_store.errors import OutputError, describe
 
@@ -256,7 +257,7 @@ def require_replaceable(place: Path) -> None:
 def is_datastore(directory: Path) -> bool:
     """Whether a directory has the manifest of a datastore, of whatever release."""
     try:
-        with (directory / MANIFEST_NAME).open("rb") as file:
+        with regular_file(directory / MANIFEST_NAME) as file:
             text = file.read(MAX_MANIFEST_SIZE + 1)
         fields = json.loads(text) if len(text) <= MAX_MANIFEST_SIZE else None
     except (OSError, ValueError, RecursionError):

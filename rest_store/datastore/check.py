@@ -13,6 +13,7 @@ import numpy.typing as npt
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.header import HEADER_SIZE, separator_id
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
+from rest_store.datastore.mapped_file import regular_file
 from rest_store.datastore.shard import Shard
 from rest_store.errors import (
     ChecksumError,
@@ -67,7 +68,8 @@ def _check_tokenizer(store: Datastore) -> None:
     if expected is None:
         return
     try:
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        with regular_file(path) as file:
+            found = hashlib.sha256(file.read()).hexdigest()
     except OSError as error:
         problem = f"unreadable ({error.strerror})"
         raise MissingShardError(describe(path, "file", problem, "a file that the manifest names")) from None

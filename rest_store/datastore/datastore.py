@@ -16,6 +16,7 @@ from rest_store.datastore.render import counted
 from rest_store.datastore.shard import Shard
 from rest_store.datastore.store import Snapshot, Store
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
+from rest_store.errors import DatastoreError
 
 
 @dataclass(frozen=True)
@@ -111,15 +112,25 @@ class Datastore(Store):
             NativeKernelError: the kernel was not compiled.
         """
         if locations.is_location(path):
-            directory = Path(locations.default_cache() if cache is None else cache)
-            directory = locations.reach().fetched(str(path), directory, token=token, tls=tls)
+            kept = locations.default_cache() if cache is None else locations.local_directory(cache)
+            directory = locations.reach().fetched(str(path), kept, token=token, tls=tls)
         else:
-            directory = Path(path)
+            directory = locations.local_directory(path)
         if isinstance(part, str):
             part = Part.parse(part)
-        manifest = Manifest.read(directory)
-        if tokenizer is not None:
-            manifest.tokenizer.require_same(identity_of(tokenizer), directory)
+        identity = None if tokenizer is None else identity_of(tokenizer)
+        while True:
+            manifest = Manifest.read(directory)
+            if identity is not None:
+                manifest.tokenizer.require_same(identity, directory)
+            try:
+                return cls._opened(directory, manifest, part)
+            except DatastoreError:
+                if Manifest.read(directory) == manifest:  # else a build has replaced it meanwhile
+                    raise
+
+    @classmethod
+    def _opened(cls, directory: Path, manifest: Manifest, part: Part | None) -> Datastore:
         records, shards = manifest.shards if part is None else part.of(manifest.shards, directory), []
         for record in records:
             shard = Shard.open(directory, record.name)

@@ -8,9 +8,11 @@ files are those of its manifest. BUILD is the SHA-256 of the manifest. Whoever m
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -99,6 +101,10 @@ def fetch(reader: FileReader, cache: Path) -> Path:
 def _make(copy: Path, manifest: Manifest, content: bytes, reader: FileReader) -> None:
     part = copy.with_suffix(".part")
     part.mkdir(exist_ok=True)
+    size = sum(record.tokens_size + record.suffixes_size for record in manifest.shards)
+    size -= sum(file.stat().st_size for file in part.iterdir())
+    if size > (free := shutil.disk_usage(part).free):  # also of a manifest that lies
+        raise OSError(errno.ENOSPC, f"{size:,} bytes are still to come, and {free:,} are free")
     for record in manifest.shards:
         _fetch_shard(part, record, reader)
     if manifest.tokenizer_sha256 is not None:

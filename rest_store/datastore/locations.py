@@ -8,6 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from rest_store.datastore.validation import is_text
+from rest_store.errors import DatastoreNotFoundError, describe
+
 _SERVICE = re.compile(r"unix:/[^#]+(#.+)?|[^/\s]+:\d{1,5}(/.+)?")
 _URL = re.compile(r"[a-z0-9+]{2,}://.+")
 
@@ -30,12 +33,23 @@ def is_location(text: str | Path) -> bool:
 
     `HOST:PORT/NAME` and `unix:/path#NAME` are datastores of services; without a name, the one that there is.
     """
-    if not isinstance(text, str) or not (_SERVICE.fullmatch(text) or _URL.fullmatch(text)):
+    if not isinstance(text, str) or not is_text(text) or not (_SERVICE.fullmatch(text) or _URL.fullmatch(text)):
         return False
     try:
         return not Path(text).exists()
-    except (OSError, ValueError):  # no path can be so long, or hold these bytes
+    except OSError:  # no path can be so long
         return True
+
+
+def local_directory(path: str | Path) -> Path:
+    """Return the path of a directory; raise DatastoreNotFoundError if no path can be so."""
+    try:
+        if b"\0" not in os.fsencode(path):
+            return Path(path)
+    except UnicodeEncodeError:  # a lone surrogate
+        pass
+    found, expected = ascii(os.fspath(path)), "one without NUL and lone surrogates"
+    raise DatastoreNotFoundError(describe("datastore", "path", found, expected))
 
 
 def default_cache() -> Path:

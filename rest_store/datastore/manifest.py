@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rest_store.datastore.header import FORMAT_VERSION
+from rest_store.datastore.mapped_file import regular_file
 from rest_store.datastore.shard import Shard
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import (
@@ -181,7 +182,7 @@ def _content(directory: Path) -> bytes:
     """Return the bytes of the manifest in `directory`."""
     where = directory / FILE_NAME
     try:
-        with where.open("rb") as file:
+        with regular_file(where) as file:
             return file.read(MAX_SIZE + 1)
     except (FileNotFoundError, NotADirectoryError):
         if (directory / DOCUMENTS_FILE_NAME).is_file():

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, ClassVar, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -96,10 +100,19 @@ class MappedFile:
         return self.raw[HEADER_SIZE:-TAIL_SIZE]
 
 
+@contextmanager
+def regular_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file to read it; raises OSError, also for a device, or a pipe, which opening would wait for."""
+    with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "not a regular file")
+        yield file
+
+
 def _map(path: Path) -> FileMapping:
     kernel = native_kernel()
     try:
-        with path.open("rb") as file:
+        with regular_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size == 0:
                 raise ShardSizeError(describe(path, "size", "0 bytes", f"at least {HEADER_SIZE}"))

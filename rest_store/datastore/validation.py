@@ -134,7 +134,7 @@ def document_ids(where: str, ids: Sequence[str], what: str = "an id") -> list[st
     if isinstance(ids, str | bytes) or not isinstance(ids, Sequence):
         raise DocumentError(describe(where, "ids", f"a {type(ids).__name__}", "a sequence of ids"))
     for id in ids:
-        if not isinstance(id, str) or not 0 < len(id) <= _LONGEST_ID or not _is_text(id):
+        if not isinstance(id, str) or not 0 < len(id) <= _LONGEST_ID or not is_text(id):
             expected = f"1..{_LONGEST_ID} Unicode characters, none of them NUL"
             raise DocumentError(describe(where, what, reprlib.repr(id), expected))
     return list(ids)
@@ -147,9 +147,10 @@ def label(where: str, what: str, value: str) -> str:
     return value
 
 
-def _is_text(id: str) -> bool:
+def is_text(text: str) -> bool:
+    """Return whether a text can be stored and sent: it has no NUL and no lone surrogate."""
     try:
-        return b"\0" not in id.encode()
+        return b"\0" not in text.encode()
     except UnicodeEncodeError:  # a lone surrogate
         return False
 

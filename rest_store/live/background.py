@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,6 +15,7 @@ from rest_store.errors import error_text
 _NICENESS = 15  # with 19, additions wait longer for locks that the thread holds while others use all cores
 _PAUSE = 0.02  # seconds until the next look for work when there was none
 _LONGEST_PAUSE = 5.0  # after failures, each of which doubles the pause
+_IDLE_SHARE = 20  # so many times as long as a look takes it pauses: with thousands of namespaces that is not short
 
 
 class Background:
@@ -53,9 +55,10 @@ class Background:
             if self._owner() is None:
                 self._abandoned()
                 return
+            began = time.thread_time()
             try:
                 busy, self.failure, pause = self._work(), None, _PAUSE
             except Exception as error:  # such as a full disk, or a service that is away
                 busy, self.failure, pause = False, error_text(error), min(2 * pause, _LONGEST_PAUSE)
             if not busy:
-                self._stopped.wait(pause)
+                self._stopped.wait(max(pause, _IDLE_SHARE * (time.thread_time() - began)))

@@ -59,11 +59,6 @@ def make_directory(directory: Path) -> None:
         raise StorageError(f"{directory}: the directory cannot be written ({error.strerror})") from error
 
 
-def is_restored(directory: Path) -> bool:
-    """Return whether nobody has written this directory yet: its file of documents, if there is one, is a backup."""
-    return not (directory / _LOCK_NAME).exists()
-
-
 def take_writer_lock(directory: Path) -> Callable[[], None]:
     """Take the lock of a directory, and return what releases it; so does the end of the process and its children.
 

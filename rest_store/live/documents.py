@@ -18,6 +18,7 @@ from rest_store.live.retention import Limits, Retention
 from rest_store.live.upstream import Changes, Document, Removal, is_time
 
 _MOST_REMOVALS = 1 << 16  # that are stored
+_MOST_OPENINGS = 1 << 10  # likewise
 _OVERHEAD = 64  # bytes of a change besides its tokens, about
 _SEGMENT_NAME = re.compile("segment-[0-9a-f]{32}")
 
@@ -48,6 +49,8 @@ class Documents(Database):
         StorageError: in all methods, if SQLite cannot read or write, or what it reads is damaged.
     """
 
+    _has_changed = False  # since it was opened
+
     def create(self, tokenizer: TokenizerIdentity, location: str = "") -> None:
         """Make the tables of a new file, for tokens of `tokenizer`; a replica has the `location` of its upstream."""
         with self._transaction("created"):
@@ -77,7 +80,7 @@ class Documents(Database):
             raise StorageError(describe(self.path, "limits", f"damaged ({error})", "as they were set")) from None
 
     def datastore_id(self) -> str:
-        """Return what this datastore is known by; a replica has that of its upstream once it has changes of it."""
+        """Return what this is known by since the first change of the latest opening; a replica, as its upstream is."""
         return str(self._properties("id")[0])
 
     def require_location(self, location: str) -> None:
@@ -104,14 +107,17 @@ class Documents(Database):
     def changes(self, after: int, datastore_id: str, most_bytes: int) -> Changes:
         """Return the changes after number `after`, as many as `most_bytes` hold, and at least one if there are any.
 
-        They begin with the first if `datastore_id` is another one, or if what was removed since has been forgotten.
+        They begin with the first unless this had change `after` when it was known by `datastore_id`, and if what was
+        removed since has been forgotten.
         """
         added: list[Document] = []
         removed: list[Removal] = []
         size = 0
         with self.one_state(), self._named_errors("read"):
             id, head, forgotten = self._properties("id, newest, forgotten")
-            if id != datastore_id or not forgotten <= after <= head:
+            row = self._database.execute("SELECT newest FROM openings WHERE id = ?", (datastore_id,)).fetchone()
+            most = head if id == datastore_id else -1 if row is None else row[0]
+            if not forgotten <= after <= most:
                 after = 0
             last = head
             rows = self._database.execute("SELECT * FROM removals WHERE number > ? ORDER BY number", (after,))
@@ -152,6 +158,13 @@ class Documents(Database):
                 is_sound = isinstance(symbols, bytes) and len(symbols) > 0 and zlib.crc32(symbols) == crc
                 self._require(f"document {document.number}", is_sound and is_time(added))
                 yield document
+
+    def extent(self, namespace: str, after: int) -> tuple[int, int | None]:
+        """Return how many documents of a namespace have numbers greater than `after`, and the greatest of these."""
+        query = "SELECT count(*), max(number) FROM documents WHERE namespace = ? AND number > ?"
+        with self._named_errors("read"):
+            count, last = self._database.execute(query, (namespace, after)).fetchone()
+        return count, last
 
     def removals(
         self, removed: Iterable[int], evicted: Iterable[tuple[str, int, int]], newest: int, *, deleted: bool
@@ -210,11 +223,6 @@ class Documents(Database):
 
     # --- Writing ------------------------------------------------------------------------------------------------------
 
-    def rename(self) -> None:
-        """Have the datastore known by another id from now on, since it is not what it was."""
-        with self._transaction("written"):
-            self._database.execute("UPDATE properties SET id = ?", (uuid4().hex,))
-
     def set_limits(self, namespace: str, limits: Retention) -> None:
         """Store limits of a namespace from now on; None in them: as before."""
         columns = [name for name in ("max_tokens", "max_age", "max_epochs") if getattr(limits, name) is not None]
@@ -235,17 +243,20 @@ class Documents(Database):
         """Store changes in one transaction.
 
         Args:
-            changes: their numbers are greater than that of any change before.
+            changes: their numbers are greater than that of any change before; a replica takes over their id.
             obsolete: records of segments that are gone.
             records: of those in their place.
-            replaces: whether nothing that was there before stays; this is then known by the id of the changes.
+            replaces: whether nothing that was there before stays.
         """
+        has_own = bool(changes.added or changes.removed) and not changes.datastore_id
         with self._transaction("written"):
+            if has_own and not self._has_changed:
+                self._note_opening()
             if replaces:
                 for table in ("documents", "removals", "namespaces"):
                     self._database.execute(f"DELETE FROM {table}")
-                properties = "id = ?, forgotten = ?, unclean = unclean OR newest"
-                self._database.execute(f"UPDATE properties SET {properties}", (changes.datastore_id, changes.head))
+                properties = "forgotten = ?, unclean = unclean OR newest"
+                self._database.execute(f"UPDATE properties SET {properties}", (changes.head,))
             spans = [(removal.first, removal.last) for removal in changes.removed]
             self._database.executemany("DELETE FROM documents WHERE number BETWEEN ? AND ?", spans)
             names = {(document.namespace,) for document in changes.added}
@@ -255,7 +266,16 @@ class Documents(Database):
             self._store_removals(changes.removed)
             self._database.executemany("DELETE FROM segments WHERE name = ?", [(record.name,) for record in obsolete])
             self._database.executemany("INSERT INTO segments VALUES (?, ?, ?, ?, ?, ?, ?)", records)
-            self._database.execute("UPDATE properties SET newest = ?", (changes.last,))
+            properties = "newest = ?, id = coalesce(nullif(?, ''), id)"
+            self._database.execute(f"UPDATE properties SET {properties}", (changes.last, changes.datastore_id))
+        self._has_changed |= has_own
+
+    def _note_opening(self) -> None:
+        """Have the datastore known by another id from now on, so that no replica takes a backup for what it was."""
+        self._database.execute("INSERT INTO openings SELECT id, newest FROM properties")
+        oldest = "(SELECT max(rowid) FROM openings) - ?"
+        self._database.execute(f"DELETE FROM openings WHERE rowid <= {oldest}", (_MOST_OPENINGS,))
+        self._database.execute("UPDATE properties SET id = ?", (uuid4().hex,))
 
     def _store_removals(self, removals: Sequence[Removal]) -> None:
         """Store removals of documents that are gone, without the oldest of too many, and what is yet to be cleaned."""

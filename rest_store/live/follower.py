@@ -39,6 +39,7 @@ class Follower:
         self._directory = directory
         self._lock = threading.Lock()
         self._version = -1
+        self._datastore_id = ""
         with ExitStack() as stack:
             self._documents = stack.enter_context(closing(Documents(directory, read_only=True)))
             if self._documents.is_new:
@@ -70,9 +71,10 @@ class Follower:
             if version == self._version:
                 return False
             with self._documents.one_state():
-                is_first = self._version == -1
-                segments = list(self.segments.stored(self._directory, self._documents, Limits(), verify=is_first))
+                id = self._documents.datastore_id()
+                reading = {"verify": self._version == -1, "may_keep": id == self._datastore_id}
+                segments = list(self.segments.stored(self._directory, self._documents, Limits(), **reading))
                 newest = self._documents.newest()
             self.segments.set(segments, newest)
-            self._version = version
+            self._version, self._datastore_id = version, id
             return True

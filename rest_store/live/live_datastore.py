@@ -122,7 +122,7 @@ class LiveDatastore(Store):
             tls: how to reach the service.
 
         Raises:
-            DatastoreNotFoundError: there is none, and no `tokenizer` to begin one with.
+            DatastoreNotFoundError: there is none, and no `tokenizer` to begin one with; or no path can be as `path` is.
             LiveFormatError: the directory holds a frozen datastore, or something else.
             TokenizerLoadError: there is no such `tokenizer`.
             TokenizerMismatchError: `tokenizer` differs from the datastore's.
@@ -132,8 +132,8 @@ class LiveDatastore(Store):
             ServiceError: there is no replica yet, and the service cannot be reached or refuses.
         """
         is_replica = locations.is_location(path)
-        kept = Path(cache) if cache is not None else locations.default_cache()
-        directory = replica_directory(str(path), kept) if is_replica else Path(path)
+        kept = locations.default_cache() if cache is None else locations.local_directory(cache)
+        directory = replica_directory(str(path), kept) if is_replica else locations.local_directory(path)
         absolute = directory.absolute()  # also when the program changes its working directory
         retention = Retention.checked(max_tokens, max_age, max_epochs)
         if is_replica and retention != Retention():
@@ -184,9 +184,9 @@ class LiveDatastore(Store):
         return self.snapshot_of("")
 
     def snapshot_of(self, namespace: str) -> Snapshot:
-        """Return the segments that queries of a namespace read from now on."""
-        segments = self._segments
-        return Snapshot.closed(self.path) if segments is None else segments.snapshot(namespace)
+        """Return the segments that queries of a namespace read from now on; raise DocumentError for what is no name."""
+        name, segments = label("live datastore", "a namespace", namespace), self._segments
+        return Snapshot.closed(self.path) if segments is None else segments.snapshot(name)
 
     def namespace(self, name: str) -> Namespace:
         """Return the documents of one namespace as a store; raise DocumentError for what is no name.
@@ -267,13 +267,13 @@ class LiveDatastore(Store):
             How many documents there were.
 
         Raises:
-            DocumentError: an id is invalid; nothing was deleted, likewise with the next one.
+            DocumentError: an id or the namespace is invalid; nothing was deleted, likewise with the next one.
             StorageError: that cannot be written. Or the documents are deleted, and this says where they still are: in
                 unused bytes, because there is no room to rewrite the others; or in the log, because another process has
                 been reading an older state for seconds. The next call tries again.
             WriterError, DatastoreClosedError: as in `add`.
         """
-        return self._writer().delete(document_ids("delete", ids), namespace)
+        return self._writer().delete(document_ids("delete", ids), label("delete", "a namespace", namespace))
 
     def limit(
         self,
@@ -296,14 +296,16 @@ class LiveDatastore(Store):
         """Yield the stored documents of a namespace, or of a group of it, in the order of their addition.
 
         Raises:
+            DocumentError: that is no namespace, or no group.
             StorageError: they cannot be read.
             DatastoreClosedError: after `close`.
         """
         self._open_segments()
+        name, part = label("documents", "a namespace", namespace), label("documents", "a group", group or "")
         width = token_width(self.vocabulary_size)
         with closing(Documents(self._location, read_only=True)) as stored:
             first = 1
-            while some := list(islice(stored.read(first, namespace=namespace, group=group), _AT_ONCE)):
+            while some := list(islice(stored.read(first, namespace=name, group=part), _AT_ONCE)):
                 for document in some:  # no statement is open meanwhile: it would keep older states in the log
                     tokens = decode_symbols(np.frombuffer(document.symbols, np.uint8), width)
                     yield StoredDocument(tokens, document.group, document.epoch, document.added)

@@ -80,6 +80,7 @@ class Replica:
         self._lock = threading.Lock()  # held by whoever follows another process, or takes over
         self._stream: Iterator[Changes] | None = None
         self._head = 0  # newest change that is known of
+        self._datastore_id = ""  # of the upstream, as it is stored here
         self._backend = self._opened()
         self.tokenizer = self._backend.tokenizer
         try:
@@ -156,11 +157,13 @@ class Replica:
         try:
             if self._stream is None:
                 self.tokenizer.require_same(self._upstream.tokenizer, self.location)
-                self._stream = iter(self._upstream.changes(*writer.position()))
+                position, self._datastore_id = writer.position()
+                self._stream = iter(self._upstream.changes(position, self._datastore_id))
             newest = self.segments.newest
             changes = self._checked(next(self._stream), newest)
-            if (changes.first, changes.last) != (newest + 1, newest):
+            if changes[:3] != (self._datastore_id, newest + 1, newest):
                 writer.apply(changes)
+                self._datastore_id = changes.datastore_id
         except BaseException:
             self._stream = None
             raise

@@ -70,7 +70,7 @@ class Segments:
             return self.newest > after
 
     def stored(
-        self, directory: Path, documents: Documents, limits: Limits, *, verify: bool = False
+        self, directory: Path, documents: Documents, limits: Limits, *, verify: bool = False, may_keep: bool = False
     ) -> Iterator[Segment]:
         """Yield the segments of all documents that are stored, oldest first within each namespace.
 
@@ -82,6 +82,8 @@ class Segments:
             documents: its documents, which do not change meanwhile.
             limits: how large segments may be.
             verify: whether to read the files of segments that are not present yet, and compare their checksums.
+            may_keep: whether present memtables stay that have the same documents: `documents` is what it was, but for
+                changes since.
 
         Raises:
             StorageError: documents cannot be read.
@@ -102,9 +104,14 @@ class Segments:
             else:
                 rest = documents.read(record.first, record.last, namespace=record.namespace)
                 yield from self._sorted(rest, retention)
+        memtables = {segment.namespace: segment for segment in self.all if may_keep and segment.record is None}
         for namespace in documents.namespaces():
-            rest = documents.read(last.get(namespace, 0) + 1, namespace=namespace)
-            yield from self._sorted(rest, limits.of(namespace))
+            after, memtable = last.get(namespace, 0), memtables.get(namespace)
+            if memtable and documents.extent(namespace, after) == (memtable.document_count, memtable.last):
+                yield memtable
+            else:
+                rest = documents.read(after + 1, namespace=namespace)
+                yield from self._sorted(rest, limits.of(namespace))
 
     def _sorted(self, documents: Iterable[Document], retention: Retention) -> Iterator[Segment]:
         for batch in retention.batches(documents, token_width(self.vocabulary_size)):

@@ -64,7 +64,7 @@ class Changes(NamedTuple):
     """All changes with numbers `first .. last`, but for documents that have been removed since.
 
     Attributes:
-        datastore_id: of the datastore, from its creation on.
+        datastore_id: of the datastore since the first change of the latest opening; "": that of the one that changes.
         first: 1 although others came before: what a replica holds is replaced.
         last: `first - 1` if there are none.
         head: number of the newest change; `head - last` says how far behind this is.

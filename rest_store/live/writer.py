@@ -16,7 +16,7 @@ from rest_store.datastore.header import token_width
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import DatastoreClosedError, DatastoreNotFoundError, StorageError, describe
 from rest_store.live.compaction import BACKLOG, STALL, segments_to_merge
-from rest_store.live.directory import is_restored, take_writer_lock
+from rest_store.live.directory import take_writer_lock
 from rest_store.live.documents import Documents, SegmentRecord
 from rest_store.live.encoding import store_tokenizer
 from rest_store.live.retention import Clock, Limits, Retention
@@ -71,7 +71,6 @@ class Writer:
         self._may_differ_from_disk = False
         self._records: list[SegmentRecord] = []  # that are stored
         self._settled: Sequence[Segment] = ()  # segments beside which nothing is to be done
-        restored = is_restored(directory)
         with ExitStack() as resources:
             resources.callback(take_writer_lock(directory))
             # For the holder of `_lock`:
@@ -82,8 +81,6 @@ class Writer:
             self.tokenizer = self._documents.tokenizer()
             if tokenizer is not None:
                 self.tokenizer.require_same(tokenizer, directory)
-            if restored:  # replicas may have changes since then
-                self._documents.rename()
             self._documents.set_limits("", retention)
             self.limits = self._documents.limits()
             self._clock = Clock(self._documents.last_time(), self.limits.least_age)
@@ -139,6 +136,8 @@ class Writer:
         with self._sorting:
             self._require_open()
             numbers = {namespace: sorted(find())}
+            if not deleted and not numbers[namespace]:
+                return 0
             smaller = {segment: self._without(segment, numbers) for segment in self.segments.in_files}
             with self._change():
                 if numbers[namespace]:
@@ -152,7 +151,7 @@ class Writer:
         """Keep so much of a namespace from now on; None in `retention`: as before."""
         with self._sorting, self._change():
             self._documents.set_limits(namespace, retention)
-            self.limits = self._documents.limits()
+            self.limits, self._settled = self._documents.limits(), ()
             self._load()
 
     def position(self) -> tuple[int, str]:
@@ -209,7 +208,7 @@ class Writer:
 
     def _evict_epochs(self) -> bool:
         """Evict one namespace's documents of epochs before those that are kept; return whether there may be more."""
-        for namespace in {segment.namespace for segment in self.segments.all}:
+        for namespace in {segment.namespace for segment in {*self.segments.all}.difference(self._settled)}:
             most = self.limits.of(namespace).max_epochs
             if most is None:
                 continue

@@ -141,10 +141,11 @@ def test_links_make_no_loops_and_special_files_are_counted(tmp_path):
     (tmp_path / "a/link.py").symlink_to(tmp_path / "other/y.py")
     (tmp_path / "a/broken").symlink_to(tmp_path / "nowhere")
     os.mkfifo(tmp_path / "a/pipe")
+    os.mkfifo(tmp_path / "other/manifest.json")
     corpus, documents = read_corpus(tmp_path)
     assert names(tmp_path, documents) == ["a/link.py", "a/x.py", "other/y.py"]
     assert documents[0].text == "y"
-    assert corpus.provenance()["skipped"] == {"linked directory": 1, "not a regular file": 3}
+    assert corpus.provenance()["skipped"] == {"linked directory": 1, "not a regular file": 4}
 
 
 MANIFEST = '{"format": "rest-store", "format_version": 1}'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -109,6 +110,8 @@ def test_a_missing_tokenizer(tmp_path: Path) -> None:
     path.unlink()
     assert Datastore.open(tmp_path)
     refused(MissingShardError, lambda: check_datastore(tmp_path), f"{path}: file is unreadable (No such file")
+    os.mkfifo(path)
+    refused(MissingShardError, lambda: check_datastore(tmp_path), f"{path}: file is unreadable (not a regular file")
     edit_manifest(tmp_path, lambda fields: fields.pop("tokenizer_sha256"))
     check_datastore(tmp_path)
 

@@ -249,6 +249,16 @@ def test_a_disk_that_is_full_or_cannot_be_written_is_named_and_what_arrived_is_k
         fetch(Reader(source), tmp_path / "file")
 
 
+def test_what_the_disk_has_no_room_for_is_not_begun(source: Path, tmp_path: Path) -> None:
+    manifest = Manifest.read(source)
+    shards = (manifest.shards[0], replace(manifest.shards[1], tokens_size=10**18))
+    reader = Reader(source)
+    reader.replaced[FILE_NAME] = replace(manifest, shards=shards).to_json().encode()
+    with pytest.raises(FetchError, match=r"^far:1/ds: no copy can be kept in .* still to come, and [\d,]+ are free\)"):
+        fetch(reader, tmp_path)
+    assert reader.reads == []
+
+
 def _fetch_in_process(source: Path, cache: Path) -> None:
     fetch(Reader(source, log=cache / "log"), cache)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from rest_store.errors import (
     ManifestError,
     MissingShardError,
 )
+from rest_store.live.live_datastore import LiveDatastore
 from tests.shared.strategies import Corpus, edit_manifest, identity, refused, write_datastore
 
 TWO_SHARDS = Corpus(300, [[[1, 2, 3], [4]], [[5, 6]]])
@@ -141,11 +143,20 @@ def test_a_command_is_told_that_a_file_is_no_datastore(directory: Path, name: st
         assert result.stderr == f"Error: {directory / name}: datastore is a file of one, expected its directory\n"
 
 
-@pytest.mark.parametrize("name", [FILE_NAME, "shard-00000.tokens"])
-def test_a_directory_in_place_of_a_file_is_refused(directory: Path, name: str) -> None:
+@pytest.mark.parametrize("place", ["a\0b", "\ud800", "host:5/\0", "s3://bucket/\ud800"])
+def test_what_can_be_no_path(place: str) -> None:
+    expected = f"datastore: path is {place!a}, expected one without NUL and lone surrogates"
+    for call in (Datastore.open, LiveDatastore.open, lambda place: Datastore.open("host:5", cache=place)):
+        assert refused(DatastoreNotFoundError, lambda call=call: call(place)) == expected
+
+
+@pytest.mark.parametrize("kind", ["directory", "pipe", "device"])
+@pytest.mark.parametrize("name", [FILE_NAME, "shard-00000.tokens", "shard-00000.suffixes"])
+def test_what_is_no_regular_file_is_refused(directory: Path, name: str, kind: str) -> None:
     path = directory / name
     path.unlink()
-    path.mkdir()
+    make = {"directory": path.mkdir, "pipe": lambda: os.mkfifo(path), "device": lambda: path.symlink_to("/dev/zero")}
+    make[kind]()
     error = ManifestError if name == FILE_NAME else MissingShardError
     refused(error, lambda: check_datastore(directory), f"{path}: file is unreadable (")
 

@@ -12,6 +12,7 @@ import pytest
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.header import TAIL_SIZE, SuffixesHeader, TokensHeader, entry_bits
 from rest_store.datastore.manifest import FILE_NAME, Manifest, ShardRecord
+from rest_store.datastore.shard import Shard
 from rest_store.errors import NativeKernelError
 from tests.shared.strategies import Corpus, edit_manifest, identity, refused, write_datastore
 
@@ -125,6 +126,25 @@ def test_refused_datastores_leave_no_open_files(tmp_path: Path) -> None:
     found = run_python(OPEN_AND_DROP, tmp_path)
     assert "tokens sha256" in found
     assert found.endswith("; True; 0\n")
+
+
+def test_one_that_a_build_replaces_meanwhile_is_opened_as_it_is_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    for directory, corpus in ((old, CORPUS), (new, Corpus(300, [[[5, 6]], [[7, 7]]]))):
+        directory.mkdir()
+        write_datastore(directory, corpus)
+    open_shard = Shard.open
+
+    def replace_first(directory: Path, name: str) -> Shard:
+        if new.exists():
+            old.rename(tmp_path / "aside")
+            new.rename(old)
+        return open_shard(directory, name)
+
+    monkeypatch.setattr(Shard, "open", replace_first)
+    assert Datastore.open(old).count([5, 6]) == 1
 
 
 def test_without_the_compiled_kernel_opening_says_how_to_install_it(

@@ -49,6 +49,19 @@ def test_a_number_is_never_used_again(live: LiveDatastore) -> None:
         assert [some.number for some in again.changes(0, "").added] == [4]
 
 
+def test_changes_go_on_after_a_restart_but_not_from_those_that_a_backup_lacks(live: LiveDatastore) -> None:
+    live.add([[1, 2], [1, 3]])
+    before = live.changes(0, "")
+    for _ in range(3):
+        live.close()
+        live = LiveDatastore.open(live.path)
+        assert live.changes(2, before.datastore_id).first == 3
+    live.add([[1, 4], [1, 5]])
+    assert live.changes(0, "").datastore_id != before.datastore_id
+    assert [live.changes(after, before.datastore_id).first for after in range(5)] == [1, 2, 3, 1, 1]
+    live.close()
+
+
 def test_changes_come_in_pieces(live: LiveDatastore) -> None:
     ids = live.add([[1, 2] * 50 for _ in range(40)])
     live.delete(ids[:30:2])

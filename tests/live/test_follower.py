@@ -21,8 +21,11 @@ def live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LiveDatast
         yield live
 
 
-def test_only_the_memtable_is_sorted_again(live: LiveDatastore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_memtables_that_were_changed_are_sorted_again(
+    live: LiveDatastore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     live.add([[1, 2] * 20])
+    live.add([[4, 5], [4, 6]], ["a", "b"], namespace="other")
     with LiveDatastore.open(live.path, read_only=True) as reader:
         mapped = reader.snapshot.views[0]
         sorted_sizes = []
@@ -38,11 +41,14 @@ def test_only_the_memtable_is_sorted_again(live: LiveDatastore, monkeypatch: pyt
             reader.refresh()
         assert sorted_sizes == [1, 2, 3]
         assert reader.snapshot.views[0] is mapped
-        assert (reader.count([1, 2]), reader.count([3])) == (20, 3)
+        assert (reader.count([1, 2]), reader.count([3]), reader.namespace("other").count([4])) == (20, 3, 2)
+        live.delete(["b"], namespace="other")
+        reader.refresh()
+        assert (reader.namespace("other").count([4]), sorted_sizes) == (1, [1, 2, 3, 1])
         live.compact()
         reader.refresh()
-        assert sorted_sizes == [1, 2, 3]
-        assert (reader.count([1, 2]), reader.count([3]), reader.info().shard_count) == (20, 3, 1)
+        assert sorted_sizes == [1, 2, 3, 1]
+        assert (reader.count([1, 2]), reader.count([3]), reader.info().shard_count) == (20, 3, 2)
 
 
 def test_a_file_that_the_writer_has_just_removed_is_made_again(

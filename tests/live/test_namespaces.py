@@ -107,6 +107,11 @@ def test_what_is_no_label_is_refused(live: LiveDatastore, label: Any) -> None:
     refused(DocumentError, lambda: live.add([[1]], namespace=label), "a namespace is")
     refused(DocumentError, lambda: live.add([[1]], group=label), "a group is")
     refused(DocumentError, lambda: live.limit(label, max_tokens=1), "a namespace is")
+    refused(DocumentError, lambda: live.delete(["a"], namespace=label), "a namespace is")
+    refused(DocumentError, lambda: live.snapshot_of(label), "a namespace is")
+    refused(DocumentError, lambda: list(live.documents(namespace=label)), "a namespace is")
+    if label is not None:
+        refused(DocumentError, lambda: list(live.documents(group=label)), "a group is")
     assert live.info().document_count == 0
 
 

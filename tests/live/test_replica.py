@@ -159,16 +159,16 @@ def test_one_that_is_dropped_lets_others_take_over(live: LiveDatastore, service:
         until(lambda: other.info().behind == 0)
 
 
-@pytest.mark.parametrize("rebuilt", [False, True])
+@pytest.mark.parametrize("copied", ["nothing", "documents.sqlite", "*"])
 def test_what_is_from_another_datastore_is_replaced(
-    live: LiveDatastore, service: Service, cache: Path, tmp_path: Path, rebuilt: bool
+    live: LiveDatastore, service: Service, cache: Path, tmp_path: Path, copied: str
 ) -> None:
     """Also by that of a backup, which has other changes of the same numbers by then."""
     live.add([[1, 2]])
     live.close()
-    if not rebuilt:
-        (tmp_path / "copy").mkdir()
-        shutil.copy(tmp_path / "live" / "documents.sqlite", tmp_path / "copy")
+    (tmp_path / "copy").mkdir()
+    for path in (tmp_path / "live").glob(copied):
+        shutil.copy(path, tmp_path / "copy")
     with new_live(tmp_path / "live") as live, new_live(tmp_path / "copy") as other:
         service.live = live
         with opened(cache) as replica:
@@ -182,6 +182,18 @@ def test_what_is_from_another_datastore_is_replaced(
             assert replica.namespace("secret name").count(SECRET) == 0
             assert SECRET_BYTES not in file_bytes(cache)
             assert b"secret name" not in file_bytes(cache)
+
+
+def test_readers_notice_another_datastore_with_the_same_numbers(
+    live: LiveDatastore, service: Service, cache: Path, tmp_path: Path
+) -> None:
+    live.add([[1, 2]])
+    with opened(cache), opened(cache) as reader, new_live(tmp_path / "other") as other:
+        until(lambda: reader.count([1, 2]) == 1)
+        other.add([[1, 3]])
+        service.live = other
+        until(lambda: reader.count([1, 3]) == 1)
+        assert reader.count([1, 2]) == 0
 
 
 def test_no_file_holds_what_was_deleted(live: LiveDatastore, service: Service, cache: Path) -> None:

@@ -80,7 +80,8 @@ def test_tls_is_as_it_was_asked_for(given: Any, tls: Tls | None, monkeypatch: py
     [
         *[("127.0.0.1:5", True), ("[::1]:5", True), ("unix:/x", True), ("a:1,b:1;a:2,b:2", True)],
         *[("host:50051/code", True), ("unix:/x#code", True), ("s3://bucket/code", True), ("hf://datasets/a/b", True)],
-        *[("a.ds", False), ("a:b", False), ("x" * 5000 + ":5", True), ("x" * 5000, False), ("\0:5", True)],
+        *[("a.ds", False), ("a:b", False), ("x" * 5000 + ":5", True), ("x" * 5000, False)],
+        *[("\0:5", False), ("host:5/\0", False), ("host:5/\ud800", False), ("s3://bucket/\udc80", False)],
     ],
 )
 def test_locations_are_told_from_directories(text: str, elsewhere: bool) -> None:

@@ -156,8 +156,17 @@ def test_an_address_that_cannot_be_bound_is_refused_saying_why(directory: Path, 
         assert service.metrics is not None
         metrics = service.metrics.split("/")[2]
         for options in (["--listen", service.target], ["--listen", service.unix], ["--metrics", metrics]):
-            with pytest.raises(RuntimeError, match=r"in use"), running(directory, options=options):
+            with (
+                pytest.raises(RuntimeError, match=r"in use") as caught,
+                running(directory, options=options),
+            ):
                 pass
+            assert "Traceback" not in str(caught.value)
+        with (
+            pytest.raises(RuntimeError, match=r"127\.0\.0\.1:65536 of metrics cannot be bound"),
+            running(directory, options=["--workers", "2", "--metrics", "127.0.0.1:65535"]),
+        ):
+            pass
         with service.stub(service.unix) as stub:
             assert len(stub.Draft(ASKED).trees) == 1
 

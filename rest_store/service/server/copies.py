@@ -8,6 +8,7 @@ from functools import partial
 
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.manifest import FILE_NAME, TOKENIZER_FILE_NAME
+from rest_store.datastore.mapped_file import regular_file
 from rest_store.errors import FetchError, describe
 from rest_store.service.server.catalog import Catalog, HostedDatastore, reading
 from rest_store.service.server.executor import Executor
@@ -57,7 +58,8 @@ def _content(served: HostedDatastore, name: str, build: str) -> memoryview:
         return memoryview(manifest.to_json().encode())
     if name == TOKENIZER_FILE_NAME and manifest.tokenizer_sha256 is not None:
         try:
-            return memoryview((store.path / name).read_bytes())
+            with regular_file(store.path / name) as opened:
+                return memoryview(opened.read())
         except OSError as error:
             raise FetchError(f"service: {name} of {where} cannot be read ({error.strerror})") from None
     for file in store.files:

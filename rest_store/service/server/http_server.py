@@ -33,8 +33,8 @@ class HttpServer(ThreadingHTTPServer):
         self.registry, self.is_ready = registry, is_ready
         try:
             super().__init__((address.host, address.port), _Handler)
-        except OSError as error:
-            reason = error.strerror or error
+        except (OSError, OverflowError) as error:  # the latter for a port above 65,535, as a worker's may be
+            reason = getattr(error, "strerror", None) or error
             raise ServeError(f"service: address {address.text} of metrics cannot be bound ({reason})") from None
         self.url = f"http://{address.with_port(self.server_port).text}/metrics"
         threading.Thread(target=self.serve_forever, name="http", daemon=True).start()

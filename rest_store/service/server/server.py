@@ -102,10 +102,10 @@ class Server:
     async def start(self) -> list[str]:
         """Listen and answer; return the addresses as they were bound."""
         bound = [self._bind(address) for address in self._options.addresses]
-        await self._update_health()
-        await self._server.start()
         if self._options.metrics is not None:
             self._http = self._serve_http(self._options.metrics)
+        await self._update_health()
+        await self._server.start()
         self._watching = asyncio.create_task(self._watch())
         _log.info("serving %s at %s", ", ".join(one.name for one in self._catalog.served), ", ".join(bound))
         return bound
