@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class _Group(Group):
-    """A group that turns our errors into one line on standard error and exit status 1.
+    """A group that turns our errors, and Ctrl-C, into one line on standard error and an exit status.
 
     Commands of other packages are named `module:attribute` and imported when they run or show their help.
     """
@@ -59,6 +59,8 @@ class _Group(Group):
     def invoke(self, context: click.Context) -> Any:
         if isinstance(sys.stdout, io.TextIOWrapper):  # a path may hold bytes that are not UTF-8; JSON knows \udc80 too
             sys.stdout.reconfigure(errors="backslashreplace")
+        if os.environ.get("NO_COLOR"):  # https://no-color.org
+            context.color = False
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before gRPC is imported: its own lines are for its developers
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: click.echo(f"Warning: {message}", err=True)
@@ -66,13 +68,17 @@ class _Group(Group):
                 with named_extras("rest-store"):
                     return super().invoke(context)
             except RestStoreError as error:
-                raise _Failure(one_line(str(error))) from error
+                raise click.ClickException(one_line(str(error))) from error
+            except KeyboardInterrupt as error:
+                if sys.stderr.isatty():
+                    click.echo(err=True)  # it shows ^C
+                raise _Interrupt("interrupted") from error
 
 
-class _Failure(click.ClickException):
-    """One line on standard error, exit status 1."""
+class _Interrupt(click.ClickException):
+    """Ctrl-C, with the status that shells expect."""
 
-    exit_code = 1
+    exit_code = 130
 
 
 def _imported(place: str) -> click.Command:
@@ -88,7 +94,9 @@ def _configure(context: click.Context, _: click.Parameter, path: Path | None) ->
     try:
         with path.open("rb") as file:
             tables = tomllib.load(file)
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except OSError as error:
+        raise click.BadParameter(f"{path}: {error.strerror}") from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise click.BadParameter(f"{path}: {error}") from error
     context.default_map = _defaults(context.command, tables, str(path))
 

@@ -109,4 +109,5 @@ def max_new_tokens_option(default: int = 256, *, least: int = 1) -> Decorator[An
 
 def dtype_option(default: str) -> Decorator[Any]:
     """Return `--dtype`."""
-    return click.option("--dtype", metavar="TYPE", default=default, help="Type of the weights, such as float32.")
+    types = click.Choice(["auto", "float32", "bfloat16", "float16"])
+    return click.option("--dtype", type=types, default=default, help="Type of the weights; auto: as they are stored.")

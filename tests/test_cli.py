@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -149,6 +150,22 @@ def test_a_limit_out_of_range_is_bad_usage_that_says_the_range(datastore: Path, 
     assert (status, f"5000 is not in the range 1<=x<={most}" in err) == (2, True)
 
 
+def test_ctrl_c_is_one_line_and_the_status_of_shells(datastore: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rest_store.datastore.check.check_datastore", interrupted)
+    assert run("check", datastore) == (130, "", "Error: interrupted\n")
+
+
+@pytest.mark.parametrize(("no_color", "shown"), [("", "\x1b[2mtext\x1b[0m\n"), ("1", "text\n")])
+def test_no_color_is_honoured(no_color: str, shown: str, datastore: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", no_color)
+    monkeypatch.setattr("rest_store.cli.table", lambda _: click.style("text", dim=True))
+    result = CliRunner().invoke(main, ["info", str(datastore)], color=True)
+    assert result.output == shown
+
+
 def test_the_version_is_the_packages(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("--version")[1] == f"rest-store, version {rest_store.__version__}\n"
     done = subprocess.run([sys.executable, "-m", "rest_store", "--version"], capture_output=True, text=True, check=True)
@@ -239,6 +256,11 @@ def test_a_file_with_what_there_is_not_is_refused(text: str, fragment: str, tmp_
     (tmp_path / "rest-store.toml").write_text(text)
     status, _, err = run("--config", tmp_path / "rest-store.toml", "query")
     assert (status, fragment in err) == (2, True), err
+
+
+def test_a_file_of_options_that_is_absent_is_named_once(tmp_path: Path) -> None:
+    status, _, err = run("--config", tmp_path / "none", "query")
+    assert (status, err.count("none"), err.endswith("none: No such file or directory\n")) == (2, 1, True), err
 
 
 @pytest.mark.parametrize(

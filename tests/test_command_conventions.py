@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 METAVARS = {
     *("FILE", "DIR", "PATH", "PLACE", "[NAME=]DIR", "ADDRESS", "[ADDRESS]", "HOST:PORT"),  # where
     *("N", "I/N", "SECONDS", "SIZE", "T"),  # how much
-    *("NAME", "NAME_OR_PATH", "MODEL", "DEVICE", "TYPE", "IDS", "GLOB", "TEXT", "TEXT_OR_FILE"),
+    *("NAME", "NAME_OR_PATH", "MODEL", "DEVICE", "IDS", "GLOB", "TEXT", "TEXT_OR_FILE"),
 }
 # Commands without --json: what they print is for a person, or goes on until they end.
 WITHOUT_JSON = {"serve"}

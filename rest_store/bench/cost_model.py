@@ -67,7 +67,9 @@ class CostModel:
             times = {name: float(fields[name]) for name in _TIMES}
         except OSError as error:
             raise RecordingError(describe(path, "cost model", f"unreadable ({error.strerror})", _EXPECTED)) from error
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except KeyError as error:
+            raise RecordingError(describe(path, f"cost model's {error.args[0]}", "absent", _EXPECTED)) from error
+        except (ValueError, TypeError, AttributeError) as error:
             raise RecordingError(describe(path, "cost model", f"malformed ({error})", _EXPECTED)) from error
         if not all(0 <= time < np.inf for time in times.values()) or times["fixed"] + times["verified_token"] <= 0:
             raise RecordingError(describe(path, "cost model", "of other numbers", "seconds, of which some are above 0"))

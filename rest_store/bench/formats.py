@@ -10,6 +10,7 @@ from rest_store.errors import RecordingError, describe
 
 Messages = Sequence[tuple[str, str]]  # role and text of each, oldest first
 Encode = Callable[[str | Messages, str], tuple[list[int], list[int]]]  # prompt and answer to their tokens
+_EXPECTED = "a JSON object with prompt and output, ids and turns, messages, or messages and choices"
 _DRAFTERS = ("eagle", "ngram")  # whose acceptance at each position a line may have
 
 
@@ -47,9 +48,9 @@ def generations_of(line: str, where: str) -> Iterator[Generation]:
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise RecordingError(describe(where, "recording", "malformed", "JSON with prompt and output")) from error
+        raise RecordingError(describe(where, "recording", "malformed", _EXPECTED)) from error
     if not isinstance(fields, dict):
-        raise RecordingError(describe(where, "recording", "malformed", "an object with prompt and output"))
+        raise RecordingError(describe(where, "recording", "malformed", _EXPECTED))
     for logged in (fields.get("request"), fields.get("response")):
         fields |= logged if isinstance(logged, dict) else {}
     family = str(fields.get("set", fields.get("model", "all")))
@@ -70,11 +71,11 @@ def generations_of(line: str, where: str) -> Iterator[Generation]:
             output = fields["output"] if "output" in fields else fields["answer"]
             drafters = {drafter: fields[drafter] for drafter in _DRAFTERS if fields.get(drafter) is not None}
             yield Generation(fields["prompt"], output, fields.get("topk"), family, key, drafters)
-        elif {"prompt", "turns"} & fields.keys():
+        elif {"prompt", "turns"} & fields.keys() and "choices" not in fields:
             expected = "one: `rest-store bench record` records what your model writes for prompts"
             raise RecordingError(describe(where, "output of the prompt", "absent", expected))
         else:
-            raise RecordingError(describe(where, "recording", "malformed", "an object with prompt and output"))
+            raise RecordingError(describe(where, "recording", "malformed", _EXPECTED))
     except RecordingError:
         raise
     except (TypeError, ValueError, KeyError, AttributeError) as error:

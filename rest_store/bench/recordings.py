@@ -199,7 +199,9 @@ def identity_of_texts(stores: Mapping[str, Store], tokenizer: str | None) -> Tok
     for store in stores.values():
         return store.tokenizer
     if tokenizer is None:
-        raise RecordingError(describe("memory", "tokenizer of the recordings", "unknown", "--datastore or --tokenizer"))
+        raise RecordingError(
+            describe("bench replay", "tokenizer of the recordings", "unknown", "--datastore or --tokenizer")
+        )
     from build_index.tokenization import load_tokenizer
 
     return load_tokenizer(tokenizer).identity
@@ -224,8 +226,11 @@ def lines_of(path: str | Path) -> Iterator[tuple[int, str]]:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield number, line
-    except (OSError, UnicodeDecodeError, EOFError, zlib.error) as error:
-        raise RecordingError(describe(path, "file", f"unreadable ({error})", "lines of UTF-8")) from error
+    except UnicodeDecodeError as error:
+        raise RecordingError(describe(path, "file", "not UTF-8", "lines of UTF-8")) from error
+    except (OSError, EOFError, zlib.error) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise RecordingError(describe(path, "file", f"unreadable ({reason})", "lines of UTF-8")) from error
 
 
 def encoder(store: Store | None, name: str | None) -> Encode | None:

@@ -54,7 +54,8 @@ def read_results(folder: str | Path) -> dict[str, Result]:
     """
     paths = sorted(Path(folder).glob("*.json"))
     if not paths:
-        found = "without any JSON file" if Path(folder).is_dir() else "absent"
+        other = "a file" if Path(folder).exists() else "absent"
+        found = "without any JSON file" if Path(folder).is_dir() else other
         raise ResultsError(describe(folder, "folder", found, "results that `rest-store bench` wrote with --out"))
     return {path.stem: _read(path) for path in paths}
 

@@ -170,7 +170,7 @@ def try_(
     )
     families, speedups = speed["families"], {name: Speedup(**figures) for name, figures in speed["rounds"].items()}
     for name, speedup in speedups.items():  # as in the verdict: of whole rounds, not of the median runs of each prompt
-        families["all"][name]["speedup"] = speedup.median
+        families["all"][name] |= {"speedup": speedup.median, "low": speedup.low, "high": speedup.high}
     arguments = {**click.get_current_context().params, "recordings": recorded, "datastore": place}
     write_result(Destination(results / "replay.json"), "replay", arguments, ("numpy", "rest-store"), quality)
     write_result(Destination(results / "speed.json"), "speed", arguments, PACKAGES, speed)

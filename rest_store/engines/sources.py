@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,10 +30,6 @@ from rest_store.errors import (
 )
 from rest_store.live.opening import open_store
 
-if TYPE_CHECKING:
-    from rest_store.service.client.client import DatastoreClient
-
-_CONNECT_SECONDS = 2.0
 _CLIENT_SECONDS = 0.1  # of a step, which waits for `source_timeout` at most
 
 
@@ -98,8 +94,14 @@ class EngineSources:
         access = settings.access() if is_location(place) else {}
         client = access | {"tokenizer": self._identity, "namespace": settings.namespace if is_remembered else ""}
         client["timeout"] = max(_CLIENT_SECONDS, settings.source_timeout)  # or the client would wait for less
+
+        def asked_in_each_step() -> Any:
+            from rest_store.service.client.opening import open_client  # loads gRPC
+
+            return open_client(place, lambda line: log.warning("rest-store: %s", line), **client)
+
         if settings.drafting == "remote" and is_location(place):
-            return _client(place, client, log)
+            return asked_in_each_step()
         try:
             if not is_remembered:
                 return open_store(place, tokenizer=self._identity, cache=settings.cache, **access)
@@ -107,7 +109,7 @@ class EngineSources:
 
             return LiveDatastore.open(place, tokenizer=self._tokenizer, cache=settings.cache, **access)
         except (ServiceUnavailableError, DeadlineError):
-            return _client(place, client, log)
+            return asked_in_each_step()
 
     def _require_same_tokenizers(self, vocabulary_size: int) -> None:
         """Refuse datastores of different tokenizers, and tokens that the model does not have."""
@@ -170,23 +172,3 @@ class EngineSources:
 def _normal(path: str) -> str:
     """Return the same text for paths that are spelled differently; an address as it is."""
     return path if is_location(path) else str(Path(path))
-
-
-def _client(address: str, options: dict[str, Any], log: logging.Logger) -> DatastoreClient:
-    """Return a client of the service at `address`; warn if it does not answer, as it may later.
-
-    Raises:
-        TokenizerMismatchError: its datastores were built with another tokenizer.
-        ServiceError: it answers, and refuses.
-    """
-    from rest_store.service.client.client import DatastoreClient
-
-    client = DatastoreClient(address, **options)
-    try:
-        client.info(timeout=_CONNECT_SECONDS)
-    except (ServiceUnavailableError, DeadlineError) as error:
-        log.warning("rest-store: %s; its drafts are left out until it answers", error)
-    except BaseException:
-        client.close()
-        raise
-    return client

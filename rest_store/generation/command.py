@@ -12,8 +12,7 @@ import click
 
 import rest_store
 from rest_store.datastore.locations import is_location
-from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
-from rest_store.errors import DeadlineError, ServiceUnavailableError
+from rest_store.datastore.tokenizer import identity_of
 from rest_store.live.opening import open_store
 from rest_store.options import (
     FILE,
@@ -156,7 +155,10 @@ def generate(
     stores: dict[str, Any] = {}
     for place in dict.fromkeys([*places, *([] if target is None else [target])]):
         if drafting == "remote" and is_location(place):
-            stores[place] = _client(place, identity, credentials)
+            from rest_store.service.client.opening import open_client
+
+            client = open_client(place, _warn, tokenizer=identity, **credentials)
+            stores[place] = context.with_resource(client)
         elif place == target:
             live = rest_store.LiveDatastore.open(place, tokenizer=tokenizer, **credentials)
             stores[place] = context.with_resource(live)
@@ -183,16 +185,5 @@ def generate(
         writer.write_lines(chat=bool(tokenizer.chat_template) if chat is None else chat)
 
 
-def _client(place: str, tokenizer: TokenizerIdentity, credentials: dict[str, Any]) -> rest_store.DatastoreClient:
-    """Return a client of a service, closed when the command ends; warn if the service does not answer.
-
-    Raises:
-        TokenizerMismatchError: its datastores were built with another tokenizer.
-    """
-    client = rest_store.DatastoreClient(place, tokenizer=tokenizer, **credentials)
-    click.get_current_context().with_resource(client)
-    try:
-        client.info(timeout=2.0)
-    except (ServiceUnavailableError, DeadlineError) as error:
-        click.echo(f"Warning: {error}; its drafts are left out until it answers", err=True)
-    return client
+def _warn(line: str) -> None:
+    click.echo(f"Warning: {line}", err=True)

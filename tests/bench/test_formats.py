@@ -129,6 +129,8 @@ def test_bad_cost_models_are_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "costs.json").write_text(content)
     refused(RecordingError, lambda: CostModel.read(tmp_path / "costs.json"), "cost model")
     refused(RecordingError, lambda: CostModel.read(tmp_path / "none"), "unreadable")
+    (tmp_path / "costs.json").write_text('{"fixed": 1}')
+    refused(RecordingError, lambda: CostModel.read(tmp_path / "costs.json"), "cost model's overhead is absent")
 
 
 def test_the_model_of_the_package_is_read() -> None:

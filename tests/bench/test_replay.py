@@ -171,6 +171,10 @@ def test_bad_recordings_are_refused_by_line(tmp_path: Path, recordings: list[Rec
         ('{"prompt": [1]}', "output of the prompt is absent, expected one: `rest-store bench record`"),
         ('{"turns": ["a"]}', "output of the prompt is absent"),
         ('{"output": [1]}', "malformed"),
+        (
+            '{"prompt": "a", "choices": [{"text": "b"}]}',
+            "malformed, expected a JSON object with prompt and output, ids",
+        ),
         ('{"prompt": "a", "answer": "b"}', "tokenizer"),
         ('{"prompt": [1], "output": ["a"]}', "types"),
         ('{"prompt": [1], "output": [99999999999]}', "types"),
@@ -184,7 +188,9 @@ def test_bad_recordings_are_refused_by_line(tmp_path: Path, recordings: list[Rec
     ):
         path.write_text(f"{good}\n\n{line}\n")
         refused(RecordingError, lambda: read_recordings(path), f"{path}, line 3", fragment)
-    refused(RecordingError, lambda: read_recordings(tmp_path / "none"), "unreadable")
+    refused(RecordingError, lambda: read_recordings(tmp_path / "none"), "unreadable (No such file or directory)")
+    path.write_bytes(b"\xff")
+    refused(RecordingError, lambda: read_recordings(path), "file is not UTF-8")
     (tmp_path / "bad.gz").write_bytes(b"no gzip")
     refused(RecordingError, lambda: read_recordings(tmp_path / "bad.gz"), "unreadable")
     refused(RecordingError, lambda: fit_calibration([]), "proposals")

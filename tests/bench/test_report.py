@@ -72,6 +72,8 @@ def test_cells_are_shown_briefly() -> None:
 def test_bad_folders_are_refused_by_name(tmp_path: Path) -> None:
     refused(ResultsError, lambda: read_results(tmp_path / "none"), "absent")
     refused(ResultsError, lambda: read_results(tmp_path), "without any JSON file")
+    (tmp_path / "file").touch()
+    refused(ResultsError, lambda: read_results(tmp_path / "file"), "folder is a file")
     bad = ("{", "unreadable"), ("[" * 100_000, "unreadable"), ("[1]", "something else"), ('{"arguments": 3}', "else")
     for content, fragment in bad:
         (tmp_path / "one.json").write_text(content)

@@ -72,9 +72,11 @@ def test_one_command_builds_records_measures_and_writes_the_page(folder: Path, f
     assert verdict.startswith("5 prompts, drafts of all sources beside plain generation: ")
     ranges = results["speed"].figures["rounds"]
     assert f"{ranges['DraftSession']['low']:.2f} to {ranges['DraftSession']['high']:.2f} in " in verdict
-    shown = re.search(r"DraftSession +([\d.]+) ", first.stdout)
+    shown = re.search(r"DraftSession +([\d.]+ \([\d.]+ to [\d.]+);", first.stdout)
     assert shown is not None
-    assert shown[1] == f"{ranges['DraftSession']['median']:.2f}", "the table has the figure of the verdict"
+    ours = ranges["DraftSession"]
+    figures = f"{ours['median']:.2f} ({ours['low']:.2f} to {ours['high']:.2f}"
+    assert shown[1] == figures, "the table has the figures of the verdict"
     assert ranges["DraftSession"]["pairs"] == ranges["transformers prompt lookup"]["pairs"] == 1
     for step in ("building", "model: ", "recording 5 outputs", "5/5 all", "replaying", "timing"):
         assert step in first.stderr, "progress"

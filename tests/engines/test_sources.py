@@ -12,7 +12,6 @@ import pytest
 
 from rest_store.drafting.output_document import OutputDocument
 from rest_store.drafting.remembering import RememberCounts, remember
-from rest_store.engines import sources as engine_sources
 from rest_store.engines.metrics import EngineMetrics
 from rest_store.engines.request import NewRequest, StepRequest, references_of
 from rest_store.engines.request_drafter import RequestDrafter
@@ -28,6 +27,7 @@ from rest_store.errors import (
     WriterError,
 )
 from rest_store.live.live_datastore import LiveDatastore
+from rest_store.service.client import opening
 from tests.shared.clients import free_port
 from tests.shared.engine import Clock, Model, Written, cyclic, write, written_datastore
 from tests.shared.live import until
@@ -115,7 +115,7 @@ def drafted(made: EngineSources, model: Model = cyclic(VOCABULARY)) -> tuple[dic
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine's services take longer to answer than an engine waits."""
-    monkeypatch.setattr(engine_sources, "_CONNECT_SECONDS", PATIENCE)
+    monkeypatch.setattr(opening, "_CONNECT_SECONDS", PATIENCE)
 
 
 @pytest.mark.usefixtures("patient")

@@ -126,3 +126,21 @@ def test_the_image_is_that_of_the_dockerfile(kinds: dict[str, Any], container: d
     pod = kinds["StatefulSet"]["spec"]["template"]["spec"]
     assert f"USER {pod['securityContext']['runAsUser']}\n" in dockerfile
     assert f'version = "{container["image"].partition(":")[2]}"' in (ROOT / "pyproject.toml").read_text("utf-8")
+
+
+@pytest.mark.parametrize("version", ["1.28", kubernetes_validate.latest_version()])
+def test_a_live_datastore_has_one_pod_and_a_volume_of_its_own(version: str) -> None:
+    service, stateful = yaml.safe_load_all((MANIFESTS / "live/live.yaml").read_text(encoding="utf-8"))
+    for one in (service, stateful):
+        kubernetes_validate.validate(one, version, strict=True)
+    (claim,) = stateful["spec"]["volumeClaimTemplates"]
+    (container,) = stateful["spec"]["template"]["spec"]["containers"]
+    mounts = {one["name"]: one for one in container["volumeMounts"]}
+    assert (stateful["spec"]["replicas"], claim["spec"]["accessModes"]) == (1, ["ReadWriteOncePod"])
+    assert service["spec"]["selector"] == stateful["spec"]["template"]["metadata"]["labels"]
+    assert container["command"][:2] == [PROGRAM, "serve"]
+    options = serve.make_context("serve", container["command"][2:]).params
+    assert [name for name, mount in mounts.items() if not mount.get("readOnly")] == [claim["metadata"]["name"]]
+    (place,) = options["live"]
+    assert Path(place.partition("=")[2]).parent == Path(mounts["live"]["mountPath"])
+    assert Path(options["datastores"][0]).parent == Path(mounts["datastores"]["mountPath"])
