@@ -10,9 +10,10 @@ import gzip
 import io
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, BinaryIO, cast
 
+from rest_store.datastore.mapped_file import regular_file
 from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError, RestStoreError, describe, first_line
 from rest_store.loading.remote_files import file_system, scheme_of
 
@@ -23,10 +24,10 @@ _BLOCK_BYTES = 4 << 20  # of one request
 _BLOCKS = 4  # kept of a remote file: pyarrow reads up to three columns in turns
 
 
-def open_file(path: str) -> BinaryIO:
+def open_file(path: str) -> AbstractContextManager[BinaryIO]:
     """Open a file as it is, by its path or address; raises what `read_errors` turns into errors of ours."""
     if scheme_of(path) is None:
-        return open(path, "rb", buffering=0)  # noqa: PTH123 - many small files
+        return regular_file(path, buffering=0)
     file = file_system(path, CorpusError).open(
         path, "rb", block_size=_BLOCK_BYTES, cache_type="blockcache", cache_options={"maxblocks": _BLOCKS}
     )

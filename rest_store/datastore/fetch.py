@@ -21,7 +21,7 @@ from typing import Protocol
 
 from rest_store.datastore.durable import put, sync
 from rest_store.datastore.file_lock import take_lock
-from rest_store.datastore.manifest import FILE_NAME, TOKENIZER_FILE_NAME, Manifest, ShardRecord
+from rest_store.datastore.manifest import FILE_NAME, MAX_SIZE, TOKENIZER_FILE_NAME, Manifest, ShardRecord
 from rest_store.datastore.shard import Shard
 from rest_store.errors import (
     DatastoreError,
@@ -42,15 +42,14 @@ class FileReader(Protocol):
 
     Attributes:
         location: where, for messages.
+        build: which is read: "sha256:" and the SHA-256 of its manifest; "": any.
 
     Its methods raise a RestStoreError; FetchError, ServiceUnavailableError and DeadlineError mean that the place cannot
     be reached now.
     """
 
     location: str
-
-    def manifest(self) -> bytes:
-        """Return the content of `manifest.json`."""
+    build: str
 
     def read(self, name: str, offset: int) -> Iterator[bytes]:
         """Yield a file in pieces from the byte `offset` on; they may end too early."""
@@ -78,7 +77,7 @@ def fetch(reader: FileReader, cache: Path) -> Path:
     copies = cache / "frozen"
     latest = copies / f"latest-{hashlib.sha256(reader.location.encode()).hexdigest()[:32]}"  # a link to a copy
     try:
-        content = reader.manifest()
+        content = _content(reader, FILE_NAME, MAX_SIZE)
     except (FetchError, ServiceUnavailableError, DeadlineError) as error:
         if not latest.exists():
             raise
@@ -86,6 +85,7 @@ def fetch(reader: FileReader, cache: Path) -> Path:
         return latest.resolve()
     manifest = Manifest.parse(content, reader.location)
     copy = copies / hashlib.sha256(content).hexdigest()
+    reader.build = f"sha256:{copy.name}"
     with _disk_errors(reader.location, cache):
         copies.mkdir(parents=True, exist_ok=True)
         with _lock(copy.with_suffix(".lock")):
@@ -150,17 +150,22 @@ def _fetch_file(path: Path, size: int, reader: FileReader) -> None:
         sync(path)
 
 
-def _tokenizer(expected: str, reader: FileReader) -> bytes:
-    """Return the content of the one file whose size the manifest does not say."""
+def _content(reader: FileReader, name: str, most: int) -> bytes:
+    """Return the content of a file of unknown size, or so much of it that it has more than `most` bytes."""
     content = bytearray()
-    for piece in reader.read(TOKENIZER_FILE_NAME, 0):
+    for piece in reader.read(name, 0):
         content += piece
-        if not piece or len(content) > _MOST_TOKENIZER_BYTES:
+        if not piece or len(content) > most:
             break
+    return bytes(content)
+
+
+def _tokenizer(expected: str, reader: FileReader) -> bytes:
+    content = _content(reader, TOKENIZER_FILE_NAME, _MOST_TOKENIZER_BYTES)
     found = hashlib.sha256(content).hexdigest()
     if found != expected:
         raise FetchError(describe(reader.location, f"SHA-256 of {TOKENIZER_FILE_NAME}", found, expected))
-    return bytes(content)
+    return content
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from rest_store.datastore.validation import is_text
 from rest_store.errors import DatastoreNotFoundError, describe
 
 _SERVICE = re.compile(r"unix:/[^#]+(#.+)?|[^/\s]+:\d{1,5}(/.+)?")
 _URL = re.compile(r"[a-z0-9+]{2,}://.+")
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")  # which can be sent to nobody
 
 
 class Elsewhere(Protocol):
@@ -33,7 +33,7 @@ def is_location(text: str | Path) -> bool:
 
     `HOST:PORT/NAME` and `unix:/path#NAME` are datastores of services; without a name, the one that there is.
     """
-    if not isinstance(text, str) or not is_text(text) or not (_SERVICE.fullmatch(text) or _URL.fullmatch(text)):
+    if not isinstance(text, str) or _NO_TEXT.search(text) or not (_SERVICE.fullmatch(text) or _URL.fullmatch(text)):
         return False
     try:
         return not Path(text).exists()

@@ -101,9 +101,9 @@ class MappedFile:
 
 
 @contextmanager
-def regular_file(path: Path) -> Iterator[BinaryIO]:
+def regular_file(path: str | Path, buffering: int = -1) -> Iterator[BinaryIO]:
     """Open a file to read it; raises OSError, also for a device, or a pipe, which opening would wait for."""
-    with open(path, "rb", opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
+    with open(path, "rb", buffering, opener=lambda path, flags: os.open(path, flags | os.O_NONBLOCK)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             raise OSError(errno.EINVAL, "not a regular file")
         yield file

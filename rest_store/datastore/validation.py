@@ -8,6 +8,7 @@ import reprlib
 from collections.abc import Sequence
 from numbers import Real
 from typing import Any, TypeAlias
+from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +25,7 @@ from rest_store.errors import (
 )
 
 _LONGEST_ID = 256  # characters
+_MOST_EPOCH = 2**62
 
 IntSequence: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
 Contexts: TypeAlias = Sequence[IntSequence] | npt.NDArray[np.integer[Any]]  # an array is 2-D, one context per row
@@ -129,12 +131,27 @@ def document_tokens(
     return array
 
 
+def new_ids(documents: Sequence[Any], ids: Sequence[str] | None) -> list[str]:
+    """Return an id for each of `documents`: those of `ids`, or new ones.
+
+    Raises:
+        DocumentError: `documents` is no sequence, or `ids` are not one for each, or invalid.
+    """
+    is_sequence = isinstance(documents, Sequence | np.ndarray) and not isinstance(documents, str | bytes)
+    if not is_sequence or getattr(documents, "ndim", 1) == 0:
+        raise DocumentError(describe("add", "documents", f"a {type(documents).__name__}", "a sequence of documents"))
+    names = [uuid4().hex for _ in documents] if ids is None else document_ids("add", ids)
+    if len(names) != len(documents):
+        raise DocumentError(describe("add", "number of ids", len(names), f"{len(documents)}, one for each document"))
+    return names
+
+
 def document_ids(where: str, ids: Sequence[str], what: str = "an id") -> list[str]:
     """Return `ids` as a list; raise DocumentError unless each may be the id of a document."""
     if isinstance(ids, str | bytes) or not isinstance(ids, Sequence):
         raise DocumentError(describe(where, "ids", f"a {type(ids).__name__}", "a sequence of ids"))
     for id in ids:
-        if not isinstance(id, str) or not 0 < len(id) <= _LONGEST_ID or not is_text(id):
+        if not isinstance(id, str) or not 0 < len(id) <= _LONGEST_ID or not _is_text(id):
             expected = f"1..{_LONGEST_ID} Unicode characters, none of them NUL"
             raise DocumentError(describe(where, what, reprlib.repr(id), expected))
     return list(ids)
@@ -147,10 +164,14 @@ def label(where: str, what: str, value: str) -> str:
     return value
 
 
-def is_text(text: str) -> bool:
-    """Return whether a text can be stored and sent: it has no NUL and no lone surrogate."""
+def epoch_number(epoch: int) -> int:
+    """Return the epoch of documents to be added; raise LimitError unless it may be one."""
+    return limit("epoch", epoch, _MOST_EPOCH, least=0, where="add")
+
+
+def _is_text(id: str) -> bool:
     try:
-        return b"\0" not in text.encode()
+        return b"\0" not in id.encode()
     except UnicodeEncodeError:  # a lone surrogate
         return False
 

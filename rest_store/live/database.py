@@ -6,6 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME
 from rest_store.errors import LiveFormatError, StorageError, describe
@@ -98,8 +99,11 @@ class Database:
 
     def version(self) -> int:
         """Return a number that changes whenever another connection has written."""
+        return int(self._rows("PRAGMA data_version")[0][0])
+
+    def _rows(self, query: str, *arguments: object) -> list[tuple[Any, ...]]:
         with self._named_errors("read"):
-            return self._number("PRAGMA data_version")
+            return self._database.execute(query, arguments).fetchall()
 
     def _number(self, statement: str, *arguments: object) -> int:
         return int(self._database.execute(statement, arguments).fetchone()[0])

@@ -72,8 +72,7 @@ class Documents(Database):
 
     def limits(self) -> Limits:
         """Return how much each namespace keeps."""
-        with self._named_errors("read"):
-            rows = self._database.execute("SELECT * FROM namespaces").fetchall()
+        rows = self._rows("SELECT * FROM namespaces")
         try:
             return Limits({name: Retention.checked(*limits) for name, *limits in rows})
         except LimitError as error:
@@ -92,8 +91,7 @@ class Documents(Database):
 
     def records(self) -> list[SegmentRecord]:
         """Return the records of the segments in files, oldest first."""
-        with self._named_errors("read"):
-            rows = self._database.execute("SELECT * FROM segments ORDER BY first").fetchall()
+        rows = self._rows("SELECT * FROM segments ORDER BY first")
         for row in rows:
             self._require("a segment", _is_record(row))
         return [SegmentRecord(*row) for row in rows]
@@ -115,9 +113,9 @@ class Documents(Database):
         size = 0
         with self.one_state(), self._named_errors("read"):
             id, head, forgotten = self._properties("id, newest, forgotten")
-            row = self._database.execute("SELECT newest FROM openings WHERE id = ?", (datastore_id,)).fetchone()
-            most = head if id == datastore_id else -1 if row is None else row[0]
-            if not forgotten <= after <= most:
+            known = [(head,)] if id == datastore_id else None
+            known = known or self._rows("SELECT newest FROM openings WHERE id = ?", datastore_id)
+            if not known or not forgotten <= after <= known[0][0]:
                 after = 0
             last = head
             rows = self._database.execute("SELECT * FROM removals WHERE number > ? ORDER BY number", (after,))
@@ -136,8 +134,7 @@ class Documents(Database):
 
     def namespaces(self) -> list[str]:
         """Return the namespaces that have documents or limits."""
-        with self._named_errors("read"):
-            return [str(row[0]) for row in self._database.execute("SELECT name FROM namespaces")]
+        return [str(row[0]) for row in self._rows("SELECT name FROM namespaces")]
 
     def read(
         self, first: int = 1, last: int = 2**62, *, namespace: str = "", group: str | None = None
@@ -162,8 +159,7 @@ class Documents(Database):
     def extent(self, namespace: str, after: int) -> tuple[int, int | None]:
         """Return how many documents of a namespace have numbers greater than `after`, and the greatest of these."""
         query = "SELECT count(*), max(number) FROM documents WHERE namespace = ? AND number > ?"
-        with self._named_errors("read"):
-            count, last = self._database.execute(query, (namespace, after)).fetchone()
+        [(count, last)] = self._rows(query, namespace, after)
         return count, last
 
     def removals(
@@ -182,44 +178,38 @@ class Documents(Database):
         numbers = set(removed)
         between = "SELECT EXISTS (SELECT 1 FROM documents WHERE number > ? AND number < ?)"
         removals: list[Removal] = []
-        with self._named_errors("read"):
-            for span in evicted:
-                query = "SELECT number FROM documents WHERE namespace = ? AND number BETWEEN ? AND ?"
-                numbers.update(number for (number,) in self._database.execute(query, span))
-            for number in sorted(numbers):
-                if removals and not self._number(between, removals[-1].last, number):
-                    removals[-1] = removals[-1]._replace(last=number)
-                else:
-                    removals.append(Removal(newest + len(removals) + 1, number, number, deleted))
+        for span in evicted:
+            query = "SELECT number FROM documents WHERE namespace = ? AND number BETWEEN ? AND ?"
+            numbers.update(number for (number,) in self._rows(query, *span))
+        for number in sorted(numbers):
+            if removals and self._rows(between, removals[-1].last, number) == [(0,)]:
+                removals[-1] = removals[-1]._replace(last=number)
+            else:
+                removals.append(Removal(newest + len(removals) + 1, number, number, deleted))
         return removals
 
     def between(self, first: int, last: int) -> list[tuple[str, int]]:
         """Return namespace and number of each document `first .. last`, in their order."""
         query = "SELECT namespace, number FROM documents WHERE number BETWEEN ? AND ? ORDER BY number"
-        with self._named_errors("read"):
-            return self._database.execute(query, (first, last)).fetchall()
+        return [(namespace, number) for namespace, number in self._rows(query, first, last)]
 
     def outdated(self, max_epochs: int, namespace: str) -> list[int]:
         """Return the numbers of the documents of a namespace that are of an epoch before the last `max_epochs`."""
         query = "SELECT number FROM documents WHERE namespace = ? AND epoch < ? ORDER BY number"
-        with self._named_errors("read"):
-            last = self._number("SELECT coalesce(max(epoch), 0) FROM documents WHERE namespace = ?", namespace)
-            return [int(row[0]) for row in self._database.execute(query, (namespace, last - max_epochs + 1))]
+        [(last,)] = self._rows("SELECT coalesce(max(epoch), 0) FROM documents WHERE namespace = ?", namespace)
+        return [int(number) for (number,) in self._rows(query, namespace, last - max_epochs + 1)]
 
     def last_time(self) -> float:
         """Return when the newest document was added, in seconds since 1970; 0.0 if there is none."""
-        with self._named_errors("read"):
-            row = self._database.execute("SELECT added FROM documents ORDER BY number DESC LIMIT 1").fetchone()
-        time = 0.0 if row is None else row[0]
+        rows = self._rows("SELECT added FROM documents ORDER BY number DESC LIMIT 1")
+        time = rows[0][0] if rows else 0.0
         self._require("the time of a document", is_time(time))
         return float(time)
 
     def numbers(self, digests: Iterable[bytes]) -> dict[bytes, int]:
         """Return the numbers of the documents that have one of `digests`."""
         query = "SELECT number FROM documents WHERE digest = ?"
-        with self._named_errors("read"):
-            rows = {digest: self._database.execute(query, (digest,)).fetchone() for digest in digests}
-        return {digest: row[0] for digest, row in rows.items() if row is not None}
+        return {digest: number for digest in digests for (number,) in self._rows(query, digest)}
 
     # --- Writing ------------------------------------------------------------------------------------------------------
 
@@ -312,11 +302,10 @@ class Documents(Database):
             self._database.execute("UPDATE properties SET unclean = 0")
 
     def _properties(self, columns: str) -> tuple[Any, ...]:
-        with self._named_errors("read"):
-            row: tuple[Any, ...] | None = self._database.execute(f"SELECT {columns} FROM properties").fetchone()
-        if row is None:
+        rows = self._rows(f"SELECT {columns} FROM properties")
+        if not rows:
             raise StorageError(describe(self.path, "the row of properties", "absent", "that of a live datastore"))
-        return row
+        return rows[0]
 
     def _require(self, what: str, holds: bool) -> None:
         if not holds:

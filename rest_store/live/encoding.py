@@ -6,15 +6,12 @@ import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
-from uuid import uuid4
-
-import numpy as np
 
 from rest_store.datastore.durable import sync
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.shard import encode_symbols
 from rest_store.datastore.tokenizer import TokenizerIdentity
-from rest_store.datastore.validation import IntSequence, document_ids, document_tokens, label, limit
+from rest_store.datastore.validation import IntSequence, document_tokens, epoch_number, label, new_ids
 from rest_store.errors import DocumentError, StorageError, TokenizerLoadError, describe
 from rest_store.live.upstream import Document, digest_of
 
@@ -50,18 +47,11 @@ class Encoder:
 
         Raises what `LiveDatastore.add` says, whose arguments these are; none is larger than `max_tokens`.
         """
-        is_sequence = isinstance(documents, Sequence | np.ndarray) and not isinstance(documents, str | bytes)
-        if not is_sequence or getattr(documents, "ndim", 1) == 0:
-            raise DocumentError(
-                describe("add", "documents", f"a {type(documents).__name__}", "a sequence of documents")
-            )
-        names = [uuid4().hex for _ in documents] if ids is None else document_ids("add", ids)
-        if len(names) != len(documents):
-            raise DocumentError(describe("add", "ids", f"{len(names)} ids", f"{len(documents)}, one for each document"))
+        names = new_ids(documents, ids)
         texts = [document for document in documents if isinstance(document, str)]
         encoded = iter(self._tokenizer.encode_batch(texts) if texts else [])
         tokens = [next(encoded) if isinstance(document, str) else document for document in documents]
-        labels = label("add", "a group", group), limit("epoch", epoch, 2**62, least=0, where="add")
+        labels = label("add", "a group", group), epoch_number(epoch)
         most = min(_LARGEST, max_tokens or _LARGEST)
         symbols = [self._symbols(document, index, most) for index, document in enumerate(tokens)]
         new = [

@@ -352,17 +352,6 @@ class LiveDatastore(Store):
         """
         self._writer().compact()
 
-    def refresh(self) -> None:
-        """Make visible what another process has added or deleted so far; nothing to do in the process that writes.
-
-        Raises:
-            StorageError, DatastoreError: documents or segments cannot be read.
-            DatastoreClosedError: after `close`.
-        """
-        self._open_segments()
-        if isinstance(self._backend, Follower | Replica):
-            self._backend.work()
-
     def _open_segments(self) -> Segments:
         segments = self._segments
         if segments is None:

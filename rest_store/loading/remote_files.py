@@ -22,8 +22,6 @@ from rest_store.loading.hub import hub_failure
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "hf": "huggingface_hub", "https": "aiohttp", "http": "aiohttp"}
 """What reads the addresses of each scheme."""
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
-_MANIFEST = "manifest.json"
-_MOST_MANIFEST_BYTES = 1 << 26  # a longer one is refused by whoever parses it
 _PIECE_BYTES = 8 << 20  # of one request
 
 
@@ -70,24 +68,12 @@ class RemoteFiles:
         MissingExtraError: its package is not installed.
     """
 
+    build = ""  # whichever is there
+
     def __init__(self, location: str) -> None:
         self.location = location.rstrip("/")
         self._system = file_system(location, FetchError)
         require_hub(location, FetchError)
-
-    def manifest(self) -> bytes:
-        """Return the content of `manifest.json`.
-
-        Raises:
-            DatastoreNotFoundError: there is none.
-            FetchError: it cannot be read.
-        """
-        content = bytearray()
-        for piece in self.read(_MANIFEST, 0):
-            content += piece
-            if len(content) > _MOST_MANIFEST_BYTES:
-                break
-        return bytes(content)
 
     def read(self, name: str, offset: int) -> Iterator[bytes]:
         """Yield a file in pieces from the byte `offset` on.

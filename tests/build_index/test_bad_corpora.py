@@ -169,6 +169,9 @@ def test_an_absent_file_is_an_error_also_when_it_vanishes(tmp_path):
     path.unlink()
     with pytest.raises(CorpusNotFoundError, match=r"a.txt: corpus is absent"):
         list(corpus)
+    os.mkfifo(path)
+    with pytest.raises(CorpusError, match=r"a.txt: the corpus cannot be read \(not a regular file\)"):
+        list(corpus)
 
 
 def test_failures_of_the_operating_system_are_errors_that_name_the_file(tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +21,7 @@ from rest_store.datastore.tree import TokenTree
 from rest_store.errors import LimitError, ModeNotSupportedError
 from rest_store.generation import typical
 from rest_store.generation.rows import rows_of
-from rest_store.generation.typical import plausible, typical_path
+from rest_store.generation.typical import typical_path
 from tests.shared.strategies import refused
 from tests.shared.tiny import Drafted, SameTree, prompts, tiny_model
 
@@ -59,8 +58,8 @@ def test_the_longest_path_is_that_of_medusas_code(seed: int, monkeypatch: pytest
             place = int(child) + 1
         judged.append((length, likelihood, drafted[:length]))
     expected = max(judged, key=lambda candidate: candidate[:2])[2]
-    rule = functools.partial(plausible, threshold=threshold, alpha=alpha)
-    monkeypatch.setattr(typical, "plausible", rule)
+    monkeypatch.setattr(typical, "THRESHOLD", threshold)
+    monkeypatch.setattr(typical, "ALPHA", alpha)
     assert path(tree, logits, TemperatureLogitsWarper(temperature)) == expected
 
 
@@ -77,7 +76,7 @@ def test_drafts_behind_the_end_of_a_text_do_not_count() -> None:
 @pytest.fixture(autouse=True)
 def everything_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every draft token that may be drawn at all is accepted."""
-    monkeypatch.setattr(typical, "plausible", functools.partial(plausible, threshold=0.0))
+    monkeypatch.setattr(typical, "THRESHOLD", 0.0)
 
 
 def generate(model: Any, inputs: dict[str, torch.Tensor], *paths: Sequence[int], seed: int = 0, **more: Any) -> Any:

@@ -19,7 +19,7 @@ from rest_store.live import retention
 from rest_store.live.documents import Documents
 from rest_store.live.export import export
 from rest_store.live.live_datastore import LiveDatastore
-from tests.shared.live import new_live, require_answers, small_segments, some_document
+from tests.shared.live import new_live, refresh, require_answers, small_segments, some_document
 from tests.shared.models import word_level
 from tests.shared.strategies import Document, identity, refused
 
@@ -93,7 +93,7 @@ def test_damaged_segments_are_sorted_anew(
         require_answers(live, documents, chance)
         live.add([[7, 8]])
         live.compact()
-        reader.refresh()
+        refresh(reader)
         require_answers(reader, [*documents, [7, 8]], chance)
         assert live.info().failure is None
         left = {path.stem for path in files(place)}

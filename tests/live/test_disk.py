@@ -13,6 +13,7 @@ import pytest
 
 from rest_store.errors import StorageError
 from rest_store.live.live_datastore import LiveDatastore
+from tests.shared.live import refresh
 from tests.shared.strategies import identity
 
 SECRET = [7, 8, 9] * 20
@@ -111,7 +112,7 @@ def test_it_is_read_while_a_process_writes_it(disk: Path, tmp_path: Path) -> Non
             with LiveDatastore.open(view / "live", read_only=True) as reader:
                 assert reader.count([1, 2, 3]) == 1
                 live.add([[1, 2, 3]])
-                reader.refresh()
+                refresh(reader)
                 assert reader.count([1, 2, 3]) == 2
         finally:
             subprocess.run(["umount", "--lazy", view], check=True)

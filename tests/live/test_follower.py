@@ -10,7 +10,7 @@ import pytest
 from rest_store.live import segments
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.live.segment import open_segment
-from tests.shared.live import new_live, no_background, small_segments
+from tests.shared.live import new_live, no_background, refresh, small_segments
 
 
 @pytest.fixture
@@ -38,15 +38,15 @@ def test_only_memtables_that_were_changed_are_sorted_again(
         monkeypatch.setattr(segments, "sorted_segment", counted)
         for number in range(3):
             live.add([[3, number]])
-            reader.refresh()
+            refresh(reader)
         assert sorted_sizes == [1, 2, 3]
         assert reader.snapshot.views[0] is mapped
         assert (reader.count([1, 2]), reader.count([3]), reader.namespace("other").count([4])) == (20, 3, 2)
         live.delete(["b"], namespace="other")
-        reader.refresh()
+        refresh(reader)
         assert (reader.namespace("other").count([4]), sorted_sizes) == (1, [1, 2, 3, 1])
         live.compact()
-        reader.refresh()
+        refresh(reader)
         assert sorted_sizes == [1, 2, 3, 1]
         assert (reader.count([1, 2]), reader.count([3]), reader.info().shard_count) == (20, 3, 2)
 
@@ -65,5 +65,5 @@ def test_a_file_that_the_writer_has_just_removed_is_made_again(
     monkeypatch.setattr(segments, "open_segment", compacting)
     with LiveDatastore.open(live.path, read_only=True) as reader:
         assert (reader.count([1, 2]), reader.count([1, 3])) == (20, 20)
-        reader.refresh()
+        refresh(reader)
         assert (reader.count([1, 2]), reader.count([1, 3]), reader.info().shard_count) == (20, 20, 1)

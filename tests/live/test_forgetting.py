@@ -14,7 +14,7 @@ from rest_store.errors import StorageError
 from rest_store.live import database
 from rest_store.live.documents import Documents
 from rest_store.live.live_datastore import LiveDatastore
-from tests.shared.live import SECRET, SECRET_BYTES, file_bytes, new_live
+from tests.shared.live import SECRET, SECRET_BYTES, file_bytes, new_live, refresh
 
 
 @pytest.mark.parametrize("compacted", [False, True])
@@ -28,13 +28,13 @@ def test_no_file_holds_what_was_deleted(tmp_path: Path, compacted: bool, size: i
         if compacted:
             live.compact()
             live.add([SECRET], ["later"])
-        reader.refresh()
+        refresh(reader)
         assert SECRET_BYTES in file_bytes(tmp_path / "live")
         assert live.delete(["a secret id", "later"]) == 1 + compacted
         assert SECRET_BYTES not in file_bytes(tmp_path / "live")
         assert b"a secret id" not in file_bytes(tmp_path / "live")
         assert (live.count(SECRET), live.count([1, 2])) == (0, 2001)
-        reader.refresh()
+        refresh(reader)
         assert reader.count(SECRET) == 0
     assert SECRET_BYTES not in file_bytes(tmp_path / "live")
 

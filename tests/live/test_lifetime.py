@@ -31,7 +31,6 @@ def test_a_closed_datastore_refuses_everything(tmp_path: Path) -> None:
         lambda: live.draft([1]),
         live.compact,
         live.info,
-        live.refresh,
         live.require_readable,
     ]
     for call in calls:

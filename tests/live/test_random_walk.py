@@ -9,7 +9,7 @@ import pytest
 
 from rest_store.datastore.datastore import Datastore
 from rest_store.live.live_datastore import LiveDatastore
-from tests.shared.live import new_live, require_answers, small_segments, some_document
+from tests.shared.live import new_live, refresh, require_answers, small_segments, some_document
 from tests.shared.strategies import Corpus, Document, write_datastore
 
 NAMESPACES = ("", "one", "other")
@@ -33,7 +33,7 @@ class Walk:
         act[0]()
         self.require_answers(self.live)
         if self.chance.random() < 0.4:
-            self.reader.refresh()
+            refresh(self.reader)
             self.require_answers(self.reader)
 
     def require_answers(self, store: LiveDatastore) -> None:

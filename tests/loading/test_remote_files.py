@@ -62,7 +62,7 @@ def test_a_connection_that_breaks_is_taken_up_where_it_was(s3: Proxy, scheme: st
 def test_an_address_without_a_datastore(s3: Proxy, scheme: str) -> None:
     upload({"ds/a": b"x"})
     with pytest.raises(DatastoreNotFoundError, match=r"/ds: datastore is without manifest.json, expected complete"):
-        RemoteFiles(address_of(scheme, s3, "ds")).manifest()
+        list(RemoteFiles(address_of(scheme, s3, "ds")).read(FILE_NAME, 0))
 
 
 @pytest.mark.parametrize(
@@ -77,6 +77,6 @@ def test_an_address_without_a_datastore(s3: Proxy, scheme: str) -> None:
 def test_what_cannot_be_reached_is_named_at_once(monkeypatch: pytest.MonkeyPatch, address: str, message: str) -> None:
     monkeypatch.setattr(remote_files, "hub_failure", lambda name, kind: f"{kind} {name}: no route")
     with pytest.raises(RestStoreError, match=rf"^{address}: {message}") as error:
-        RemoteFiles(address).manifest()
+        list(RemoteFiles(address).read(FILE_NAME, 0))
     assert type(error.value) is FetchError
     assert "\n" not in str(error.value)

@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 
 from rest_store.datastore.datastore import Datastore
-from rest_store.datastore.manifest import FILE_NAME
+from rest_store.datastore.fetch import fetch
+from rest_store.datastore.manifest import FILE_NAME, Manifest
 from rest_store.errors import (
     FetchError,
     LiveFormatError,
+    ManifestError,
     ProtocolError,
     RestStoreError,
     ServiceUnavailableError,
@@ -80,7 +82,7 @@ def test_a_copy_is_the_datastore_and_opens_without_the_service(directory: Path, 
 
 def test_a_file_is_read_from_any_byte_on(directory: Path, service: Service) -> None:
     files = ServiceFiles(f"{service.target}/a")
-    assert files.manifest() == (directory / FILE_NAME).read_bytes()
+    assert b"".join(files.read(FILE_NAME, 0)) == (directory / FILE_NAME).read_bytes()
     name = next(path.name for path in directory.glob("*.tokens"))
     content = (directory / name).read_bytes()
     for offset in (0, 5, len(content)):
@@ -97,7 +99,7 @@ def test_a_copy_of_a_build_that_was_replaced_meanwhile_is_refused(tmp_path: Path
     write_datastore(served, Corpus(300, [[[1, 2, 3]]]))
     with running(f"a={served}") as service:
         files = ServiceFiles(f"{service.target}/a")
-        files.manifest()
+        files.build = Manifest.read(served).digest
         name = next(path.name for path in served.glob("*.tokens"))
         shutil.rmtree(served)
         served.mkdir()
@@ -262,15 +264,19 @@ def test_a_replica_of_a_service_that_lies_keeps_what_it_has_and_says_why(lie: st
     liar.server.stop(None)
 
 
-def test_pieces_that_cannot_be_are_named() -> None:
+def test_pieces_that_cannot_be_are_named(tmp_path: Path) -> None:
     sound = pb.FetchResponse(data=b"abc", checksum=zlib.crc32(b"abc")).SerializeToString()
     broken = pb.FetchResponse(data=b"abd", checksum=zlib.crc32(b"abc")).SerializeToString()
     large = bytes(1 << 20)
     endless = pb.FetchResponse(data=large, checksum=zlib.crc32(large)).SerializeToString()
-    for sent, fragment in (([sound, broken], "checksum"), ([b"\xff"], "malformed"), ([endless] * 999, "endless")):
+    for sent, error, fragment in (
+        ([sound, broken], ProtocolError, "checksum"),
+        ([b"\xff"], ProtocolError, "malformed"),
+        ([endless] * 999, ManifestError, "size is more than"),
+    ):
         liar = Impostor(Fetch=sent)
         files = ServiceFiles(f"{liar.target}/a")
-        refused(ProtocolError, files.manifest, fragment)
+        refused(error, lambda files=files: fetch(files, tmp_path), fragment)
         files.close()
         liar.server.stop(None)
 

@@ -39,6 +39,11 @@ class Idle:
         pass
 
 
+def refresh(reader: LiveDatastore) -> None:
+    """Have a reader look now at what was written, which it does by itself a moment later."""
+    reader._backend.work()
+
+
 def no_background(patch: pytest.MonkeyPatch) -> None:
     """Have nothing merged beside what the test does."""
     patch.setattr(live_datastore, "Background", Idle)

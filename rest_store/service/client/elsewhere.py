@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from rest_store.datastore.fetch import fetch
-from rest_store.datastore.manifest import MAX_SIZE
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.validation import IntSequence
 from rest_store.errors import ProtocolError, describe
@@ -55,17 +53,7 @@ class ServiceFiles:
         self.location = location
         target, self._name = split_location(location)
         self._endpoint = Endpoint(target_of(target), Dialer(token, tls))
-        self._build = ""
-
-    def manifest(self) -> bytes:
-        """Return the content of `manifest.json`, whose build `read` then reads; raises as `read`."""
-        content = bytearray()
-        for piece in self.read("", 0):
-            content += piece
-            if len(content) > MAX_SIZE:
-                raise ProtocolError(describe(self.location, "manifest", "endless", f"at most {MAX_SIZE} bytes"))
-        self._build = f"sha256:{hashlib.sha256(content).hexdigest()}"
-        return bytes(content)
+        self.build = ""
 
     def read(self, name: str, offset: int) -> Iterator[bytes]:
         """Yield a file in pieces from the byte `offset` on.
@@ -74,10 +62,10 @@ class ServiceFiles:
             ServiceError: no answer, or a malformed one; the subclass says why.
             FetchError: the service has no such file, or meanwhile those of another build.
         """
-        request = pb.FetchRequest(datastore=self._name, file=name, offset=offset, build=self._build)
+        request = pb.FetchRequest(datastore=self._name, file=name, offset=offset, build=self.build)
         for answer in self._endpoint.stream("Fetch", request.SerializeToString()):
             piece = parse(pb.FetchResponse, answer, self.location)
-            _require_checksum(piece.data, piece.checksum, f"{self.location}: a piece of {name or 'the manifest'}")
+            _require_checksum(piece.data, piece.checksum, f"{self.location}: a piece of {name}")
             yield piece.data
 
     def close(self) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
-from uuid import uuid4
 
-import numpy as np
 from google.protobuf.message import DecodeError, Message
 
 from rest_store.datastore.kernel import MAX_SEQUENCE
@@ -16,12 +14,13 @@ from rest_store.datastore.validation import (
     IntSequence,
     document_ids,
     document_tokens,
+    epoch_number,
     label,
-    limit,
+    new_ids,
     tail,
     too_many_tokens,
 )
-from rest_store.errors import DocumentError, LiveFormatError, ProtocolError, UnknownDatastoreError, describe
+from rest_store.errors import LiveFormatError, ProtocolError, UnknownDatastoreError, describe
 from rest_store.live.added import AddedDocuments
 from rest_store.service.address import is_name
 from rest_store.service.client.descriptions import ServiceInfo
@@ -29,7 +28,6 @@ from rest_store.service.client.trees import TreeLimits, read_tree
 from rest_store.v1 import datastore_pb2 as pb
 
 WRITE_SECONDS = 10.0  # for calls that write, unless the caller says otherwise
-_MOST_EPOCH = 2**62
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
@@ -158,20 +156,13 @@ class Requests:
             UnknownDatastoreError: none is named, and there is not exactly one.
         """
         name = self.live_name(datastore)
-        if isinstance(documents, str | bytes) or not isinstance(documents, Sequence | np.ndarray):
-            found = f"a {type(documents).__name__}"
-            raise DocumentError(describe("add", "documents", found, "a sequence of documents"))
-        # Made here, so that none comes twice when the request is sent again.
-        known = [uuid4().hex for _ in documents] if ids is None else document_ids("add", ids)
-        if len(known) != len(documents):
-            expected = f"{len(documents)}, one for each document"
-            raise DocumentError(describe("add", "number of ids", len(known), expected))
+        known = new_ids(documents, ids)  # made here, so that none comes twice when the request is sent again
         message = pb.AddRequest(
             datastore=name,
             tokenizer_fingerprint=self.selection.tokenizer_fingerprint,
             namespace=self._namespace("add", namespace),
             group=label("add", "a group", group),
-            epoch=limit("epoch", epoch, _MOST_EPOCH, least=0, where="add"),
+            epoch=epoch_number(epoch),
         )
         for place, (tokens, id) in enumerate(zip(documents, known, strict=True)):
             checked = document_tokens(tokens, place, self.vocabulary_size)
