@@ -44,7 +44,7 @@ class _Group(Group):
         "build": "build_index.cli:build",
         "serve": "rest_store.service.server.command:serve",
         "bench": "rest_store.bench.command:bench",
-        "calibrate": "rest_store.bench.command:calibrate",
+        "calibrate": "rest_store.bench.calibrate:calibrate",
         "generate": "rest_store.generation.command:generate",
         "live": "rest_store.live.command:live",
         "try": "rest_store.bench.trial:try_",
@@ -69,16 +69,10 @@ class _Group(Group):
                     return super().invoke(context)
             except RestStoreError as error:
                 raise click.ClickException(one_line(str(error))) from error
-            except KeyboardInterrupt as error:
-                if sys.stderr.isatty():
-                    click.echo(err=True)  # it shows ^C
-                raise _Interrupt("interrupted") from error
-
-
-class _Interrupt(click.ClickException):
-    """Ctrl-C, with the status that shells expect."""
-
-    exit_code = 130
+            except KeyboardInterrupt:
+                line_end = "\n" if sys.stderr.isatty() else ""  # a terminal shows ^C
+                click.echo(f"{line_end}Error: interrupted", err=True)
+                context.exit(130)
 
 
 def _imported(place: str) -> click.Command:
@@ -283,7 +277,7 @@ def query(
 
         if tokenizer is None and text is not None:
             raise click.UsageError("a service has no tokenizer: pass --tokenizer, or --tokens instead of --text")
-        target = _load_tokenizer(tokenizer) if tokenizer is not None else None
+        target: Any = _load_tokenizer(tokenizer) if tokenizer is not None else None
         store: Any = DatastoreClient(
             datastore, datastore=names or None, tokenizer=target, timeout=timeout, **access.arguments()
         )
@@ -292,7 +286,7 @@ def query(
 
         store = open_store(datastore)
         target = _tokenizer(store, tokenizer, needed=text is not None)
-    context = _context(text, tokens, target)
+    context = [int(token) for token in target.encode(text)] if tokens is None else _ids(tokens)
     with contextlib.closing(store):
         tree = store.draft(context, max_nodes=max_nodes, max_suffix=max_suffix, max_depth=max_depth)
     if as_json:
@@ -303,12 +297,8 @@ def query(
         click.echo(draw_draft(tree, context, label))
 
 
-def _context(text: str | None, tokens: str | None, target: Any) -> list[int]:
-    """Return the token ids of the context."""
-    if text is not None:
-        assert target is not None
-        return [int(token) for token in target.encode(text)]
-    assert tokens is not None
+def _ids(tokens: str) -> list[int]:
+    """Return the token ids that `--tokens` names."""
     try:
         return [int(token) for token in tokens.replace(",", " ").split()]
     except ValueError:

@@ -1,17 +1,14 @@
-"""The command group `rest-store bench`, and `rest-store calibrate`."""
+"""The command group `rest-store bench`."""
 
 from __future__ import annotations
 
 import click
 
-from rest_store.bench.calibrate import calibrate
 from rest_store.bench.record import record
 from rest_store.bench.replay_command import replay_command
 from rest_store.bench.report import report
 from rest_store.bench.speed import speed
 from rest_store.options import SETTINGS, Group
-
-__all__ = ["bench", "calibrate"]
 
 
 @click.group(cls=Group, context_settings=SETTINGS)

@@ -229,8 +229,8 @@ def lines_of(path: str | Path) -> Iterator[tuple[int, str]]:
     except UnicodeDecodeError as error:
         raise RecordingError(describe(path, "file", "not UTF-8", "lines of UTF-8")) from error
     except (OSError, EOFError, zlib.error) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
-        raise RecordingError(describe(path, "file", f"unreadable ({reason})", "lines of UTF-8")) from error
+        found = f"unreadable ({getattr(error, 'strerror', None) or error})"
+        raise RecordingError(describe(path, "file", found, "lines of UTF-8")) from error
 
 
 def encoder(store: Store | None, name: str | None) -> Encode | None:

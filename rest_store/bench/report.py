@@ -18,10 +18,9 @@ from rest_store.pages.document import document, packaged
 _FIRST = ("speed", "replay")  # what users measure themselves stands before the rest
 _FEW = 4  # results that are shown at once; of more, each is opened by a click
 _LONG = 30  # rows of a table that is shown at once
-_REPLAY = "M of replays, in which each step drafts as many nodes as it may: generation cuts trees, so its M is lower."
 _NOTES = {  # by benchmark
     "speed": "M while generating: trees are cut where another node costs more time than it saves.",
-    "replay": _REPLAY,
+    "replay": "M of replays, in which each step drafts as many nodes as it may: generation cuts trees, its M is lower.",
 }
 
 

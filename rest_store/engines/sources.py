@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -92,24 +92,23 @@ class EngineSources:
     def _open(self, place: str, settings: EngineSettings, is_remembered: bool, log: logging.Logger) -> Any:
         """Open what is at `place`; as a client of its service, if that is wanted or there is no copy yet."""
         access = settings.access() if is_location(place) else {}
-        client = access | {"tokenizer": self._identity, "namespace": settings.namespace if is_remembered else ""}
-        client["timeout"] = max(_CLIENT_SECONDS, settings.source_timeout)  # or the client would wait for less
+        if settings.drafting == "local" or not is_location(place):
+            with suppress(ServiceUnavailableError, DeadlineError):
+                if not is_remembered:
+                    return open_store(place, tokenizer=self._identity, cache=settings.cache, **access)
+                from rest_store.live.live_datastore import LiveDatastore  # loads what sorts
 
-        def asked_in_each_step() -> Any:
-            from rest_store.service.client.opening import open_client  # loads gRPC
+                return LiveDatastore.open(place, tokenizer=self._tokenizer, cache=settings.cache, **access)
+        from rest_store.service.client.opening import open_client  # loads gRPC
 
-            return open_client(place, lambda line: log.warning("rest-store: %s", line), **client)
-
-        if settings.drafting == "remote" and is_location(place):
-            return asked_in_each_step()
-        try:
-            if not is_remembered:
-                return open_store(place, tokenizer=self._identity, cache=settings.cache, **access)
-            from rest_store.live.live_datastore import LiveDatastore  # loads what sorts
-
-            return LiveDatastore.open(place, tokenizer=self._tokenizer, cache=settings.cache, **access)
-        except (ServiceUnavailableError, DeadlineError):
-            return asked_in_each_step()
+        return open_client(
+            place,
+            lambda line: log.warning("rest-store: %s", line),
+            tokenizer=self._identity,
+            namespace=settings.namespace if is_remembered else "",
+            timeout=max(_CLIENT_SECONDS, settings.source_timeout),  # or the client would wait for less
+            **access,
+        )
 
     def _require_same_tokenizers(self, vocabulary_size: int) -> None:
         """Refuse datastores of different tokenizers, and tokens that the model does not have."""

@@ -157,7 +157,10 @@ def generate(
         if drafting == "remote" and is_location(place):
             from rest_store.service.client.opening import open_client
 
-            client = open_client(place, _warn, tokenizer=identity, **credentials)
+            def warn(line: str) -> None:
+                click.echo(f"Warning: {line}", err=True)
+
+            client = open_client(place, warn, tokenizer=identity, **credentials)
             stores[place] = context.with_resource(client)
         elif place == target:
             live = rest_store.LiveDatastore.open(place, tokenizer=tokenizer, **credentials)
@@ -183,7 +186,3 @@ def generate(
             writer.write(prompt, chat=bool(chat), page_path=page_path, title=title)
     else:
         writer.write_lines(chat=bool(tokenizer.chat_template) if chat is None else chat)
-
-
-def _warn(line: str) -> None:
-    click.echo(f"Warning: {line}", err=True)
