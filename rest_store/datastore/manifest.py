@@ -186,7 +186,9 @@ def _content(directory: Path) -> bytes:
             return file.read(MAX_SIZE + 1)
     except (FileNotFoundError, NotADirectoryError):
         if (directory / DOCUMENTS_FILE_NAME).is_file():
-            expected = "a frozen one; open it with LiveDatastore, or freeze it with rest-store live export"
+            expected = (
+                "a frozen one; open it with LiveDatastore or serve --live, or freeze it with rest-store live export"
+            )
             raise DatastoreNotFoundError(describe(directory, "datastore", "a live one", expected)) from None
         if directory.is_file():
             found = "a file of one" if (directory.parent / FILE_NAME).is_file() else "a file"

@@ -66,6 +66,7 @@ _BY_CODE: dict[str, tuple[type[RestStoreError], str]] = {
 _CONNECTIONS = {
     "Connection refused": "connection refused: nothing listens there",
     "lookup failed": "no such host",
+    "No such file or directory": "there is no such socket",
     "WRONG_VERSION_NUMBER": "it does not speak TLS: leave out tls= and the options --tls...",
     "CERTIFICATE_VERIFY_FAILED": "its certificate is not trusted: name its authority with --tls-ca, or tls=Tls(ca)",
     "Hostname Verification": "its certificate is for another name: give it with --tls-server-name",

@@ -270,6 +270,7 @@ def test_what_is_no_service_is_named_plainly(connect: Callable[..., Any], servic
     for target, options, said in (
         (service.target, {"tls": tls}, "it does not speak TLS"),
         ("127.0.0.1:1", {}, "127.0.0.1:1: service is unreachable (connection refused: nothing listens there)"),
+        ("unix:/none", {}, "unix:/none: service is unreachable (there is no such socket)"),
     ):
         failed(ServiceUnavailableError, lambda: connect(target, **options).info(timeout=1.0), said)  # noqa: B023
 
