@@ -223,10 +223,8 @@ def test_a_member_that_loses_the_text_or_does_not_close_costs_the_others_nothing
         session.accept([3])
         session.draft()
         session.accept([4])
-        tree = session.draft()
-        assert {tuple(sorted(session.statistics.absent))} == {("scripted", "scripted (3)")}
-        assert len(tree) > 0
-        assert session.sources.waited > 0
+        assert len(session.draft()) > 0
+        assert sorted(session.statistics.absent) == ["scripted", "scripted (3)"]
     assert [len(source.calls("send")) for source in sources] == [2, 3, 2, 3]
     assert [len(source.calls("close")) for source in sources] == [1, 1, 1, 1]
 
