@@ -139,8 +139,8 @@ class NativeSession:
     def draft(self, max_nodes: int, costs: npt.NDArray[np.float64], is_chain: bool = False) -> PackedDraft:
         """Return the next draft; empty `costs`: it is not cut."""
 
-    def accept(self, tokens: Tokens, top_k: TopK | None, node_top_k: TopK | None) -> int:
-        """Append what the target model produced, as `DraftSession.accept`; return how many are in the latest tree.
+    def accept(self, tokens: Tokens, top_k: TopK | None, node_top_k: TopK | None) -> None:
+        """Append what the target model produced, as `DraftSession.accept`.
 
         Raises:
             ValueError: a top-k has another number of rows than it may have; nothing was appended.
@@ -169,7 +169,7 @@ def accept_all(
     top_k: Sequence[TopK | None],
     node_top_k: Sequence[TopK | None],
     /,
-) -> list[int]:
+) -> None:
     """Do what `NativeSession.accept` does for each of different sessions; raises before anything is appended."""
 
 def merge_trees(

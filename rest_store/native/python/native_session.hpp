@@ -123,14 +123,14 @@ class NativeSession {
     return packed_draft(builder_.nodes(), [&](const DraftNode& node) { return origins_of(node); });
   }
 
-  // Append what the target model produced; returns how many of its tokens are in the tree drafted last. `top_k` has the
-  // most likely tokens after each token, and may have those after some before; `node_top_k` has a row for the context
-  // before, and one for each node of that tree. ValueError: they have not.
-  std::size_t accept(const Array<std::int32_t>& tokens, const std::optional<TopK>& top_k,
-                     const std::optional<TopK>& node_top_k) {
+  // Append what the target model produced. `top_k` has the most likely tokens after each token, and may have those
+  // after some before; `node_top_k` has a row for the context before, and one for each node of the tree drafted last.
+  // ValueError: they have not.
+  void accept(const Array<std::int32_t>& tokens, const std::optional<TopK>& top_k,
+              const std::optional<TopK>& node_top_k) {
     const AcceptedRows rows = accepted_rows_of(tokens.size(), top_k, node_top_k);
     const nb::gil_scoped_release release;
-    return append(tokens_of(tokens), rows);
+    append(tokens_of(tokens), rows);
   }
 
   // The rows of `accept` for so many tokens, checked.
@@ -141,7 +141,7 @@ class NativeSession {
   }
 
   // `accept` with checked rows; needs no GIL.
-  std::size_t append(std::span<const Token> tokens, const AcceptedRows& rows) {
+  void append(std::span<const Token> tokens, const AcceptedRows& rows) {
     if (rows.of_nodes)
       for (std::size_t i = 0; i < rows.of_nodes->shape(0); ++i)
         builder_.learn_likely_after(static_cast<std::int32_t>(i) - 1, top_tokens_of(*rows.of_nodes, i));
@@ -154,7 +154,6 @@ class NativeSession {
       if (rows.of_nodes) learn_text(*rows.of_text, first == 0 ? 0 : first - 1, known);
       else learn_text(*rows.of_text, 0, 0);
     }
-    return accepted;
   }
 
   // As if nothing had been drafted since the last accept.

@@ -73,13 +73,11 @@ nb::list draft_all(const std::vector<NativeSession*>& sessions, const std::vecto
   return out;
 }
 
-// What `NativeSession::accept` returns for each of different sessions, with the rows of each. One after the other, so
-// that what a shared calibration learns does not depend on threads. ValueError, before anything is appended: a session
-// has another number of rows than it can have.
-std::vector<std::size_t> accept_all(const std::vector<NativeSession*>& sessions,
-                                    const std::vector<Array<std::int32_t>>& tokens,
-                                    const std::vector<std::optional<TopK>>& top_k,
-                                    const std::vector<std::optional<TopK>>& node_top_k) {
+// `NativeSession::accept` for each of different sessions, with the rows of each. One after the other, so that what a
+// shared calibration learns does not depend on threads. ValueError, before anything is appended: a session has another
+// number of rows than it can have.
+void accept_all(const std::vector<NativeSession*>& sessions, const std::vector<Array<std::int32_t>>& tokens,
+                const std::vector<std::optional<TopK>>& top_k, const std::vector<std::optional<TopK>>& node_top_k) {
   const std::size_t count = sessions.size();
   if (tokens.size() != count || top_k.size() != count || node_top_k.size() != count)
     throw nb::value_error("of unequal length");
@@ -87,9 +85,7 @@ std::vector<std::size_t> accept_all(const std::vector<NativeSession*>& sessions,
   for (std::size_t i = 0; i < count; ++i)
     rows.push_back(sessions[i]->accepted_rows_of(tokens[i].size(), top_k[i], node_top_k[i]));
   const nb::gil_scoped_release release;
-  std::vector<std::size_t> accepted;
-  for (std::size_t i = 0; i < count; ++i) accepted.push_back(sessions[i]->append(tokens_of(tokens[i]), rows[i]));
-  return accepted;
+  for (std::size_t i = 0; i < count; ++i) sessions[i]->append(tokens_of(tokens[i]), rows[i]);
 }
 
 }  // namespace
