@@ -118,25 +118,20 @@ class Datastore(Store):
             directory = locations.local_directory(path)
         if isinstance(part, str):
             part = Part.parse(part)
-        identity = None if tokenizer is None else identity_of(tokenizer)
-        while True:
-            manifest = Manifest.read(directory)
-            if identity is not None:
-                manifest.tokenizer.require_same(identity, directory)
-            try:
-                return cls._opened(directory, manifest, part)
-            except DatastoreError:
-                if Manifest.read(directory) == manifest:  # else a build has replaced it meanwhile
-                    raise
-
-    @classmethod
-    def _opened(cls, directory: Path, manifest: Manifest, part: Part | None) -> Datastore:
+        manifest = Manifest.read(directory)
+        if tokenizer is not None:
+            manifest.tokenizer.require_same(identity_of(tokenizer), directory)
         records, shards = manifest.shards if part is None else part.of(manifest.shards, directory), []
-        for record in records:
-            shard = Shard.open(directory, record.name)
-            record.require_same(ShardRecord.of(record.name, shard), directory)
-            shard.require_vocabulary(manifest.tokenizer.vocabulary_size)
-            shards.append(shard)
+        try:
+            for record in records:
+                shard = Shard.open(directory, record.name)
+                record.require_same(ShardRecord.of(record.name, shard), directory)
+                shard.require_vocabulary(manifest.tokenizer.vocabulary_size)
+                shards.append(shard)
+        except DatastoreError:
+            if Manifest.read(directory) == manifest:
+                raise
+            return cls.open(directory, tokenizer=tokenizer, part=part)  # a build has replaced it meanwhile
         store = cls(directory, manifest, records, shards, part)
         available = available_bytes()
         if available is not None and store._size > available:

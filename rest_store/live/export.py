@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 
-import rest_store
+from build_index.build_plan import program, text_sha256
 from build_index.staging import Staging, shard_name
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
@@ -51,11 +50,10 @@ def export(live: LiveDatastore | Namespace, out: Path) -> Datastore:
         digest = None
         if tokenizer is not None:
             staging.write(TOKENIZER_FILE_NAME, tokenizer)
-            digest = hashlib.sha256(tokenizer.encode("utf-8")).hexdigest()
+            digest = text_sha256(tokenizer)
         count = sum(record.document_count for record in records)
         corpus = {"corpus": str(live.path), "reader": "live", "documents": count}
-        program = f"rest-store {rest_store.__version__}"
-        manifest = Manifest(program, live.tokenizer, tuple(records), (corpus,), {}, digest)
+        manifest = Manifest(program(), live.tokenizer, tuple(records), (corpus,), {}, digest)
         staging.write(MANIFEST_NAME, manifest.to_json())
         staging.put_in_place()
     return Datastore.open(out)
