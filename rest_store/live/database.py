@@ -14,10 +14,10 @@ from rest_store.errors import LiveFormatError, StorageError, describe
 _FORMAT = (1, 0x52535430)  # version and program ("RST0"), as the file says them
 _PATIENCE = 5_000  # milliseconds to wait for a lock of SQLite, and for readers of older states
 # Changes are made under the `id` of `properties`, and those up to `newest` of an earlier opening under another one.
-_OPENINGS = "CREATE TABLE IF NOT EXISTS openings (id TEXT PRIMARY KEY, newest INTEGER NOT NULL)"
 # `newest` is the number of the newest change, `forgotten` that of the newest removal that is not stored any more. While
 # `unclean`, unused bytes of the file or its log may hold what was deleted.
-SCHEMA = f"""{_OPENINGS};
+SCHEMA = f"""
+CREATE TABLE openings (id TEXT PRIMARY KEY, newest INTEGER NOT NULL);
 CREATE TABLE properties (
     id TEXT NOT NULL, location TEXT NOT NULL, tokenizer TEXT NOT NULL,
     newest INTEGER NOT NULL, forgotten INTEGER NOT NULL, unclean INTEGER NOT NULL);
@@ -65,8 +65,6 @@ class Database:
                     self._database.execute("PRAGMA journal_mode=WAL")
                     self._database.execute(f"PRAGMA synchronous={'NORMAL' if is_replica else 'FULL'}")
                     self._database.execute("PRAGMA secure_delete=ON")
-                    if not self.is_new:  # files of before have no such table
-                        self._database.execute(_OPENINGS)
             except BaseException:
                 self._database.close()
                 raise

@@ -9,7 +9,6 @@ from typing import Any
 
 import bench_drafting
 import bench_gpu
-import bench_lag
 import bench_live
 import bench_service
 import numpy as np
@@ -68,13 +67,6 @@ def test_drafting_is_measured(inputs: list[Any], tmp_path: Path) -> None:
     figures = run(bench_drafting, tmp_path / "drafting.json", *inputs)
     assert 0 < figures["16 nodes"]["median_us"] <= figures["16 nodes"]["p90_us"]
     assert figures["64 chains of 8 in a batch"]["steps"] > 0
-
-
-def test_lookups_ahead_are_measured(inputs: list[Any], tmp_path: Path) -> None:
-    rows = run(bench_lag, tmp_path / "lag.json", *inputs, "--draft-tokens", 4)["rows"]
-    means = {row["way"]: row["M"] for row in rows}
-    assert 1 <= means["n-grams alone"] < means["ahead, a chain"] < means["waiting"] < 5
-    assert all(row["verified"] <= 4 for row in rows)
 
 
 def test_a_service_is_measured(inputs: list[Any], tmp_path: Path) -> None:
