@@ -22,7 +22,6 @@ def test_prompt_lookup_drafts_what_followed_before() -> None:
 def test_rest_drafts_from_the_longest_match_of_all_datastores(tmp_path: Path) -> None:
     stores = []
     for name, document in (("first", [3, 4, 5]), ("second", [1, 2, 3, 4, 6])):
-        (tmp_path / name).mkdir()
         stores.append(open_datastore(tmp_path / name, Corpus(300, [[document]])))
     for max_suffix, token in ((16, 6), (2, 5)):
         assert RestRule(stores, [1, 2, 3, 4], max_suffix=max_suffix).draft(4).tokens.tolist() == [token]

@@ -6,17 +6,15 @@ import io
 import json
 import re
 from pathlib import Path
-from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from rest_store.bench.options import Destination
 from rest_store.bench.recordings import read_recordings
 from rest_store.bench.results import data_hashes, environment, write_result
-from rest_store.cli import main
 from rest_store.errors import ResultsError
 from tests.shared.builds import write_tokenizer
+from tests.shared.commands import run
 from tests.shared.strategies import refused
 from tests.shared.tiny import write_model
 
@@ -33,11 +31,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     prompts.append({"set": "c", "prompt": [5, 6, 7]})
     (folder / "prompts.jsonl").write_text("\n".join(json.dumps(one) for one in prompts))
     return folder
-
-
-def run(*arguments: Any) -> tuple[int, str]:
-    done = CliRunner().invoke(main, list(map(str, arguments)))
-    return done.exit_code, done.output
 
 
 def test_recordings_are_what_the_model_writes_and_finds_likely(folder: Path) -> None:

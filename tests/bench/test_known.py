@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 
 from rest_store.bench.known import OTHERS
 from rest_store.bench.recordings import Recording
 from rest_store.bench.remembering import among_others, in_turn, new_live_datastore
-from rest_store.cli import main
+from tests.shared.commands import run
 from tests.shared.strategies import Corpus, identity, write_datastore
 
 VOCABULARY = 300
@@ -50,9 +49,8 @@ def test_a_live_datastore_holds_what_each_order_says(order: Callable[..., Any], 
 
 def bench_replay(tmp_path: Path, *options: object) -> Any:
     out = tmp_path / "known.json"
-    words = ["bench", "replay", "--datastore", tmp_path, "--max-nodes", 4, *options, "--out", out]
-    done = CliRunner().invoke(main, list(map(str, words)))
-    assert done.exit_code == 0, done.output
+    status, shown = run("bench", "replay", "--datastore", tmp_path, "--max-nodes", 4, *options, "--out", out)
+    assert status == 0, shown
     return json.loads(out.read_text())["results"]["known"]
 
 

@@ -56,7 +56,6 @@ def write(path: Path, rows: list[dict[str, Any]]) -> Path:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("replay")
-    (folder / "ds").mkdir()
     texts = [row["prompt"] + row["output"] for row in generations(20, seed=1)]
     write_datastore(folder / "ds", Corpus(VOCABULARY, [texts]))
     write(folder / "recordings.jsonl.gz", generations(40))

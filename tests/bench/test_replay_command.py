@@ -29,7 +29,6 @@ LINE = [1, 2, 3, 4, 5] * 10
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("replays")
     for name, documents in (("a", [LINE]), ("b", [[6, 7, 8, 9] * 10]), ("other/a", [[6, 7, 8, 9] * 2])):
-        (folder / name).mkdir(parents=True)
         write_datastore(folder / name, Corpus(VOCABULARY, [documents]))
     rows = [{"prompt": [1, 2, number], "output": [3, 4, 5, 1, 2]} for number in range(30)]
     (folder / "recordings.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

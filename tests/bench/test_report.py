@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
-
-from click.testing import CliRunner
 
 from rest_store.bench.report import page
 from rest_store.bench.results import Result, read_results
 from rest_store.bench.tables import Table, shown, tables_of
-from rest_store.cli import main
 from rest_store.errors import ResultsError
+from tests.shared.commands import run
 from tests.shared.html import read
 from tests.shared.strategies import refused
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
-
-
-def run(*arguments: Any) -> tuple[int, str]:
-    done = CliRunner().invoke(main, ["bench", "report", *map(str, arguments)])
-    return done.exit_code, done.output
 
 
 def test_the_page_of_the_committed_results_is_whole_and_needs_no_network() -> None:
@@ -83,9 +75,11 @@ def test_bad_folders_are_refused_by_name(tmp_path: Path) -> None:
 def test_the_command_writes_a_page(tmp_path: Path) -> None:
     for name in ("query", "speed"):
         (tmp_path / f"{name}.json").write_text(json.dumps({"benchmark": name, "results": {"M": 1.5}, "commit": "abc"}))
-    assert run(tmp_path) == (0, f"{tmp_path}/report.html: 2 results\n")
+    assert run("bench", "report", tmp_path) == (0, f"{tmp_path}/report.html: 2 results\n")
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert text.index('<section id="speed">') < text.index('<section id="query">'), "what users measure comes first"
-    assert json.loads(run(tmp_path, "--json")[1]) == {"out": f"{tmp_path}/report.html", "results": ["query", "speed"]}
-    status, message = run(tmp_path, "--out", tmp_path / "query.json" / "x.html")
+    assert json.loads(run("bench", "report", tmp_path, "--json")[1]) == {
+        "out": f"{tmp_path}/report.html", "results": ["query", "speed"],
+    }  # fmt: skip
+    status, message = run("bench", "report", tmp_path, "--out", tmp_path / "query.json" / "x.html")
     assert (status, message.count("\n"), "not writable" in message) == (1, 1, True)

@@ -8,26 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from transformers import AutoTokenizer
 
 from rest_store.bench import speed
 from rest_store.bench.prompts import Prompt, chat_tokens
 from rest_store.bench.recordings import FIT_PARTS, part_of
 from rest_store.bench.results import file_hash, read_results
-from rest_store.cli import main
 from rest_store.drafting.calibration import Calibration
 from rest_store.errors import RecordingError, SourceError
+from tests.shared.commands import run
 from tests.shared.strategies import ONE_TO_NINE, open_datastore, refused
 from tests.shared.tiny import write_model
 
 OURS = ["no drafts", "DraftSession"]
 THEIRS = ["transformers prompt lookup"]
-
-
-def run(*arguments: Any) -> tuple[int, str]:
-    done = CliRunner().invoke(main, list(map(str, arguments)))
-    return done.exit_code, done.output
 
 
 @pytest.fixture(scope="module")

@@ -13,31 +13,22 @@ import sys
 import threading
 
 import pytest
-from click.testing import CliRunner
 
 from build_index import stages, workers
-from build_index.cli import build
 from build_index.progress import ProgressLine, StageProgress, line_of
 from build_index.staging import kept_shards
 from rest_store.datastore.manifest import Manifest
-from tests.shared.builds import command, contents, documents, leftovers, run_build, write_jsonl
+from tests.shared.builds import build_here, command, contents, documents, leftovers, run_build
 from tests.shared.models import write_gguf
 
-
-@pytest.fixture
-def corpus(tmp_path):
-    return write_jsonl(tmp_path / "corpus.jsonl", [*documents(40), "", *documents(3)])
-
-
-def run(*arguments):
-    return CliRunner().invoke(build, list(map(str, arguments)))
+TEXTS = [*documents(40), "", *documents(3)]
 
 
 # --- What it prints --------------------------------------------------------------------------------------------------
 
 
 def test_a_summary_for_people(corpus, tokenizer, out):
-    result = run("--corpus", corpus, "--tokenizer", tokenizer, "--out", out, "--shard-tokens", 500)
+    result = build_here("--corpus", corpus, "--tokenizer", tokenizer, "--out", out, "--shard-tokens", 500)
     assert result.exit_code == 0
     assert result.stderr == ""
     rows = dict(line.split(None, 1) for line in result.stdout.splitlines())
@@ -63,19 +54,13 @@ def test_a_summary_for_programs_and_nothing_else(corpus, tokenizer, out):
     assert summary["tokens"] == Manifest.read(out).token_count
 
 
-def test_quiet_prints_nothing(corpus, tokenizer, out):
-    process = run_build("--corpus", corpus, "--tokenizer", tokenizer, "--out", out, "--quiet")
-    assert (process.returncode, process.stdout, process.stderr) == (0, "", "")
-    assert out.is_dir()
-
-
 def test_options_of_records_reach_the_build(tokenizer, out, tmp_path):
     """Those of directories are compared with the function's."""
     records = tmp_path / "records.jsonl"
     records.write_text('{"text": "x", "chat": ["a", "b"]}\n{"text": "y", "chat": ["c", "d"]}\n')
     template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     options = ("--field", "chat", "--max-documents", 1, "--include", "*.py", "--chat-template", template)
-    result = run("--corpus", records, *options, "--tokenizer", tokenizer, "--out", out, "--workers", 1)
+    result = build_here("--corpus", records, *options, "--tokenizer", tokenizer, "--out", out, "--workers", 1)
     assert result.exit_code == 0, result.output
     manifest = Manifest.read(out)
     (only,) = manifest.corpora
@@ -100,53 +85,33 @@ def test_options_of_records_reach_the_build(tokenizer, out, tmp_path):
     ],
 )
 def test_bad_usage_is_status_2(arguments, message):
-    result = run(*arguments)
+    result = build_here(*arguments)
     assert result.exit_code == 2
     assert message in result.stderr
     assert result.stdout == ""
-
-
-def require_one_line(result, status, message):
-    assert result.returncode == status
-    assert result.stdout == ""
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("Error: ")
-    assert message in line
-
-
-def test_failures_are_status_1_and_one_line(corpus, tokenizer, out, tmp_path):
-    valid = {"--corpus": corpus, "--tokenizer": tokenizer, "--out": out}
-    (tmp_path / "bad.json").write_text("{}")
-    cases = [
-        ({"--corpus": tmp_path / "absent"}, "absent: corpus is absent, expected a file, a directory or an address"),
-        ({"--tokenizer": tmp_path / "bad.json"}, "bad.json: tokenizer is refused by tokenizers"),
-        ({"--out": corpus / "below"}, "the datastore cannot be written (Not a directory)"),
-    ]
-    for changed, message in cases:
-        arguments = [part for pair in {**valid, **changed}.items() for part in pair]
-        require_one_line(run_build(*arguments), 1, message)
-        assert not out.exists()
-        assert leftovers(out) == []
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
         ({"--out": "/"}, "/: directory is "),
-        ({"--corpus": "~no-such-user"}, "~no-such-user: corpus is absent"),
+        ({"--corpus": "~no-such-user"}, "~no-such-user: corpus is absent, expected a file, a directory or an address"),
+        ({"--tokenizer": __file__}, "test_build_cli.py: tokenizer is "),
         ({"--tokenizer": "~no-such-user"}, "~no-such-user: tokenizer is absent"),
         ({"--chat-template": "~no-such-user"}, "~no-such-user: chat template is not readable"),
         ({"--corpus": "x" * 300}, "x: the corpus cannot be read (File name too long)"),
         ({"--out": "x" * 300}, ": the datastore cannot be written (File name too long)"),
     ],
 )
-def test_paths_that_the_system_refuses_are_one_line(corpus, tokenizer, out, changed, message):
+def test_failures_are_status_1_and_one_line(corpus, tokenizer, out, changed, message):
     valid = {"--corpus": corpus, "--tokenizer": tokenizer, "--out": out}
-    result = run(*(part for pair in {**valid, **changed}.items() for part in pair))
-    assert result.exit_code == 1
+    result = build_here(*(part for pair in {**valid, **changed}.items() for part in pair))
+    assert (result.exit_code, result.stdout) == (1, "")
     (line,) = result.stderr.splitlines()
     assert line.startswith("Error: ")
     assert message in line
+    assert not out.exists()
+    assert leftovers(out) == []
 
 
 def test_an_error_of_the_system_is_one_line_too(corpus, tokenizer, out, monkeypatch):
@@ -154,7 +119,7 @@ def test_an_error_of_the_system_is_one_line_too(corpus, tokenizer, out, monkeypa
         raise PermissionError(13, "Permission denied", "/some/file")
 
     monkeypatch.setattr("build_index.builder.load_tokenizer", failing)
-    result = run("--corpus", corpus, "--tokenizer", tokenizer, "--out", out)
+    result = build_here("--corpus", corpus, "--tokenizer", tokenizer, "--out", out)
     assert result.exit_code == 1
     assert result.stderr == "Error: [Errno 13] Permission denied: '/some/file'\n"
 
@@ -162,7 +127,7 @@ def test_an_error_of_the_system_is_one_line_too(corpus, tokenizer, out, monkeypa
 def test_an_interrupt_is_status_130_and_can_be_resumed(corpus, tokenizer, out, tmp_path, monkeypatch):
     """SIGINT while a shard is being sorted: nobody waits for it."""
     arguments = ("--corpus", corpus, "--tokenizer", tokenizer, "--shard-tokens", 500)
-    assert run(*arguments, "--out", tmp_path / "whole").exit_code == 0
+    assert build_here(*arguments, "--out", tmp_path / "whole").exit_code == 0
     sorting, hold, threads = threading.Event(), threading.Event(), []
     sort, submit = workers.sort_shard, stages.Stages._sort
 
@@ -181,7 +146,7 @@ def test_an_interrupt_is_status_130_and_can_be_resumed(corpus, tokenizer, out, t
 
     monkeypatch.setattr(workers, "sort_shard", held)
     monkeypatch.setattr(stages.Stages, "_sort", interrupted)
-    result = run(*arguments, "--out", out)
+    result = build_here(*arguments, "--out", out)
     assert result.exit_code == 130
     assert result.stderr == "Error: interrupted (2 finished shards kept: continue with --resume)\n"
     assert threads[-1].is_alive()
@@ -191,7 +156,7 @@ def test_an_interrupt_is_status_130_and_can_be_resumed(corpus, tokenizer, out, t
     monkeypatch.undo()
     assert not out.exists()
     assert kept_shards(out) == 2
-    assert run(*arguments, "--out", out, "--resume").exit_code == 0
+    assert build_here(*arguments, "--out", out, "--resume").exit_code == 0
     assert contents(out) == contents(tmp_path / "whole")
 
 
@@ -209,7 +174,7 @@ def test_an_interrupt_while_modules_are_imported(corpus, tokenizer, out):
         "sys.meta_path.insert(0, Finder())"
     )
     process = run_build("--corpus", corpus, "--tokenizer", tokenizer, "--out", out, before=script)
-    require_one_line(process, 130, "interrupted")
+    assert (process.returncode, process.stdout, process.stderr) == (130, "", "Error: interrupted\n")
 
 
 def test_names_that_are_not_utf8_are_built_and_printed(tokenizer, tmp_path):

@@ -23,20 +23,17 @@ from rest_store.errors import (
     TokenizerLoadError,
 )
 from tests.shared.builds import contents, documents, write_jsonl, write_tokenizer
+from tests.shared.corpora import write_files
 from tests.shared.tiny import text_tokenizer
 
 
 @pytest.fixture
 def corpus(tmp_path: Path) -> Path:
     """A folder of texts and of records in two languages."""
-    folder = tmp_path / "corpus"
-    folder.mkdir()
     write_tokenizer(tmp_path / "tokenizer.json")
-    for place, text in enumerate(documents(12)):
-        (folder / f"{place}.py").write_text(text)
-    (folder / "notes.md").write_text("naïve café\n")
     write_jsonl(tmp_path / "records.jsonl", documents(12, seed=1))
-    return folder
+    files = {f"{place}.py": text for place, text in enumerate(documents(12))}
+    return write_files(tmp_path / "corpus", {**files, "notes.md": "naïve café\n"})
 
 
 def test_it_is_a_name_of_both_packages() -> None:
@@ -71,7 +68,6 @@ def test_a_build_is_that_of_the_command(corpus: Path, tmp_path: Path) -> None:
 
 def test_numbers_of_numpy_are_numbers(corpus: Path, tmp_path: Path) -> None:
     """A build records its options as JSON, which has no numbers of numpy."""
-    write_tokenizer(tmp_path / "tokenizer.json")
     options = {"shard_tokens": np.int64(100), "max_documents": np.int32(3), "memory": np.int64(4 << 30)}
     with rest_store.build(corpus, tmp_path / "tokenizer.json", tmp_path / "ds", **options) as store:  # type: ignore[arg-type]
         assert store.manifest.options["shard_tokens"] == 100

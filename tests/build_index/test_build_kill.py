@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+import shutil
 import signal
 import subprocess
 
 import pytest
 
 from build_index import staging
+from build_index.staging import kept_shards
 from rest_store.datastore.check import check_datastore
 from rest_store.datastore.datastore import Datastore
 from tests.shared.builds import (
@@ -17,16 +19,34 @@ from tests.shared.builds import (
     contents,
     documents,
     leftovers,
-    place_of,
-    require_whole_and_resumable,
     run_build,
-    signal_at_step,
     stored_documents,
     write_jsonl,
     write_tokenizer,
 )
 
 STEPS = 12
+
+# A build does this first, to be killed at the n-th time that the interpreter reports an operation on files below a
+# directory (PEP 578).
+KILLED = """
+import os, signal, sys
+left = [{step}]
+def hook(event, arguments):
+    if (event == "open" or event.startswith("os.")) and any({place!r} in str(part) for part in arguments):
+        left[0] -= 1
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+"""
+AT_ONCE = "sys.addaudithook(hook)\n"
+IN_PLACE = """
+from build_index import staging
+put_in_place = staging.Staging.put_in_place
+def placing(self):
+    sys.addaudithook(hook)
+    put_in_place(self)
+staging.Staging.put_in_place = placing
+"""
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +65,26 @@ def inputs(tmp_path_factory):
     return arguments, contents(directory / "new"), directory / "old"
 
 
+def require_whole_and_resumable(arguments, out, old, expected):
+    """After a kill: the datastore there is the new one, the old one, or none, and another build makes the new one.
+
+    That resumes, or begins anew where there is nothing to resume. Return the shards that were kept.
+    """
+    assert leftovers(out) in ([], [".ds.building"])
+    files = contents(out)
+    assert files in ([expected] if old is None else [expected, old]) or (not out.exists() and old is None)
+    kept = kept_shards(out)
+    run = build_here(*arguments, "--out", out, "--resume")
+    if run.exit_code:
+        assert "unfinished build is absent" in run.output, run.output
+        assert kept == 0
+        run = build_here(*arguments, "--out", out)
+    assert run.exit_code == 0, run.output
+    assert contents(out) == expected
+    assert leftovers(out) == []
+    return kept
+
+
 @pytest.mark.parametrize("after_rename", [False, True])
 @pytest.mark.parametrize("has_old", [False, True])
 def test_killed_at_every_kind_of_step(inputs, tmp_path, has_old, after_rename):
@@ -53,17 +93,18 @@ def test_killed_at_every_kind_of_step(inputs, tmp_path, has_old, after_rename):
     steps = range(1, 20, 2) if after_rename else sorted(random.Random(3).sample(range(1, 90), STEPS))
     kept, killed = set(), 0
     for step in steps:
-        directory = tmp_path / str(step)
-        directory.mkdir()
-        out, before = place_of(directory, old if has_old else None)
-        script = signal_at_step(directory, signal.SIGKILL, step, after_rename=after_rename)
+        out = tmp_path / str(step) / "ds"
+        out.parent.mkdir()
+        if has_old:
+            shutil.copytree(old, out)
+        script = KILLED.format(place=str(out.parent), step=step) + (IN_PLACE if after_rename else AT_ONCE)
         build = command(*arguments, "--out", out, before=script)
         process = subprocess.run(build, capture_output=True, check=False)
         if process.returncode == 0:
             break
         assert process.returncode == -9, process.stderr
         killed += 1
-        kept.add(require_whole_and_resumable(arguments, out, before, expected))
+        kept.add(require_whole_and_resumable(arguments, out, contents(old) if has_old else None, expected))
     assert killed >= 3
     if not after_rename:
         assert len(kept) >= 3, "at different shards"
@@ -83,10 +124,8 @@ def test_without_exchange_a_kill_leaves_the_old_datastore_or_the_new_one(inputs,
     documents_of = {"old": stored_documents(old), "new": stored_documents(tmp_path / "new")}
     found = []
     for step in range(1, 200, 9):
-        directory = tmp_path / str(step)
-        directory.mkdir()
-        out, _ = place_of(directory, old)
-        script = WITHOUT_EXCHANGE + signal_at_step(directory, signal.SIGKILL, step, after_rename=True)
+        out = shutil.copytree(old, tmp_path / str(step) / "ds")
+        script = WITHOUT_EXCHANGE + KILLED.format(place=str(out.parent), step=step) + IN_PLACE
         status = run_build(*arguments, "--out", out, before=script).returncode
         assert status in (0, -signal.SIGKILL)
         check_datastore(out)

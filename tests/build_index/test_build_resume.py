@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import itertools
 import os
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -45,19 +46,14 @@ def small_slices():
 
 
 @pytest.fixture
-def corpus(tmp_path):
-    (tmp_path / "in").mkdir()
-    return write_jsonl(tmp_path / "in" / "corpus.jsonl", TEXTS)
-
-
-@pytest.fixture
 def expected(corpus, tokenizer, tmp_path):
     """The bytes of a build that nothing interrupts."""
     build_quick(corpus, tokenizer, tmp_path / "whole", shard_tokens=500)
     return contents(tmp_path / "whole")
 
 
-def interrupt(monkeypatch, owner, name, call, *, after=False, error=KilledError):
+@contextmanager
+def interrupt(owner, name, call, *, after=False, error=KilledError):
     """Let a build end with an error at the n-th call of a function, before or after it does its work."""
     function = getattr(owner, name)
     numbers = itertools.count(1)
@@ -71,7 +67,9 @@ def interrupt(monkeypatch, owner, name, call, *, after=False, error=KilledError)
             raise error
         return result
 
-    monkeypatch.setattr(owner, name, interrupted)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(owner, name, interrupted)
+        yield
 
 
 PLACES = [
@@ -88,11 +86,9 @@ PLACES = [
 
 
 @pytest.mark.parametrize(("owner", "name", "call", "after"), PLACES)
-def test_a_build_resumes_to_the_same_bytes(corpus, tokenizer, out, expected, monkeypatch, owner, name, call, after):
-    interrupt(monkeypatch, owner, name, call, after=after)
-    with pytest.raises(KilledError):
+def test_a_build_resumes_to_the_same_bytes(corpus, tokenizer, out, expected, owner, name, call, after):
+    with interrupt(owner, name, call, after=after), pytest.raises(KilledError):
         build_quick(corpus, tokenizer, out, shard_tokens=500)
-    monkeypatch.undo()
     assert not out.exists()
     kept = kept_shards(out)
     assert kept >= 2
@@ -103,10 +99,8 @@ def test_a_build_resumes_to_the_same_bytes(corpus, tokenizer, out, expected, mon
 
 
 def test_what_is_there_is_not_made_again(corpus, tokenizer, out, expected, monkeypatch):
-    interrupt(monkeypatch, builder, "_manifest", 1)
-    with pytest.raises(KilledError):
+    with interrupt(builder, "_manifest", 1), pytest.raises(KilledError):
         build_quick(corpus, tokenizer, out, shard_tokens=500)
-    monkeypatch.undo()
 
     def refuse(*arguments, **others):
         raise AssertionError("work is done again")
@@ -118,11 +112,9 @@ def test_what_is_there_is_not_made_again(corpus, tokenizer, out, expected, monke
     assert contents(out) == expected
 
 
-def test_the_size_of_shards_is_that_of_the_unfinished_build(corpus, tokenizer, out, monkeypatch):
-    interrupt(monkeypatch, builder, "_manifest", 1)
-    with pytest.raises(KilledError):
+def test_the_size_of_shards_is_that_of_the_unfinished_build(corpus, tokenizer, out):
+    with interrupt(builder, "_manifest", 1), pytest.raises(KilledError):
         build_quick(corpus, tokenizer, out, memory=4 << 30)
-    monkeypatch.undo()
     positions = build_quick(corpus, tokenizer, out, resume=True).shard_positions
     assert positions < build_quick(corpus, tokenizer, out).shard_positions
 
@@ -131,13 +123,11 @@ def test_the_size_of_shards_is_that_of_the_unfinished_build(corpus, tokenizer, o
 
 
 @pytest.fixture
-def interrupted(corpus, tokenizer, out, expected, monkeypatch):
+def interrupted(corpus, tokenizer, out, expected):
     """The options of a build that was interrupted after two shards."""
-    with monkeypatch.context() as patch:
-        interrupt(patch, shard_tokens.ShardTokens, "_complete", 3)
-        build_options = options(corpus, tokenizer, out, shard_tokens=500)
-        with pytest.raises(KilledError):
-            build(build_options)
+    build_options = options(corpus, tokenizer, out, shard_tokens=500)
+    with interrupt(shard_tokens.ShardTokens, "_complete", 3), pytest.raises(KilledError):
+        build(build_options)
     return replace(build_options, resume=True)
 
 
@@ -241,14 +231,13 @@ def test_a_corpus_that_has_to_be_repaired_leaves_nothing_to_resume(corpus, token
         (shard_sorter, "write_suffixes", 4),
     ],
 )
-def test_a_disk_that_fills_up_is_one_clear_error(corpus, tokenizer, out, expected, monkeypatch, owner, name, kept):
+def test_a_disk_that_fills_up_is_one_clear_error(corpus, tokenizer, out, expected, owner, name, kept):
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     build_quick(corpus, tokenizer, out)
     old = contents(out)
-    with monkeypatch.context() as patch:
-        interrupt(patch, owner, name, 4, error=full)
-        with pytest.raises(OutputError, match=r"the datastore cannot be written \(No space left on device\)"):
-            build_quick(corpus, tokenizer, out, shard_tokens=500)
+    message = r"the datastore cannot be written \(No space left on device\)"
+    with interrupt(owner, name, 4, error=full), pytest.raises(OutputError, match=message):
+        build_quick(corpus, tokenizer, out, shard_tokens=500)
     assert contents(out) == old
     assert kept_shards(out) >= kept
     build_quick(corpus, tokenizer, out, shard_tokens=500, resume=kept_shards(out) > 0)

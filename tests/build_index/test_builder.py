@@ -38,12 +38,6 @@ from tests.shared.tiny import text_tokenizer
 TEXTS = documents(60)
 
 
-@pytest.fixture
-def corpus(tmp_path):
-    (tmp_path / "in").mkdir()
-    return write_jsonl(tmp_path / "in" / "corpus.jsonl", TEXTS)
-
-
 def tokens_of(tokenizer, texts):
     return [ids.tolist() for ids in load_tokenizer(tokenizer).encode_batch(texts)]
 
@@ -70,12 +64,9 @@ def test_a_build_stores_every_document_in_order_and_opens(corpus, tokenizer, out
 
 def test_the_manifest_records_the_corpora_and_options(corpus, tokenizer, out, tmp_path):
     texts = ["one two", "three", "one two"]
-    (tmp_path / "in" / "tree").mkdir()
-    for number, text in enumerate(texts):
-        (tmp_path / "in" / "tree" / f"{number}.txt").write_text(text)
-    (tmp_path / "in" / "tree" / "image.png").write_bytes(b"\x89PNG\0")
-    tree = str(tmp_path / "in" / "tree")
-    specs = (CorpusSpec(str(corpus), max_documents=7), CorpusSpec(tree))
+    tree = tmp_path / "tree"
+    write_files(tree, {"image.png": b"\x89PNG\0", **{f"{number}.txt": text for number, text in enumerate(texts)}})
+    specs = (CorpusSpec(str(corpus), max_documents=7), CorpusSpec(str(tree)))
     summary = build(BuildOptions(specs, str(tokenizer), out, shard_tokens=500, memory=1 << 40))
     manifest = Manifest.read(out)
     assert manifest.created_by == f"rest-store {rest_store.__version__}"

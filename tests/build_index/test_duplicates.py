@@ -44,19 +44,15 @@ def test_each_digest_is_new_once(batches, byte_budget):
             seen.update(batch)
 
 
-def bytes_of_unnamed_files(directory):
-    """Bytes of the open files in a directory that have no name any more."""
-    descriptors = [entry for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
-    return sum(entry.stat().st_size for entry in descriptors if str(entry.readlink()).startswith(f"{directory}/"))
-
-
 def test_many_digests_go_to_disk_and_are_found_there(tmp_path):
     random = np.random.default_rng(0)
     first, second = np.split(random.integers(0, 2**63, 40_000, dtype=np.uint64), 2)
     documents = SeenDocuments(16 * 4_000, tmp_path)
     for batch in np.split(first, 50):
         assert documents.add(batch).all()
-    assert bytes_of_unnamed_files(tmp_path) >= 8 * (len(first) - 4_000)
+    descriptors = [entry for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+    unnamed = [entry for entry in descriptors if str(entry.readlink()).startswith(f"{tmp_path}/")]
+    assert sum(entry.stat().st_size for entry in unnamed) >= 8 * (len(first) - 4_000)
     assert not list(tmp_path.iterdir()), "files have no names"
     mixed = np.concatenate([second[:300], first[::7], second[:300]])
     expected = np.arange(len(mixed)) < 300

@@ -18,12 +18,13 @@ from build_index.target_tokenizer import EncoderError
 from build_index.tokenization import TargetTokenizer, load_tokenizer
 from rest_store.datastore.manifest import Manifest
 from rest_store.errors import OutputError
-from tests.shared.builds import build_quick, contents, documents, stored_documents, write_jsonl
+from tests.shared.builds import build_quick, contents, documents, stored_documents
 from tests.shared.models import CHATML, byte_level_bpe, conversation, unigram
 
 fastokens = pytest.importorskip("fastokens")
 
-TEXTS = [
+TEXTS = documents(60)
+SAMPLES = [
     "",
     " ",
     "\n\n\t  x",
@@ -43,16 +44,6 @@ GPT4 = (
 )
 
 
-def trained(tokenizer: Tokenizer) -> Tokenizer:
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=600, initial_alphabet=alphabet, special_tokens=["<|im_start|>", "<|im_end|>"], show_progress=False
-    )
-    tokenizer.train_from_iterator([*TEXTS, *documents(80)], trainer)
-    tokenizer.add_tokens([AddedToken("<tool_call>", normalized=False)])
-    return tokenizer
-
-
 def split_byte_level(pattern: str, *normalizer: normalizers.Normalizer) -> Tokenizer:
     """As Llama 3 and Qwen have it: split by a pattern, then bytes; Qwen normalizes first."""
     tokenizer = Tokenizer(models.BPE(ignore_merges=not normalizer))
@@ -61,7 +52,13 @@ def split_byte_level(pattern: str, *normalizer: normalizers.Normalizer) -> Token
     split = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(False, use_regex=False)])
     tokenizer.decoder = decoders.ByteLevel()
-    return trained(tokenizer)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600, initial_alphabet=alphabet, special_tokens=["<|im_start|>", "<|im_end|>"], show_progress=False
+    )
+    tokenizer.train_from_iterator([*SAMPLES, *documents(80)], trainer)
+    tokenizer.add_tokens([AddedToken("<tool_call>", normalized=False)])
+    return tokenizer
 
 
 def byte_fallback() -> Tokenizer:
@@ -87,12 +84,6 @@ def target(tokenizer: Tokenizer) -> TargetTokenizer:
     return TargetTokenizer(tokenizer.to_str(), "tiny", ChatTemplate(CHATML, {}, "tiny"))
 
 
-def random_texts(count: int) -> list[str]:
-    rng = random.Random(0)
-    characters = [*"ab<|>_ \n\t'sS1\u0301é漢👩", "\u200d", "im_", "start|>", "<tool_call>", "return "]
-    return ["".join(rng.choices(characters, k=rng.randrange(60))) for _ in range(count)]
-
-
 # --- The same tokens -------------------------------------------------------------------------------------------------
 
 
@@ -103,7 +94,9 @@ def test_the_tokens_are_those_of_tokenizers(kind, monkeypatch):
     plain, fast = target(KINDS[kind]()), target(KINDS[kind]())
     fast.accelerate()
     assert fast.is_accelerated
-    texts = [*TEXTS, *random_texts(300)]
+    rng = random.Random(0)
+    characters = [*"ab<|>_ \n\t'sS1\u0301é漢👩", "\u200d", "im_", "start|>", "<tool_call>", "return "]
+    texts = [*SAMPLES, *("".join(rng.choices(characters, k=rng.randrange(60))) for _ in range(300))]
     chats = [conversation(*texts[place : place + 3]) for place in range(0, len(texts), 3)]
     for encode, inputs in ((TargetTokenizer.encode_batch, texts), (TargetTokenizer.encode_documents, chats)):
         expected = encode(plain, inputs)
@@ -125,7 +118,7 @@ def test_a_tokenizer_that_fastokens_refuses_is_encoded_by_tokenizers():
 class Wrong:
     """fastokens, except for texts that hold a marker."""
 
-    marker = "document 31"
+    marker = "31 "
     original = fastokens.Tokenizer
 
     def __init__(self, tokenizer_json: str) -> None:
@@ -183,7 +176,7 @@ def test_a_text_with_a_byte_that_the_vocabulary_lacks_is_left_to_tokenizers(tmp_
 def test_after_the_first_texts_a_sample_by_content_is_checked(byte_level_file, monkeypatch):
     monkeypatch.setattr(fastokens, "Tokenizer", Wrong)
     monkeypatch.setattr(target_tokenizer, "CHECKED_CHARACTERS", 1000)
-    texts = [f"{number} document 31" for number in range(4000)]
+    texts = [f"{number} is not 31 " for number in range(4000)]
 
     def first_difference() -> int:
         tokenizer = load_tokenizer(byte_level_file)
@@ -202,37 +195,26 @@ def test_after_the_first_texts_a_sample_by_content_is_checked(byte_level_file, m
 
 # --- Builds ----------------------------------------------------------------------------------------------------------
 
-DOCUMENTS = [f"{text} document {number}" for number, text in enumerate(documents(60))]
-
 
 @pytest.fixture
-def corpus(tmp_path):
-    (tmp_path / "in").mkdir()
-    return write_jsonl(tmp_path / "in" / "corpus.jsonl", DOCUMENTS)
-
-
-def build_without(corpus, tokenizer, out, monkeypatch):
-    with monkeypatch.context() as patched:
+def expected(corpus, byte_level_file, tmp_path):
+    """The bytes of a build without fastokens."""
+    with pytest.MonkeyPatch.context() as patched:
         patched.setitem(sys.modules, "fastokens", None)
-        build_quick(corpus, tokenizer, out, shard_tokens=500)
-    return contents(out)
+        build_quick(corpus, byte_level_file, tmp_path / "plain", shard_tokens=500)
+    return contents(tmp_path / "plain")
 
 
-def shards(files):
-    return {name: data for name, data in files.items() if name.startswith("shard")}
-
-
-def test_a_build_uses_fastokens_and_says_so(corpus, byte_level_file, out, tmp_path, monkeypatch):
-    expected = build_without(corpus, byte_level_file, tmp_path / "plain", monkeypatch)
+def test_a_build_uses_fastokens_and_says_so(corpus, byte_level_file, out, expected):
     summary = build_quick(corpus, byte_level_file, out, shard_tokens=500)
-    assert shards(contents(out)) == shards(expected)
-    assert len(shards(expected)) > 4
+    built = contents(out)
+    assert len(built) > 6
+    assert {name for name in built.keys() | expected if built[name] != expected[name]} == {"manifest.json"}
     assert [summary.encoder] == Manifest.read(out).options["encoders"] == [f"fastokens {version('fastokens')}"]
 
 
 @pytest.mark.parametrize(("broken", "message"), WRONG)
-def test_a_difference_begins_the_build_again(corpus, byte_level_file, out, tmp_path, monkeypatch, broken, message):
-    expected = build_without(corpus, byte_level_file, tmp_path / "plain", monkeypatch)
+def test_a_difference_begins_the_build_again(corpus, byte_level_file, out, expected, monkeypatch, broken, message):
     monkeypatch.setattr(fastokens, "Tokenizer", broken)
     with pytest.warns(UserWarning, match=rf"ds: fastokens [\d.]+: {message}.*; tokenized by tokenizers"):
         summary = build_quick(corpus, byte_level_file, out, shard_tokens=500)

@@ -15,6 +15,7 @@ from build_index.cli import build as command
 from build_index.staging import kept_shards
 from rest_store.errors import ClusterError, CorpusFormatError, MemoryBudgetError, MissingExtraError, WorkerError
 from tests.shared.builds import contents, documents, leftovers, options, write_jsonl
+from tests.shared.corpora import write_files
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("default")  # its own
@@ -48,10 +49,8 @@ def address(cluster):
 def corpora(tmp_path_factory):
     """A directory of many files, and a file that is large beside them."""
     top = tmp_path_factory.mktemp("corpora")
-    (top / "tree").mkdir()
-    for number, text in enumerate([*TEXTS[:60], *TEXTS[:20]]):
-        (top / "tree" / f"{number:02}.txt").write_text(text)
-    return [top / "tree", write_jsonl(top / "one.jsonl", [*TEXTS[50:], *TEXTS])]
+    files = {f"{number:02}.txt": text for number, text in enumerate([*TEXTS[:60], *TEXTS[:20]])}
+    return [write_files(top / "tree", files), write_jsonl(top / "one.jsonl", [*TEXTS[50:], *TEXTS])]
 
 
 @pytest.fixture(scope="module")
@@ -133,10 +132,7 @@ def test_the_bytes_are_those_of_a_build_here(address, corpora, tokenizer, out, e
 
 
 def test_an_error_on_a_node_is_that_of_a_build_here(address, tokenizer, tmp_path, out):
-    tree = tmp_path / "tree"
-    tree.mkdir()
-    for number, text in enumerate(TEXTS):
-        (tree / f"{number:03}.txt").write_text(text)
+    tree = write_files(tmp_path / "tree", {f"{number:03}.txt": text for number, text in enumerate(TEXTS)})
     bad = tree / "140 bad.jsonl"
     bad.write_text('{"text": "good"}\n{not JSON\n')
     for place, others in ((out, {}), (out.with_name("on-nodes"), {"ray": address})):

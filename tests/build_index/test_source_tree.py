@@ -17,6 +17,7 @@ from build_index.documents import Document
 from build_index.readers import detection, text
 from build_index.readers.source_tree import compile_globs
 from rest_store.errors import CorpusError, CorpusFormatError
+from tests.shared.builds import contents
 from tests.shared.corpora import CHAT, MESSAGES, read_corpus, write_files
 
 
@@ -50,11 +51,7 @@ def test_a_source_tree_is_read_in_order_and_skipped_files_are_counted(tmp_path):
     assert provenance["reader"] == "tree"
     assert provenance["documents"] == 7
     assert provenance["conversations"] == 0
-    assert provenance["bytes"] == corpus.size == sum(map(len, _contents(files)))
-
-
-def _contents(files):
-    return [content if isinstance(content, bytes) else content.encode() for content in files.values()]
+    assert provenance["bytes"] == corpus.size == sum(map(len, contents(tmp_path).values()))
 
 
 def test_data_files_in_a_directory_are_read_by_their_readers(tmp_path):

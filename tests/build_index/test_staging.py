@@ -13,17 +13,11 @@ from build_index.staging import Staging, final_place, kept_shards
 from rest_store.datastore.check import check_datastore
 from rest_store.errors import OutputError
 from tests.shared.builds import build_here, command, contents, run_build, write_jsonl
+from tests.shared.corpora import write_files
 from tests.shared.live import until
 
 OLD = {"manifest.json": '{"format": "rest-store"}', "shard-00000.tokens": "old", "tokenizer.json": "{}"}
 NEW = {"manifest.json": '{"format": "rest-store", "new": 1}', "shard-00000.tokens": "new"}
-
-
-def fill(directory: Path, files: dict[str, str]) -> Path:
-    directory.mkdir(parents=True, exist_ok=True)
-    for name, text in files.items():
-        (directory / name).write_text(text)
-    return directory
 
 
 def texts(directory: Path) -> dict[str, str]:
@@ -44,7 +38,7 @@ def texts(directory: Path) -> dict[str, str]:
     ],
 )
 def test_a_directory_with_anything_else_in_it_is_left_alone(tmp_path, files, found):
-    out = fill(tmp_path / "out", files)
+    out = write_files(tmp_path / "out", files)
     with pytest.raises(OutputError) as error:
         Staging(out)
     assert str(error.value).startswith(f"{out}: ")
@@ -64,13 +58,13 @@ def test_a_file_and_a_mount_point_are_refused(tmp_path):
 
 
 def test_a_link_is_followed(tmp_path):
-    old = fill(tmp_path / "disk" / "old", OLD)
+    old = write_files(tmp_path / "disk" / "old", OLD)
     (tmp_path / "link").symlink_to(old)
     with Staging(tmp_path / "link") as staging:
         assert staging.out == old
         assert staging.path.parent == tmp_path / "disk"
         staging.start()
-        fill(staging.datastore, NEW)
+        write_files(staging.datastore, NEW)
         staging.put_in_place()
     assert (tmp_path / "link").is_symlink()
     assert texts(tmp_path / "link") == NEW
@@ -143,10 +137,10 @@ def test_the_second_of_two_builds_is_refused_on_nfs(arguments, out, tmp_path):
 def test_a_datastore_is_put_in_place(tmp_path, before):
     out = tmp_path / "above" / "ds"
     if before != "nothing":
-        fill(out, OLD if before == "a datastore" else {})
+        write_files(out, OLD if before == "a datastore" else {})
     with Staging(out) as staging:
         staging.start()
-        fill(staging.datastore, NEW)
+        write_files(staging.datastore, NEW)
         assert texts(out) == (OLD if before == "a datastore" else {})
         staging.put_in_place()
     assert texts(out) == NEW
@@ -184,8 +178,8 @@ def test_what_is_renamed_is_on_the_disk_first(arguments, out, monkeypatch):
 def test_a_directory_that_appeared_meanwhile_is_left_alone(tmp_path):
     with Staging(tmp_path / "ds") as staging:
         staging.start({})
-        fill(staging.datastore, NEW)
-        fill(tmp_path / "ds", {"notes.txt": "mine"})
+        write_files(staging.datastore, NEW)
+        write_files(tmp_path / "ds", {"notes.txt": "mine"})
         with pytest.raises(OutputError, match=r"one with other content \('notes\.txt'\)"):
             staging.put_in_place()
     assert texts(tmp_path / "ds") == {"notes.txt": "mine"}
@@ -193,8 +187,7 @@ def test_a_directory_that_appeared_meanwhile_is_left_alone(tmp_path):
 
 
 def test_a_new_build_that_is_killed_while_it_clears_an_unfinished_one_leaves_nothing_to_resume(tmp_path, monkeypatch):
-    fill(tmp_path / ".ds.building" / "datastore", NEW)
-    (tmp_path / ".ds.building" / "plan.json").write_text("{}")
+    write_files(tmp_path / ".ds.building" / "datastore", {**NEW, "../plan.json": "{}"})
     assert kept_shards(tmp_path / "ds") == 1
 
     def killed(self):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from build_index import suffix_array as module
@@ -31,11 +31,6 @@ def sort(symbols, vocabulary_size):
     return order
 
 
-def check(symbols, vocabulary_size):
-    expected = strategies.sorted_suffixes(list(symbols), separator_id(vocabulary_size))
-    assert sort(symbols, vocabulary_size).tolist() == expected
-
-
 @st.composite
 def shards(draw):
     vocabulary_size = draw(st.sampled_from(strategies.VOCABULARY_SIZES))
@@ -49,18 +44,15 @@ def shards(draw):
 
 
 @given(shards())
+@example((1000, [7]))
+@example((1000, [0xFFFF] * 5))
+@example((1000, [7] * 1000 + [0xFFFF]))
+@example((1000, [1, 2, 0xFFFF] * 300))
+@example((1000, [*range(700, 0, -1), 0xFFFF] * 2))
 def test_agrees_with_sorted_lists(shard):
     vocabulary_size, symbols = shard
-    check(symbols, vocabulary_size)
-
-
-@pytest.mark.parametrize(
-    "symbols",
-    [[7], [0xFFFF] * 5, [7] * 1000 + [0xFFFF], [1, 2, 0xFFFF] * 300, [*range(700, 0, -1), 0xFFFF] * 2],
-    ids=lambda symbols: f"{symbols[:3]}x{len(symbols)}",
-)
-def test_shapes_of_repetition(symbols):
-    check(symbols, 1000)
+    expected = strategies.sorted_suffixes(symbols, separator_id(vocabulary_size))
+    assert sort(symbols, vocabulary_size).tolist() == expected
 
 
 @pytest.mark.parametrize("vocabulary_size", [65_535, 70_000])

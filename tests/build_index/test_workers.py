@@ -21,6 +21,7 @@ from build_index.memory import MIB
 from build_index.staging import kept_shards
 from rest_store.errors import CorpusFormatError, WorkerError
 from tests.shared.builds import command, contents, documents, leftovers, run_build, write_jsonl
+from tests.shared.corpora import write_files
 from tests.shared.live import until
 from tests.shared.models import CHATML
 
@@ -40,16 +41,13 @@ def many_slices(monkeypatch):
 def corpora(tmp_path_factory):
     """Corpora of every kind, with duplicates within and across, and files that are skipped."""
     top = tmp_path_factory.mktemp("corpora")
-    tree = top / "tree"
-    (tree / "deep").mkdir(parents=True)
-    for number, text in enumerate(TEXTS[:40]):
-        (tree / f"{number:02}.txt").write_text(text)
-    (tree / "deep" / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS[30:60]))
-    (tree / "deep" / "b.json.gz").write_bytes(gzip.compress(json.dumps([{"text": text} for text in TEXTS]).encode()))
-    (tree / "deep" / "c.txt.zst").write_bytes(zstandard.compress(TEXTS[70].encode()))
-    (tree / "deep" / "binary").write_bytes(b"\0\1")
-    (tree / "deep" / "empty.py").write_text("\n")
-    (tree / "deep" / "z.txt").write_bytes(b"\xff not UTF-8")
+    deep = {
+        "b.json.gz": gzip.compress(json.dumps([{"text": text} for text in TEXTS]).encode()),
+        "c.txt.zst": zstandard.compress(TEXTS[70].encode()),
+        **{"binary": b"\0\1", "empty.py": "\n", "z.txt": b"\xff not UTF-8"},
+    }
+    tree = write_files(top / "tree", {f"{number:02}.txt": text for number, text in enumerate(TEXTS[:40])})
+    write_jsonl(write_files(tree / "deep", deep) / "a.jsonl", TEXTS[30:60])
     pq.write_table(pa.table({"content": TEXTS[50:100]}), tree / "deep" / "d.parquet", row_group_size=7)
     pq.write_table(pa.table({"other": [1]}), tree / "deep" / "e.parquet")
     write_jsonl(top / "one.jsonl", [*TEXTS[60:], "", *TEXTS[:5]])
@@ -113,10 +111,7 @@ def test_a_system_without_affinity_uses_all_cores(corpora, tokenizer, out):
 
 
 def test_an_error_in_a_worker_is_that_of_one_process(tokenizer, tmp_path, many_slices):
-    tree = tmp_path / "tree"
-    tree.mkdir()
-    for number, text in enumerate(TEXTS):
-        (tree / f"{number:03}.txt").write_text(text)
+    tree = write_files(tmp_path / "tree", {f"{number:03}.txt": text for number, text in enumerate(TEXTS)})
     bad = write_jsonl(tree / "099 bad.jsonl", TEXTS[:9])
     bad.write_text(bad.read_text() + "{not JSON\n")
     messages = []

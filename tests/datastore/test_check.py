@@ -134,15 +134,6 @@ def test_a_flipped_bit_in_a_payload(directory: Path, kind: str, offset: int) -> 
 # Faults with correct checksums, as a faulty writer would make them.
 
 
-def change_symbols(directory: Path, vocabulary_size: int, position: int, symbol: int) -> None:
-    width = token_width(vocabulary_size)
-    start = 256 + width * position
-    content = symbol.to_bytes(width, "big")
-    edit_file(directory / "shard-00001.tokens", lambda data: data.__setitem__(slice(start, start + width), content))
-    seal_datastore(directory)
-    assert Datastore.open(directory)
-
-
 @WIDTHS
 @pytest.mark.parametrize(("offset", "what"), [(256, "key 0"), (279, "key 2"), (280, "byte 0"), (-9, "byte 135")])
 def test_a_wrong_suffix_array(directory: Path, offset: int, what: str) -> None:
@@ -165,21 +156,26 @@ def test_too_little_memory_to_sort_is_named(tmp_path: Path) -> None:
 
 
 @WIDTHS
-def test_a_symbol_outside_the_vocabulary(directory: Path, vocabulary_size: int) -> None:
-    for symbol in (vocabulary_size, separator_id(vocabulary_size) - 1):
-        change_symbols(directory, vocabulary_size, 17, symbol)
-        message = refused(ShardHeaderError, lambda: check_datastore(directory, sort=sorted_suffixes))
-        expected = f"0..{vocabulary_size - 1} or the separator"
-        assert message.endswith(f"shard-00001.tokens: symbol at position 17 is {symbol}, expected {expected}")
-
-
-@WIDTHS
-@pytest.mark.parametrize(("position", "count"), [(50, 4), (100, 2)])
-def test_a_wrong_number_of_separators(directory: Path, vocabulary_size: int, position: int, count: int) -> None:
-    symbol = separator_id(vocabulary_size) if count == 4 else 1
-    change_symbols(directory, vocabulary_size, position, symbol)
+@pytest.mark.parametrize(
+    ("position", "kind", "found"),
+    [
+        (17, "the first that is none", "symbol at position 17 is "),
+        (17, "the last that is none", "symbol at position 17 is "),
+        (50, "separator", "number of separators is 4, expected 3"),
+        (100, "token", "number of separators is 2, expected 3"),
+    ],
+)
+def test_a_wrong_symbol(directory: Path, vocabulary_size: int, position: int, kind: str, found: str) -> None:
+    width, separator = token_width(vocabulary_size), separator_id(vocabulary_size)
+    symbols = {"the first that is none": vocabulary_size, "the last that is none": separator - 1}
+    symbol = {**symbols, "separator": separator, "token": 1}[kind]
+    start, content = 256 + width * position, symbol.to_bytes(width, "big")
+    edit_file(directory / "shard-00001.tokens", lambda data: data.__setitem__(slice(start, start + width), content))
+    seal_datastore(directory)
+    assert Datastore.open(directory)
     message = refused(ShardHeaderError, lambda: check_datastore(directory, sort=sorted_suffixes))
-    assert message.endswith(f"shard-00001.tokens: number of separators is {count}, expected 3")
+    expected = f"{symbol}, expected 0..{vocabulary_size - 1} or the separator" if kind in symbols else ""
+    assert message.endswith(f"shard-00001.tokens: {found}{expected}")
 
 
 @settings(max_examples=40)

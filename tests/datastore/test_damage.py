@@ -25,14 +25,11 @@ from rest_store.errors import (
 )
 from tests.shared.strategies import Corpus, edit_file, edit_manifest, refused, seal_header, write_datastore
 
-TWO_SHARDS = Corpus(300, [[[1, 2, 3, 4], [5]], [[6, 7, 8, 9], [1]]])  # of equal shapes
-
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    path = tmp_path / "ds"
-    path.mkdir()
-    return write_datastore(path, TWO_SHARDS)
+    """Two shards of equal shapes."""
+    return write_datastore(tmp_path / "ds", Corpus(300, [[[1, 2, 3, 4], [5]], [[6, 7, 8, 9], [1]]]))
 
 
 @pytest.mark.parametrize("kind", ["tokens", "suffixes"])
@@ -177,10 +174,8 @@ def test_files_of_two_builds_side_by_side(
     directory: Path, tmp_path: Path, change: Callable[[Path, Path], None], what: str
 ) -> None:
     """All are intact and have the same sizes."""
-    other = tmp_path / "other"
-    other.mkdir()
-    write_datastore(other, Corpus(300, [[[1, 2, 3, 5], [4]], [[6, 7, 8, 8], [2]]]))
-    change(directory, other)
+    other = Corpus(300, [[[1, 2, 3, 5], [4]], [[6, 7, 8, 8], [2]]])
+    change(directory, write_datastore(tmp_path / "other", other))
     message = refused(MixedBuildError, lambda: Datastore.open(directory), str(directory), f"{what} is ")
     found, expected = message.split(f"{what} is ")[1].split(", expected ")
     assert found != expected

@@ -24,14 +24,12 @@ from rest_store.errors import (
     TokenizerMismatchError,
     TokenRangeError,
 )
-from tests.shared.strategies import Corpus, identity, refused, write_datastore
-
-CORPUS = Corpus(300, [[[1, 2, 3, 4, 5, 1, 2, 3, 9]], [[7, 8]]])
+from tests.shared.strategies import identity, refused
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Datastore:
-    return Datastore.open(write_datastore(tmp_path, CORPUS))
+def store(directory: Path) -> Datastore:
+    return Datastore.open(directory)
 
 
 # Invalid queries.
@@ -177,12 +175,6 @@ def test_limits_may_be_of_any_integer_type(store: Datastore) -> None:
     assert store.draft([1], **limits) == store.draft([1], max_nodes=2, max_suffix=5, max_depth=3)
 
 
-def test_the_greatest_limits_are_allowed(store: Datastore) -> None:
-    tree = store.draft([9] * 60 + [1, 2, 3], max_nodes=1024, max_suffix=64, max_depth=32)
-    assert tree.match == (3, 2)
-    assert len(tree) == 7
-
-
 def test_counting_more_than_96_tokens(store: Datastore) -> None:
     assert store.count([1] * 96) == 0
     message = refused(LimitError, lambda: store.count([1] * 97))
@@ -205,10 +197,9 @@ def test_info_says_what_the_datastore_is(store: Datastore) -> None:
     assert repr(store) == f"Datastore({str(store.path)!r}, 11 tokens, 2 shards)"
 
 
-def test_the_tokenizer_it_was_built_with(tmp_path: Path) -> None:
-    write_datastore(tmp_path, CORPUS)
+def test_the_tokenizer_it_was_built_with(directory: Path) -> None:
     same = replace(identity(300), name="mine")
-    assert Datastore.open(str(tmp_path), tokenizer=same).vocabulary_size == 300
-    expected = f"{tmp_path}: tokenizer 'test' is one with a vocabulary of 301"
-    refused(TokenizerMismatchError, lambda: Datastore.open(tmp_path, tokenizer=identity(301)), expected)
-    refused(TokenizerLoadError, lambda: Datastore.open(tmp_path, tokenizer=7), "a int")
+    assert Datastore.open(str(directory), tokenizer=same).vocabulary_size == 300
+    expected = f"{directory}: tokenizer 'test' is one with a vocabulary of 301"
+    refused(TokenizerMismatchError, lambda: Datastore.open(directory, tokenizer=identity(301)), expected)
+    refused(TokenizerLoadError, lambda: Datastore.open(directory, tokenizer=7), "a int")

@@ -29,7 +29,6 @@ TOKENIZER = b"{}"
 
 def write_source(directory: Path, token: int = 1) -> Path:
     """A datastore of two shards, with a tokenizer."""
-    directory.mkdir()
     write_datastore(directory, Corpus(300, [[[token, 2, 3] * 90], [[5, 6, 7] * 80]]))
     (directory / TOKENIZER_FILE_NAME).write_bytes(TOKENIZER)
     manifest = replace(Manifest.read(directory), tokenizer_sha256=hashlib.sha256(TOKENIZER).hexdigest())
@@ -87,9 +86,6 @@ class Reader:
                     raise ServiceUnavailableError("far:1: connection reset")
                 self.pieces -= 1
             yield content[start : start + PIECE]
-
-    def close(self) -> None:
-        pass
 
 
 def partial(cache: Path) -> dict[str, bytes]:

@@ -19,6 +19,7 @@ from build_index import suffix_array
 from rest_store.datastore.check import check_datastore
 from rest_store.datastore.header import entry_bits, separator_id, token_width
 from rest_store.datastore.shard import decode_symbols, encode_symbols
+from tests.shared.builds import contents
 from tests.shared.strategies import (
     VOCABULARY_SIZES,
     Corpus,
@@ -50,13 +51,9 @@ CASES = {
 }
 
 
-def files_in(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_writers_write_the_golden_files(tmp_path: Path, name: str) -> None:
-    assert files_in(write_datastore(tmp_path, CASES[name].corpus)) == files_in(GOLDEN / name)
+    assert contents(write_datastore(tmp_path, CASES[name].corpus)) == contents(GOLDEN / name)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -15,15 +15,7 @@ from tests.datastore.test_lost_pages import QUERIES, query_in_threads
 from tests.datastore.test_opening import run_python
 from tests.shared.strategies import Corpus, refused, write_datastore, zipf_corpus
 
-CORPUS = Corpus(300, [[[1, 2, 3, 4, 5, 1, 2, 3, 9]], [[7, 8]]])
 ON_LINUX = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads Linux's /proc")
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    path = tmp_path / "ds"
-    path.mkdir()
-    return write_datastore(path, CORPUS)
 
 
 def mapped(directory: Path) -> int:

@@ -19,24 +19,18 @@ from rest_store.datastore.check import check_datastore
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.header import HEADER_SIZE, TAIL_SIZE
 from rest_store.errors import DatastoreUnavailableError
-from tests.shared.strategies import Corpus, refused, write_datastore
+from tests.shared.strategies import TWO_SHARDS, Corpus, refused, write_datastore
 
 WITHOUT_SANITIZER = pytest.mark.skipif(
     "asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer handles SIGBUS itself"
 )
 
-CORPUS = Corpus(300, [[[1, 2, 3, 4, 5, 1, 2, 3, 9]], [[7, 8]]])
 QUERIES: dict[str, Callable[[Datastore], object]] = {
     "longest_suffix_match": lambda store: store.longest_suffix_match([1, 2]),
     "draft": lambda store: store.draft([1, 2]),
     "draft_batch": lambda store: store.draft_batch([[1, 2], [7]]),
     "count": lambda store: store.count([1]),
 }
-
-
-@pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    return write_datastore(tmp_path, CORPUS)
 
 
 def truncate(directory: Path, pattern: str = "shard-*") -> None:
@@ -60,9 +54,8 @@ def test_a_query_of_a_truncated_file_is_refused(directory: Path, query: str, fil
 
 
 def test_other_datastores_are_not_affected(directory: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    stores = [Datastore.open(directory), Datastore.open(write_datastore(other, CORPUS))]
+    other = write_datastore(tmp_path / "other", TWO_SHARDS)
+    stores = [Datastore.open(directory), Datastore.open(other)]
     expected = stores[1].draft([1, 2])
     truncate(directory)
     refused(DatastoreUnavailableError, lambda: stores[0].draft([1, 2]))
@@ -132,7 +125,6 @@ def test_a_check_of_files_that_are_truncated_meanwhile(
 
 def test_a_lost_datastore_costs_the_others_nothing(tmp_path: Path) -> None:
     for name in ("lost", "sound"):
-        (tmp_path / name).mkdir()
         write_datastore(tmp_path / name, Corpus(300, [[[1, 2, 3]]] * 200))
     lost, sound = Datastore.open(tmp_path / "lost"), Datastore.open(tmp_path / "sound")
 

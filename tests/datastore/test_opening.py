@@ -16,8 +16,6 @@ from rest_store.datastore.shard import Shard
 from rest_store.errors import NativeKernelError
 from tests.shared.strategies import Corpus, edit_manifest, identity, refused, write_datastore
 
-CORPUS = Corpus(300, [[[1, 2, 3, 4, 5, 1, 2, 3, 9]], [[7, 8]]])
-
 
 def run_python(code: str, *arguments: object, **environment: str) -> str:
     """Return what `code` prints in a new process, with the default filter of warnings."""
@@ -82,14 +80,10 @@ print(resident() - before, *match)
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads resident memory from Linux's /proc")
 @pytest.mark.skipif("asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer's shadow memory is resident too")
-def test_opening_maps_and_does_not_read(tmp_path: Path) -> None:
+def test_opening_maps_and_does_not_read(directory: Path, tmp_path: Path) -> None:
     """Three gigabytes of sparse files take hardly any memory."""
-    small, big = tmp_path / "small", tmp_path / "big"
-    small.mkdir()
-    big.mkdir()
-    write_datastore(small, CORPUS)
-    assert write_sparse_datastore(big, 1 << 29) > 2_400_000_000
-    kibibytes, length, count = map(int, run_python(OPEN_AND_ASK, small, big).split())
+    assert write_sparse_datastore(tmp_path, 1 << 29) > 2_400_000_000
+    kibibytes, length, count = map(int, run_python(OPEN_AND_ASK, directory, tmp_path).split())
     assert kibibytes < 20 * 1024
     assert (length, count) == (0, 0)
 
@@ -113,55 +107,44 @@ print(*[opened() for _ in range(500)][-1:], held() == before, before[1], sep="; 
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files in Linux's /proc")
-def test_dropped_datastores_leave_no_open_files_and_no_mappings(tmp_path: Path) -> None:
+def test_dropped_and_refused_datastores_leave_no_open_files_and_no_mappings(directory: Path) -> None:
     """Counted in a new process: in this one, threads of other tests open and close files too."""
-    write_datastore(tmp_path, CORPUS)
-    assert run_python(OPEN_AND_DROP, tmp_path) == "4; True; 0\n"
-
-
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files in Linux's /proc")
-def test_refused_datastores_leave_no_open_files(tmp_path: Path) -> None:
-    write_datastore(tmp_path, CORPUS)
-    edit_manifest(tmp_path, lambda fields: fields["shards"][1].update(tokens_sha256="00"))
-    found = run_python(OPEN_AND_DROP, tmp_path)
+    assert run_python(OPEN_AND_DROP, directory) == "4; True; 0\n"
+    edit_manifest(directory, lambda fields: fields["shards"][1].update(tokens_sha256="00"))
+    found = run_python(OPEN_AND_DROP, directory)
     assert "tokens sha256" in found
     assert found.endswith("; True; 0\n")
 
 
 def test_one_that_a_build_replaces_meanwhile_is_opened_as_it_is_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    old, new = tmp_path / "old", tmp_path / "new"
-    for directory, corpus in ((old, CORPUS), (new, Corpus(300, [[[5, 6]], [[7, 7]]]))):
-        directory.mkdir()
-        write_datastore(directory, corpus)
+    new = write_datastore(tmp_path / "new", Corpus(300, [[[5, 6]], [[7, 7]]]))
     open_shard = Shard.open
 
-    def replace_first(directory: Path, name: str) -> Shard:
+    def replace_first(place: Path, name: str) -> Shard:
         if new.exists():
-            old.rename(tmp_path / "aside")
-            new.rename(old)
-        return open_shard(directory, name)
+            directory.rename(tmp_path / "aside")
+            new.rename(directory)
+        return open_shard(place, name)
 
     monkeypatch.setattr(Shard, "open", replace_first)
-    assert Datastore.open(old).count([5, 6]) == 1
+    assert Datastore.open(directory).count([5, 6]) == 1
 
 
 def test_without_the_compiled_kernel_opening_says_how_to_install_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_datastore(tmp_path, CORPUS)
     monkeypatch.setitem(sys.modules, "rest_store._kernel", None)
     monkeypatch.delattr("rest_store._kernel")
-    message = refused(NativeKernelError, lambda: Datastore.open(tmp_path), "rest-store: the native kernel is missing (")
+    message = refused(NativeKernelError, lambda: Datastore.open(directory), "the native kernel is missing (")
     assert "C++20 compiler" in message
 
 
 @pytest.mark.parametrize(("short_of", "scattered"), [(1, True), (0, False), (None, False)])
 def test_pages_around_those_asked_for_are_read_unless_the_datastore_is_larger_than_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_of: int | None, scattered: bool
+    directory: Path, monkeypatch: pytest.MonkeyPatch, short_of: int | None, scattered: bool
 ) -> None:
-    directory = write_datastore(tmp_path, CORPUS)
     size = Datastore.open(directory).info().size
     available = None if short_of is None else size - short_of
     monkeypatch.setattr("rest_store.datastore.datastore.available_bytes", lambda: available)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -144,27 +144,17 @@ def test_trees_that_are_kept_are_those_of_their_limits(tmp_path: Path) -> None:
         assert trees[number] == oracle.draft(context, **limits) == store.draft(context, **limits)
 
 
-def in_threads(work: Callable[[], None]) -> None:
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
 def test_threads_whose_first_queries_coincide_get_equal_trees(layouts: tuple[Corpus, list[Datastore]]) -> None:
     """They fill the key tree and keep trees while others read them."""
     corpus, stores = layouts
     queries = cuts(corpus, 200, 1)
     expected = [stores[0].draft(context) for context in queries]
-    for _ in range(5):
-        fresh = Datastore.open(stores[-1].path)
-        barrier = threading.Barrier(4)
-        answers: list[object] = []
 
-        def ask(store: Datastore = fresh, together: threading.Barrier = barrier, out: list[object] = answers) -> None:
-            together.wait()
-            out.append(store.draft_batch(queries))
+    def ask(store: Datastore, together: threading.Barrier) -> list[TokenTree]:
+        together.wait()
+        return store.draft_batch(queries)
 
-        in_threads(ask)
-        assert answers == [expected] * 4
+    with ThreadPoolExecutor(4) as threads:
+        for _ in range(5):
+            fresh, together = Datastore.open(stores[-1].path), threading.Barrier(4)
+            assert list(threads.map(ask, [fresh] * 4, [together] * 4)) == [expected] * 4

@@ -86,38 +86,27 @@ def test_a_sequence_of_one_normalizer_is_that_normalizer(bpe):
     assert with_normalizer(nfc) != with_normalizer(None)
 
 
-def _swap_two_tokens(fields):
-    first, second = list(fields["model"]["vocab"])[-2:]
-    vocabulary = fields["model"]["vocab"]
-    vocabulary[first], vocabulary[second] = vocabulary[second], vocabulary[first]
+def swap_the_last(of_tokens):
+    """Exchange the ids of the last two tokens of a vocabulary."""
+    first, second = list(of_tokens)[-2:]
+    of_tokens.update({first: of_tokens[second], second: of_tokens[first]})
 
 
-def _swap_two_merges(fields):
-    merges = fields["model"]["merges"]
-    merges[0], merges[1] = merges[1], merges[0]
+CHANGES = {
+    "two tokens": (byte_level_bpe, lambda fields: swap_the_last(fields["model"]["vocab"])),
+    "the merges": (byte_level_bpe, lambda fields: fields["model"]["merges"].append(fields["model"]["merges"].pop(0))),
+    "an added token": (byte_level_bpe, lambda fields: fields["added_tokens"][-1].update(content="<other>")),
+    "a normalizer": (byte_level_bpe, lambda fields: fields.update(normalizer={"type": "Lowercase"})),
+    "a score": (unigram, lambda fields: fields["model"]["vocab"][5].__setitem__(1, -6.0)),
+}
 
 
-def _rename_an_added_token(fields):
-    fields["added_tokens"][-1]["content"] = "<other>"
-
-
-def _add_a_normalizer(fields):
-    fields["normalizer"] = {"type": "Lowercase"}
-
-
-@pytest.mark.parametrize(
-    "change", [_swap_two_tokens, _swap_two_merges, _rename_an_added_token, _add_a_normalizer], ids=lambda f: f.__name__
-)
-def test_what_gives_ids_their_meaning_changes_the_fingerprint(bpe, change):
-    changed = copy.deepcopy(bpe)
-    change(changed)
-    assert fingerprint_of(changed) != fingerprint_of(bpe)
-
-
-def test_scores_of_unigram_change_the_fingerprint():
-    fields = serialized(unigram())
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_gives_ids_their_meaning_changes_the_fingerprint(name):
+    make, change = CHANGES[name]
+    fields = serialized(make())
     before = fingerprint_of(fields)
-    fields["model"]["vocab"][5][1] -= 1
+    change(fields)
     assert fingerprint_of(fields) != before
 
 
@@ -173,11 +162,11 @@ def test_what_differs_is_named(bpe, identity):
     expected = f"ds/: tokenizer 'other' is one with a vocabulary of 9, expected {identity.vocabulary_size} as in 'tiny'"
     assert mismatch(identity, serialized(word_level(9))) == expected
     renamed, swapped = copy.deepcopy(bpe), copy.deepcopy(bpe)
-    _rename_an_added_token(renamed)
+    CHANGES["an added token"][1](renamed)
     id_ = identity.added_tokens["<tool_call>"]
     found = f"without added tokens '<tool_call>' (id {id_}) and with added tokens '<other>' (id {id_})"
     assert mismatch(identity, renamed) == f"ds/: tokenizer 'other' is {found}, expected the added tokens of 'tiny'"
-    _swap_two_merges(swapped)
+    CHANGES["the merges"][1](swapped)
     expected = f"{fingerprint_of(swapped)} (vocabulary, merges or normalizer differ)"
     assert expected in mismatch(identity, swapped)
 

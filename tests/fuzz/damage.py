@@ -28,11 +28,11 @@ from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.header import SuffixesHeader, TokensHeader, entry_bits, token_width
 from rest_store.datastore.manifest import FILE_NAME, Manifest
 from rest_store.datastore.store import Snapshot
+from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.errors import RestStoreError
 from tests.fuzz import campaign
 from tests.shared.builds import build_quick, documents, write_jsonl, write_tokenizer
-from tests.shared.damage import damage, require_bounds, require_match_bounds, some_context, write_pristine
-from tests.shared.strategies import seal_datastore
+from tests.shared.strategies import Corpus, pack_entries, seal_datastore, write_datastore
 from tests.shared.trees import tree_fault
 
 Contents = dict[str, bytes]
@@ -43,6 +43,40 @@ LARGE = 1 << 24  # bytes, more than any file has unless it was made to grow
 # --- What is done to files --------------------------------------------------------------------------------------------
 
 
+def damage(rng: random.Random, data: bytearray) -> None:
+    """Change, cut or lengthen `data` in one to three ways."""
+    for _ in range(rng.choice([1, 1, 1, 2, 3])):
+        size = max(1, len(data))
+        # Half of the time the header is left intact, so that the payload is read.
+        start = min(size - 1, rng.choice([0, 256])) if rng.random() < 0.9 else 0
+        at = rng.randrange(start, size)
+        run = min(size - at, rng.choice([1, 2, 8, 64, 512]))
+        kind = rng.randrange(8)
+        if kind == 0 and data:
+            for _ in range(rng.choice([1, 8, 64])):
+                bit = rng.randrange(8 * start, 8 * size)
+                data[bit // 8] ^= 1 << bit % 8
+        elif kind == 1:
+            data[at : at + run] = rng.randbytes(run)
+        elif kind == 2:
+            data[at : at + run] = bytes(run)
+        elif kind == 3:
+            data[at : at + run] = b"\xff" * run
+        elif kind == 4:
+            other = rng.randrange(start, size)
+            run = min(run, size - other)
+            data[at : at + run], data[other : other + run] = data[other : other + run], data[at : at + run]
+        elif kind == 5:
+            del data[at : rng.choice([at + run, size])]
+        elif kind == 6:
+            data[at:at] = rng.randbytes(run) if rng.random() < 0.5 else data[at : at + run]
+        elif len(data) >= 256:  # a header field
+            offset, size = rng.choice([(12, 2), (14, 2), (16, 4), (20, 4), (24, 8), (32, 8), (40, 8), (80, 8)])
+            old = int.from_bytes(data[offset : offset + size], "little")
+            new = rng.choice([0, 1, old + 1, old - 1, old * 2, old // 2, 64, 2**30, 2 ** (8 * size) - 1, old * 2**32])
+            data[offset : offset + size] = (new % 2 ** (8 * size)).to_bytes(size, "little")
+
+
 def damage_bytes(chance: random.Random, path: Path, spare: Path) -> None:
     """Change some bytes, in place as somebody with write access would: a mapping of the file sees it."""
     data = bytearray(path.read_bytes())
@@ -50,13 +84,6 @@ def damage_bytes(chance: random.Random, path: Path, spare: Path) -> None:
     with path.open("r+b") as stream:
         stream.write(data)
         stream.truncate()
-
-
-def flip_one_bit(chance: random.Random, path: Path, spare: Path) -> None:
-    data = bytearray(path.read_bytes() or b"\x00")
-    place = chance.randrange(len(data))
-    data[place] ^= 1 << chance.randrange(8)
-    path.write_bytes(data)
 
 
 def cut(chance: random.Random, path: Path, spare: Path) -> None:
@@ -125,9 +152,7 @@ def write_nonsense(chance: random.Random, path: Path, spare: Path) -> None:
     keys = [int.from_bytes(symbols[width * place :][:8].ljust(8, b"\0"), "big") for place in order[::64]]
     if chance.random() < 0.5:
         keys[chance.randrange(len(keys))] = chance.randrange(2**64)
-    packed = sum(entry << (bits * rank) for rank, entry in enumerate(order))
-    payload = b"".join(key.to_bytes(8, "little") for key in keys)
-    payload += packed.to_bytes(8 * -(-entries * bits // 64), "little")
+    payload = b"".join(key.to_bytes(8, "little") for key in keys) + pack_entries(order, bits)
     name = chance.choice(manifest.shards).name
     headers = (
         TokensHeader(vocabulary_size, positions, count, bytes(32)),
@@ -142,7 +167,7 @@ def write_nonsense(chance: random.Random, path: Path, spare: Path) -> None:
 
 
 WAYS: list[Callable[[random.Random, Path, Path], None]] = [
-    *(damage_bytes, damage_bytes, damage_bytes, flip_one_bit, flip_one_bit, cut, cut, grow, swap, replace),
+    *(*[damage_bytes] * 5, cut, cut, grow, swap, replace),
     *(damage_sealed, damage_sealed, damage_sealed, write_nonsense, write_nonsense),
 ]
 SEALED = {damage_sealed, write_nonsense}  # after which checksums are those of what is there
@@ -166,6 +191,28 @@ def contents(directory: Path) -> Contents:
 
 
 # --- What is asked ----------------------------------------------------------------------------------------------------
+
+
+def heavy(rng: random.Random, alphabet: list[int], size: int) -> list[list[int]]:
+    """Documents with many repeats: matches with many more occurrences than are sampled for up to 4 nodes."""
+    ids = [alphabet[min(int(rng.expovariate(0.7)), len(alphabet) - 1)] for _ in range(size)]
+    cuts = sorted(rng.sample(range(1, size), max(1, size // 60)))
+    return [ids[a:b] for a, b in zip([0, *cuts], [*cuts, size], strict=True)]
+
+
+def write_pristine(directory: Path) -> None:
+    """Write the datastores that are to be damaged: both token widths, one to three shards."""
+    rng = random.Random(0)
+    top = 2**24 - 2
+    corpora = [
+        Corpus(300, [[[7] * 600, [7] * 40 + [8, 9] * 30]]),
+        Corpus(65_535, [heavy(rng, [0, 1, 255, 65_534], 500), heavy(rng, [1, 255, 256], 400), [[65_534]]]),
+        Corpus(70_000, [heavy(rng, [5, 255, 65_535, 69_999], 600), heavy(rng, [5, 256], 300)]),
+        Corpus(top + 1, [heavy(rng, [0, top, top - 1, 0xFFFF00], 200) for _ in range(3)]),
+        Corpus(3, [[[0, 1, 2]], [[2]]]),
+    ]
+    for place, corpus in enumerate(corpora):
+        write_datastore(directory / str(place), corpus)
 
 
 class Fuzzer(campaign.Fuzzer):
@@ -263,6 +310,35 @@ def contents_are(directory: Path, expected: Contents, names: tuple[str, ...]) ->
     """Whether the files whose names end so are those that there were."""
     found = contents(directory)
     return all(found.get(name) == data for name, data in expected.items() if name.endswith(names))
+
+
+def some_context(rng: random.Random, symbols: list[int], vocabulary_size: int) -> list[int]:
+    """A piece of the undamaged `symbols`, or any token."""
+    at = rng.randrange(len(symbols))
+    piece = [symbol for symbol in symbols[at : at + rng.choice([1, 1, 2, 5, 70])] if symbol < vocabulary_size]
+    return piece or [rng.randrange(vocabulary_size)]
+
+
+def require_match_bounds(store: Datastore, match: SuffixMatch, max_suffix: int) -> None:
+    assert 0 <= match.length <= max_suffix
+    assert 0 <= match.count <= store.manifest.token_count
+    assert (match.length > 0) == (match.count > 0)
+
+
+def require_bounds(store: Datastore, tree: TokenTree, limits: dict[str, int]) -> None:
+    assert len(tree) <= limits["max_nodes"]
+    require_match_bounds(store, tree.match, limits["max_suffix"])
+    if len(tree) == 0:
+        return
+    tokens, parents, depths, counts = tree.tokens, tree.parents, tree.depths, tree.counts
+    assert tree.match.length > 0
+    assert 0 <= tokens.min() <= tokens.max() < store.vocabulary_size
+    assert parents.min() >= -1
+    assert np.all(parents < np.arange(len(tree)))
+    assert np.array_equal(depths, np.where(parents < 0, 1, depths[parents] + 1))
+    assert depths.max() <= limits["max_depth"]
+    assert 1 <= counts[-1] <= counts[0] <= tree.match.count
+    assert np.all(np.diff(counts) <= 0)
 
 
 def match(store: Datastore, context: list[int]) -> Any:

@@ -115,7 +115,6 @@ def some_datastore(chance: random.Random, texts: list[list[int]], directory: Pat
     cut = chance.randrange(len(documents) + 1)
     shards = [shard for shard in (documents[:cut], documents[cut:]) if shard] or [[[1]]]
     place = directory / f"datastore-{len(list(directory.iterdir()))}"
-    place.mkdir()
     return rest_store.Datastore.open(write_datastore(place, Corpus(VOCABULARY, shards)))
 
 

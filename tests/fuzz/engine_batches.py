@@ -77,7 +77,6 @@ class Fuzzer(campaign.Fuzzer):
     def _datastore(self, chance: random.Random, model: Model) -> str:
         place: Path = self.directory / "ds"
         shutil.rmtree(place, ignore_errors=True)
-        place.mkdir()
         texts = [plain_output(model, [chance.randrange(300)], 50) for _ in range(10)]
         return str(write_datastore(place, Corpus(VOCABULARY, [texts])))
 

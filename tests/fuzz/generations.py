@@ -146,9 +146,7 @@ class Fuzzer(campaign.Fuzzer):
         warnings.simplefilter("ignore")
         stack.callback(transformers.utils.logging.set_verbosity, transformers.utils.logging.get_verbosity())
         transformers.utils.logging.set_verbosity_error()
-        served = directory / "served"
-        served.mkdir()
-        write_datastore(served, Corpus(VOCABULARY, [[list(range(VOCABULARY))], [[5, 9] * 20]]))
+        served = write_datastore(directory / "served", Corpus(VOCABULARY, [[list(range(VOCABULARY))], [[5, 9] * 20]]))
         self._target = stack.enter_context(running(served)).target
 
     def run(self, chance: random.Random) -> Counter[str]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import socket
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from huggingface_hub import constants
 
 from build_index.tokenization import load_tokenizer
-from rest_store.errors import ModelLoadError, TokenizerLoadError
+from rest_store.errors import ModelLoadError, RestStoreError, TokenizerLoadError
 from rest_store.generation.model import load_model
 from rest_store.loading.hub import hub_failure
 from tests.shared.strategies import refused
@@ -44,17 +45,15 @@ def connections(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
         listening.shutdown(socket.SHUT_RDWR)
 
 
-def test_it_is_tried_once_for_a_tokenizer(connections: list[bytes]) -> None:
-    expected = f"{NAME}: tokenizer is absent here, and the Hugging Face hub cannot be reached ("
-    error = refused(TokenizerLoadError, lambda: load_tokenizer(NAME), expected)
-    assert len(str(error).splitlines()) == 1
-    assert len(connections) == 1
-
-
-def test_it_is_tried_once_for_a_model(connections: list[bytes]) -> None:
-    expected = "no such directory here, and from the Hugging Face hub: it cannot be reached ("
-    error = refused(ModelLoadError, lambda: load_model(NAME), expected)
-    assert len(str(error).splitlines()) == 1
+@pytest.mark.parametrize(
+    ("load", "error", "expected"),
+    [
+        (load_tokenizer, TokenizerLoadError, f"{NAME}: tokenizer is absent here, and the Hugging Face hub cannot be r"),
+        (load_model, ModelLoadError, "no such directory here, and from the Hugging Face hub: it cannot be reached ("),
+    ],
+)
+def test_it_is_tried_once(connections: list[bytes], load: Any, error: type[RestStoreError], expected: str) -> None:
+    assert len(refused(error, lambda: load(NAME), expected).splitlines()) == 1
     assert len(connections) == 1
 
 

@@ -28,9 +28,8 @@ def address_of(scheme: str, s3: Proxy, name: str) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["s3", "http"])
 def test_a_datastore_is_copied_in_pieces(s3: Proxy, tmp_path: Path, scheme: str) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    write_datastore(source, Corpus(300, [[random.Random(0).choices(range(300), k=30_000)], [[1, 2, 3]]]))
+    corpus = Corpus(300, [[random.Random(0).choices(range(300), k=30_000)], [[1, 2, 3]]])
+    source = write_datastore(tmp_path / "source", corpus)
     upload({f"ds/{name}": content for name, content in contents(source).items()})
     address = address_of(scheme, s3, "ds/")
     s3.requests.clear()

@@ -22,10 +22,12 @@ from tests.shared.models import CHATML, byte_level_bpe, word_level, write_gguf
 from tests.shared.strategies import refused
 
 
-def forms(folder: Path) -> dict[str, object]:
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     """One tokenizer in all forms."""
     from transformers import PreTrainedTokenizerFast
 
+    folder = tmp_path_factory.mktemp("tokenizers")
     (folder / "plain").mkdir()
     byte_level_bpe().save(str(folder / "plain" / "tokenizer.json"))
     fast = PreTrainedTokenizerFast(tokenizer_object=byte_level_bpe(), eos_token="<|im_end|>")
@@ -43,17 +45,6 @@ def forms(folder: Path) -> dict[str, object]:
     }
 
 
-FORMS = [
-    *("an object of tokenizers", "an object of transformers", "a file", "a file as text", "a GGUF file"),
-    *("a directory with a file alone", "a directory of transformers", "what was loaded"),
-]
-
-
-@pytest.fixture(scope="module")
-def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    return forms(tmp_path_factory.mktemp("tokenizers"))
-
-
 @pytest.fixture(scope="module")
 def frozen(tmp_path_factory: pytest.TempPathFactory, tokenizers: dict[str, object]) -> Path:
     folder = tmp_path_factory.mktemp("frozen")
@@ -62,19 +53,16 @@ def frozen(tmp_path_factory: pytest.TempPathFactory, tokenizers: dict[str, objec
     return folder / "ds"
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_every_form_is_the_same_tokenizer_everywhere(
-    tokenizers: dict[str, Any], frozen: Path, tmp_path: Path, form: str
-) -> None:
-    given = tokenizers[form]
-    assert identity_of(given) == identity_of(byte_level_bpe())
-    store = Datastore.open(frozen, tokenizer=given)
-    with LiveDatastore.open(tmp_path / "live", tokenizer=given) as live:
-        live.add(["return first + second"])
-        assert live.info().token_count > 0
-        with LiveDatastore.open(tmp_path / "live", tokenizer=given, read_only=True) as reader:
-            assert reader.draft([1]) == live.draft([1])
-        DraftSession([store, live], tokenizer=given).close()
+def test_every_form_is_the_same_tokenizer_everywhere(tokenizers: dict[str, Any], frozen: Path, tmp_path: Path) -> None:
+    for form, given in tokenizers.items():
+        assert identity_of(given) == identity_of(byte_level_bpe()), form
+        store = Datastore.open(frozen, tokenizer=given)
+        with LiveDatastore.open(tmp_path / form, tokenizer=given) as live:
+            live.add(["return first + second"])
+            assert live.info().token_count > 0, form
+            with LiveDatastore.open(tmp_path / form, tokenizer=given, read_only=True) as reader:
+                assert reader.draft([1]) == live.draft([1]), form
+            DraftSession([store, live], tokenizer=given).close()
 
 
 @pytest.mark.parametrize("wrong", [object(), "absent/tokenizer.json", Path("absent.gguf"), 5])

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 from rest_store.bench.report import page as report_page
-from rest_store.bench.results import read_results
-from tests.shared.results import quality_result, speed_result
+from rest_store.bench.results import Result, read_results
 from tests.shared.tiny import text_tokenizer
 from tests.shared.traces import page_of, traced
 
@@ -41,7 +40,13 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The addresses of a page of each kind."""
     folder, words = tmp_path_factory.mktemp("pages"), text_tokenizer()
     ids = words(HOSTILE + TEXT, add_special_tokens=False)["input_ids"]
-    results = {"speed": speed_result(), "quality": quality_result()}
+    plain = {"prompts": 7, "speedup": 1.0, "mean_tokens": 1.0, "identical": 1.0}
+    methods = {"plain": plain, "DraftSession": {**plain, "speedup": 1.94, "mean_tokens": 2.5}}
+    speed = {"threads": 2, "families": {"own": methods, "all": methods}}
+    families = {f"family {number} of prompts": 2.5 for number in range(12)}  # a wide table
+    rows = [{"drafting": "session", "nodes": nodes, "M": 3.0, "families": families} for nodes in (16, 64)]
+    replay = {"rows": rows, "reported": 5, "datastores": {"code": 9}}
+    results = {"speed": Result("speed", "speed", {}, speed), "replay": Result("replay", "replay", {}, replay)}
     committed = read_results(ROOT / "benchmarks" / "results")
     pages = {
         "generate": page_of(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +13,6 @@ from click.testing import CliRunner, Result
 from build_index.builder import BuildOptions, BuildSummary, build
 from build_index.cli import build as build_command
 from build_index.corpus_spec import CorpusSpec
-from build_index.staging import kept_shards
 from rest_store.datastore.header import separator_id
 from rest_store.datastore.manifest import Manifest
 from rest_store.datastore.shard import Shard
@@ -91,65 +88,3 @@ def stored_documents(directory: Path) -> list[list[int]]:
 def leftovers(out: Path) -> list[str]:
     """The names of files beside the datastore."""
     return sorted(path.name for path in out.parent.iterdir() if path != out)
-
-
-# --- Builds that are interrupted --------------------------------------------------------------------------------------
-
-_SIGNAL_AT_STEP = """
-import os, sys
-place, after_rename, step = {place!r}, {after_rename}, {step}
-renamed, count = False, 0
-def hook(event, arguments):
-    global renamed, count
-    if event == "build.place":
-        renamed = True
-    elif (event == "open" or event.startswith("os.")) and any(place in str(part) for part in arguments):
-        if renamed or not after_rename:
-            count += 1
-            if count == step:
-                os.kill(os.getpid(), {number})
-sys.addaudithook(hook)
-from build_index import staging
-put_in_place = staging.Staging.put_in_place
-def placing(self):
-    sys.audit("build.place")
-    put_in_place(self)
-staging.Staging.put_in_place = placing
-"""
-
-
-def signal_at_step(directory: Path, number: signal.Signals, step: int, *, after_rename: bool) -> str:
-    """What a build does first, to be ended at an operation on files.
-
-    It sends itself a signal at the n-th time that the interpreter reports an operation on files below `directory` (PEP
-    578); `after_rename`: counted from when the new datastore is put in place.
-    """
-    return _SIGNAL_AT_STEP.format(place=str(directory), number=int(number), after_rename=after_rename, step=step)
-
-
-def require_whole_and_resumable(arguments, out, old, expected):
-    """After a kill: the datastore there is the new one, the old one, or none, and another build makes the new one.
-
-    That resumes, or begins anew where there is nothing to resume. Return the shards that were kept.
-    """
-    assert leftovers(out) in ([], [".ds.building"])
-    files = contents(out)
-    assert files in ([expected] if old is None else [expected, old]) or (not out.exists() and old is None)
-    kept = kept_shards(out)
-    run = build_here(*arguments, "--out", out, "--resume")
-    if run.exit_code:
-        assert "unfinished build is absent" in run.output, run.output
-        assert kept == 0
-        run = build_here(*arguments, "--out", out)
-    assert run.exit_code == 0, run.output
-    assert contents(out) == expected
-    assert leftovers(out) == []
-    return kept
-
-
-def place_of(tmp_path, old):
-    """The place of a datastore, with the old one in it or nothing."""
-    out = tmp_path / "ds"
-    if old is not None:
-        shutil.copytree(old, out)
-    return out, None if old is None else contents(out)

@@ -17,12 +17,14 @@ MESSAGES = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": 
 CHAT = Document(messages=(("user", "Hi"), ("assistant", "Hello")))
 
 
-def write_files(root: Path, files: Mapping[str, bytes | str]) -> None:
-    """Write files by their paths below `root`."""
+def write_files(root: Path, files: Mapping[str, bytes | str]) -> Path:
+    """Write files by their paths below `root`, and return `root`."""
+    root.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return root
 
 
 def read_corpus(path: Path | str, **options: Any) -> tuple[Corpus, list[Document]]:

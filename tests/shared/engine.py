@@ -51,7 +51,6 @@ def plain_output(model: Model, prompt: list[int], most: int, longest: int = 200)
 
 def written_datastore(directory: Path, model: Model) -> str:
     """Make a datastore of what a model writes; return its path."""
-    directory.mkdir()
     texts = [[start, start + 1, *plain_output(model, [start, start + 1], 60)] for start in range(0, 200, 5)]
     return str(write_datastore(directory, Corpus(VOCABULARY, [texts])))
 

@@ -121,7 +121,6 @@ def write_two_datastores(directory: Path) -> list[Path]:
     """Write the datastores "one" and "two", which have different tokenizers."""
     places = [directory / "one", directory / "two"]
     for place, vocabulary_size in zip(places, (300, 301), strict=True):
-        place.mkdir()
         documents = [[number % 7, *range(number % 5, 30)] for number in range(20)]
         write_datastore(place, Corpus(vocabulary_size, [documents]))
     return places

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import signal
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
@@ -208,29 +206,6 @@ class Certificates:
             issue("client", "client@example.org"),
             options(issue("expired", "localhost", "127.0.0.1", not_after=hour_ago)),
         )
-
-
-class Talk:
-    """One stream of a session, asked step by step."""
-
-    def __init__(self, stub: Any) -> None:
-        self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.call = stub.DraftSession(iter(self._requests.get, None), timeout=PATIENCE)
-
-    def ask(self, request: Any) -> Any:
-        """Send a request and wait for its answer."""
-        self._requests.put(request)
-        return next(self.call)
-
-    def close(self) -> None:
-        """End the stream and wait until the service has, too."""
-        self._requests.put(None)
-        assert list(self.call) == []
-
-    def leave(self) -> None:
-        """Let go of a stream that has ended already."""
-        self._requests.put(None)
-        self.call.cancel()
 
 
 def reason_of(error: grpc.RpcError) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 from collections.abc import Callable, Iterator, Sequence
 from concurrent import futures
 from typing import Any, NamedTuple
@@ -11,7 +12,7 @@ import numpy as np
 
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.messages import PREFIX, STREAMS
-from tests.shared.services import PATIENCE, Service, Talk, metrics_of
+from tests.shared.services import PATIENCE, Service, metrics_of
 
 Request = pb.DraftSessionRequest
 
@@ -21,12 +22,31 @@ TEXT = 1500  # most tokens of a text
 CONTEXTS = 64  # most contexts of a request
 
 
-class SessionTalk(Talk):
+class SessionTalk:
     """One session that a service runs, told and asked message by message."""
+
+    def __init__(self, stub: Any) -> None:
+        self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.call = stub.DraftSession(iter(self._requests.get, None), timeout=PATIENCE)
+
+    def ask(self, request: Any) -> Any:
+        """Send a request and wait for its answer."""
+        self._requests.put(request)
+        return next(self.call)
 
     def tell(self, request: Request) -> None:
         """Send a message that asks for nothing."""
         self._requests.put(request)
+
+    def close(self) -> None:
+        """End the stream and wait until the service has, too."""
+        self._requests.put(None)
+        assert list(self.call) == []
+
+    def leave(self) -> None:
+        """Let go of a stream that has ended already."""
+        self._requests.put(None)
+        self.call.cancel()
 
 
 def opening(*tokens: int, nodes: int | None = 8, **fields: Any) -> Request:

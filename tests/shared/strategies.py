@@ -39,6 +39,7 @@ class Corpus:
         return [document for shard in self.shards for document in shard]
 
 
+TWO_SHARDS = Corpus(300, [[[1, 2, 3, 4, 5, 1, 2, 3, 9]], [[7, 8]]])
 ONE_TO_NINE = Corpus(300, [[[1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 3, 7, 7], [5, 6, 1, 2]]])
 
 # Vocabularies of both token widths; their first and last ids are used, so that ids of one to three bytes occur.
@@ -102,6 +103,7 @@ def identity(vocabulary_size: int) -> TokenizerIdentity:
 
 def write_datastore(directory: Path, corpus: Corpus) -> Path:
     """Write the datastore of `corpus` with the writers of `datastore.shard`; small ones are sorted by brute force."""
+    directory.mkdir(parents=True, exist_ok=True)
     records = []
     for place, documents in enumerate(corpus.shards):
         name = f"shard-{place:05d}"
