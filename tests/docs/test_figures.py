@@ -167,6 +167,14 @@ def test_the_table_of_memories_with_other_texts() -> None:
         assert [cell.strip() for cell in cells] == expected
 
 
+def test_what_recordings_made_anew_give() -> None:
+    sessions = [row for row in results("anew_traces")["rows"] if row["drafting"] == "session"]
+    means = {row["nodes"]: f"{row['M']:.2f}" for row in sessions}
+    text = section(BENCHMARKS, "Tokens per forward pass")
+    assert f"From 1 to 128 nodes: {', '.join(means[nodes] for nodes in (1, 2, 4, 8, 16, 32, 64, 128))} (" in text
+    assert f"{means[16]} / {means[64]} with new recordings" in text.replace("\n", " ")
+
+
 def test_the_table_of_vllm() -> None:
     runs = [results("lag_traces")["rows"], results("lag_llama31_8b")["rows"]]
     ways = {"vLLM's n-gram lookup": "n-grams alone", "ahead, a chain of 2 K + 1": "ahead, a chain"}
