@@ -121,7 +121,7 @@ def test_what_cannot_be_read_or_encoded_costs_its_references_alone(
         write([request], 4)
         accepted.append(request.accepted)
         drafter.finish([name])
-    assert accepted[0] == accepted[3] == 0
+    assert accepted[0] == 0 < accepted[2]
     assert flush(memory, None)
     assert totals(drafter, "errors") == {"references": 5}
     assert sum("no drafts (references): MemoryError" in record.getMessage() for record in caplog.records) == 1
