@@ -31,13 +31,16 @@ SERVER: dict[str, Any] = {
     "log_level": "info",
     "max_running_requests": 4,
 }
+# Of two ranks, which SGLang would have talk through NCCL if a library of it is there.
+RANKS = {"SGLANG_CPU_OMP_THREADS_BIND": "0|1", "SGLANG_NCCL_SO_PATH": "/nonexistent"}
 
 
-def environment(settings: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """Return the variables of a process that runs SGLang on a CPU, with settings of drafts."""
+def environment(settings: Mapping[str, Any] | None = None, ranks: int = 1) -> dict[str, str]:
+    """Return the variables of a process that runs SGLang on a CPU, with settings of drafts and one or two ranks."""
     own = {"SGLANG_USE_CPU_ENGINE": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     if settings is not None:
         own["REST_STORE_SGLANG"] = json.dumps(settings)
+    own |= RANKS if ranks > 1 else {}
     return {**os.environ, **own, "PYTHONPATH": f"{ON_CPU}:{ROOT}"}
 
 
@@ -62,7 +65,8 @@ def answers(
     asked.write_text(json.dumps({"server": {**SERVER, **server}, "rounds": rounds}))
     with (place / "log").open("w") as log:
         command = [sys.executable, "-m", "tests.engines.sglang.engine", str(asked), str(answered)]
-        subprocess.run(command, cwd=ROOT, env=environment(settings), stdout=log, stderr=log, check=False)
+        variables = environment(settings, server.get("tp_size", 1))
+        subprocess.run(command, cwd=ROOT, env=variables, stdout=log, stderr=log, check=False)
     assert answered.exists(), (place / "log").read_text()[-3000:]
     read: list[list[dict[str, Any]]] = json.loads(answered.read_text())
     return read

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -101,6 +102,19 @@ def test_right_branches_are_accepted_after_wrong_ones_and_requests_were_put_off(
     log = (drafted[1] / "run" / "log").read_text()
     assert "retract" in log.lower()
     assert "rest-store: no drafts" not in log
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="each rank has a core")
+def test_two_ranks_verify_what_the_first_one_drafts(model: Path, rounds: Any, datastore: Path, tmp_path: Path) -> None:
+    server = {"model_path": str(model), "tp_size": 2}
+    few = [rounds[0][:3]]
+    [plain] = answers(tmp_path / "plain", server, few)
+    settings = {"datastores": [str(datastore)], "remember": str(tmp_path / "memory")}
+    first, again = answers(tmp_path / "drafted", server, few * 2, settings)
+    assert [output(one) for one in first] == [output(one) for one in again] == [output(one) for one in plain]
+    assert all(4 * one["meta_info"]["spec_verify_ct"] < len(output(one)) for one in again if len(output(one)) >= 60)
+    with LiveDatastore.open(tmp_path / "memory", read_only=True) as live:
+        assert live.info().document_count == len(plain), "each output is remembered once"
 
 
 @pytest.fixture
