@@ -392,4 +392,5 @@ def error_text(error: BaseException) -> str:
 
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or the name of its class if it has none."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    lines = [line.strip() for line in (str(error).strip() or type(error).__name__).splitlines()]
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1])

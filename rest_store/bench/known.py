@@ -14,10 +14,11 @@ from rest_store.bench.remembering import (
     logits_of,
     new_live_datastore,
 )
-from rest_store.bench.replay import Outcome, replay
+from rest_store.bench.replay import Outcome, Tokens, replay
 from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.remembering import earlier
 from rest_store.drafting.sources import PromptLookup
 
 # What a live datastore holds of the other recordings while one is replayed.
@@ -56,6 +57,7 @@ def measure_known(
     variants: Iterable[Variant],
     orders: Mapping[str, Order],
     tokenizer: TokenizerIdentity | None,
+    groups: bool = False,
     progress: Callable[[str], object] = lambda line: None,
 ) -> list[dict[str, Any]]:
     """Replay recordings with and without datastores, for each way to remember the others.
@@ -70,6 +72,8 @@ def measure_known(
         variants: how they draft.
         orders: what a live datastore holds meanwhile, by name.
         tokenizer: of the recordings, for a live datastore; None: there are no `orders`.
+        groups: whether to replay also with what is remembered of the same task as references, as with a `group`, beside
+            all that is remembered and instead of it.
         progress: called with a line for each row.
 
     Returns:
@@ -81,18 +85,25 @@ def measure_known(
     rows: list[dict[str, Any]] = []
 
     def replay_one(
-        recording: Recording, known: Sequence[Recording], sources: Sequence[object], variant: Variant
+        recording: Recording,
+        known: Sequence[Recording],
+        sources: Sequence[object],
+        variant: Variant,
+        references: Sequence[Tokens] = (),
     ) -> Outcome:
-        local = [PromptLookup(), *([logits_of(known)] if has_logits else [])]
+        own = [PromptLookup(), *([logits_of(known)] if has_logits else []), *sources]
         _, nodes, batch, chains = variant
-        own = [*local, *sources]
-        return replay([recording], own, calibration, max_nodes=nodes, share_logits=True, batch=batch, chains=chains)
+        options: dict[str, Any] = {"max_nodes": nodes, "batch": batch, "chains": chains, "references": references}
+        return replay([recording], own, calibration, share_logits=True, **options)
 
-    def remembering(order: Order, sources: Sequence[object], variant: Variant) -> Outcome:
+    def remembering(
+        order: Order, sources: Sequence[object], variant: Variant, *, reads_group: bool = False, reads_all: bool = True
+    ) -> Outcome:
         assert tokenizer is not None
         with new_live_datastore(tokenizer) as memory:
+            own = [*sources, memory] if reads_all else sources
             return Outcome.sum_of(
-                replay_one(recording, known, [*sources, memory], variant)
+                replay_one(recording, known, own, variant, earlier(memory, recording.key, _fail) if reads_group else ())
                 for recording, known in order(recordings, memory)
                 if id(recording) in reported_ids
             )
@@ -120,4 +131,13 @@ def measure_known(
                 add(with_stores, LOGITS, variant, with_logits_of_others(sources, variant))
             for name, order in orders.items():
                 add(with_stores, name, variant, remembering(order, sources, variant))
+                if groups:
+                    outcome = remembering(order, sources, variant, reads_group=True)
+                    add(with_stores, f"{name}, the same task first", variant, outcome)
+                    outcome = remembering(order, sources, variant, reads_group=True, reads_all=False)
+                    add(with_stores, f"{name}, the same task alone", variant, outcome)
     return rows
+
+
+def _fail(error: Exception) -> None:
+    raise error

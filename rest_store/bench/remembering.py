@@ -14,6 +14,7 @@ import numpy as np
 from rest_store.bench.recordings import Recording
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.drafting.output_document import OutputDocument
+from rest_store.drafting.remembering import add_to
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import RecycledLogits
 
@@ -79,11 +80,11 @@ def holding(others: Sequence[Recording]) -> Order:
 
 
 def add_outputs(live: LiveDatastore, numbers: Iterable[int], recordings: Sequence[Recording]) -> None:
-    """Add the recordings of these numbers to `live`, as generation remembers them."""
-    documents = {}
+    """Add the recordings of these numbers to `live`, as generation remembers them; those of a task are a group."""
+    documents = []
     for number in numbers:
         recording = recordings[number]
-        document = OutputDocument.of(recording.prompt.tolist(), recording.output.tolist())
+        document = OutputDocument.of(recording.prompt.tolist(), recording.output.tolist(), recording.key)
         if document is not None:
-            documents[str(number)] = document.tokens
-    live.add(list(documents.values()), list(documents))
+            documents.append(document._replace(id=str(number)))
+    add_to(live, documents)

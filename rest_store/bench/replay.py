@@ -285,6 +285,7 @@ def replay(
     share_logits: bool = False,
     batch: Batch | None = None,
     chains: bool = False,
+    references: Sequence[Tokens] = (),
     record: list[tuple[bytes, bytes, bytes]] | None = None,
     times: list[float] | None = None,
 ) -> Outcome:
@@ -300,6 +301,7 @@ def replay(
         share_logits: whether all sessions share the `RecycledLogits` among the sources, as those of one program do.
         batch: as `walk`.
         chains: whether drafts are chains.
+        references: of each session.
         record: the data for `Calibration.fit` is appended, if given.
         times: as `walk`.
     """
@@ -307,7 +309,7 @@ def replay(
     @contextmanager
     def opening(prompt: Tokens) -> Iterator[Drafter]:
         own = sources if share_logits else fresh(sources)
-        with DraftSession(own, prompt, calibration=calibration, learn=learn) as session:
+        with DraftSession(own, prompt, calibration=calibration, learn=learn, references=references) as session:
             session.sources.native.record(record is not None)
             yield Chains(session) if chains else session
             if record is not None:

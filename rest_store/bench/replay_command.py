@@ -49,6 +49,11 @@ _REST_NODES, _LOOKUP_NODES = 24, 10  # of the two rules
 @click.option("--no-ablations", is_flag=True, help="Leave out the rows with each source alone or left out.")
 @click.option("--memory", is_flag=True, help="Replay also while a live datastore remembers the other recordings.")
 @remember_option
+@click.option(
+    "--groups",
+    is_flag=True,
+    help="With --memory or --remember, also search what is remembered of the same task ahead of the rest, and alone.",
+)
 @cost_model_options
 @result_options
 def replay_command(
@@ -61,6 +66,7 @@ def replay_command(
     no_ablations: bool,
     memory: bool,
     remember: tuple[Path, ...],
+    groups: bool,
     cost_model: Path | None,
     batches: tuple[int, ...],
     drafting_us: float | None,
@@ -129,9 +135,8 @@ def replay_command(
             "beside": beside,
         }
     if orders or model is not None:
-        results["known"] = measure_known(
-            chosen, reported, stores, used, variants=variants, orders=orders, tokenizer=identity, progress=click.echo
-        )
+        how: dict[str, Any] = {"variants": variants, "orders": orders, "tokenizer": identity, "groups": groups}
+        results["known"] = measure_known(chosen, reported, stores, used, **how, progress=click.echo)
     write_result(out, "replay", click.get_current_context().params, ("numpy", "rest-store"), results)
 
 

@@ -85,7 +85,7 @@ class Calibration:
         try:
             content = Path(path).read_bytes()
         except OSError as error:
-            raise CalibrationError(describe(path, "calibration", error.strerror, "a readable file")) from error
+            raise CalibrationError(describe(path, "calibration", f"unreadable ({error.strerror})", "a file")) from error
         return cls(*_arguments(content, path))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -111,7 +111,9 @@ class Calibration:
             temporary.write_bytes(_FIRST_LINE + json.dumps(head, sort_keys=True).encode() + b"\n" + trees)
             temporary.replace(place)
         except OSError as error:
-            raise CalibrationError(describe(place, "calibration", error.strerror, "a writable place")) from error
+            raise CalibrationError(
+                describe(place, "calibration", f"not written ({error.strerror})", "a writable place")
+            ) from error
         finally:
             temporary.unlink(missing_ok=True)
 

@@ -83,3 +83,16 @@ def test_files_are_remembered_one_beside_the_other_but_never_what_is_replayed(fo
     assert list(figures) == ["nothing", "recordings.jsonl", "recordings.jsonl and fresh.jsonl"]
     assert figures["recordings.jsonl"] < 1.1 * figures["nothing"], "another text"
     assert 1.5 < figures["recordings.jsonl and fresh.jsonl"] < 4, "half of the text, and not the replayed recording"
+
+
+def test_what_is_remembered_of_the_same_task_is_searched_first_and_alone(folder: Path) -> None:
+    text, replayed, known = list(range(20, 60)), folder / "replayed.jsonl", folder / "known.jsonl"
+    replayed.write_text(json.dumps({"prompt": [1], "output": text, "set": "a", "id": "x"}) + "\n")
+    others = [{"prompt": [2], "output": list(range(60, 90)), "set": "a", "id": f"y{number}"} for number in range(9)]
+    same = {"prompt": [3], "output": text, "set": "a", "id": "x", "run": 1}
+    known.write_text("".join(json.dumps(row) + "\n" for row in (*others, same)))
+    rows = bench_replay(folder, "--recordings", replayed, "--remember", known, "--groups")
+    figures = {row["remembered"]: row["M"] for row in rows if not row["datastores"]}
+    first, alone = (f"known.jsonl, the same task {which}" for which in ("first", "alone"))
+    assert list(figures) == ["nothing", "known.jsonl", first, alone]
+    assert figures[first] >= figures[alone] > 1.5 * figures["nothing"]

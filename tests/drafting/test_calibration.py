@@ -193,7 +193,7 @@ def test_bad_files_are_refused_by_what_is_wrong(tmp_path: Path) -> None:
     content = (tmp_path / "good").read_bytes()
     head = content.split(b"\n")[0] + b"\n"
     cases = {
-        "calibration is No such file": None,
+        "calibration is unreadable (No such file or directory), expected a file": None,
         "content is something else": b"",
         "header is damaged, expected one line of JSON": content[:40],
         "header is damaged,": head + b"[" * 100_000,
@@ -214,6 +214,6 @@ def test_bad_files_are_refused_by_what_is_wrong(tmp_path: Path) -> None:
             path.write_bytes(bad)
         refused(CalibrationError, lambda path=path: Calibration.load(path), fragment)  # type: ignore[misc]
     for place in (tmp_path, tmp_path / ("x" * 300)):
-        refused(CalibrationError, lambda place=place: Calibration.load(place), "a readable file")  # type: ignore[misc]
+        refused(CalibrationError, lambda place=place: Calibration.load(place), "calibration is unreadable")  # type: ignore[misc]
     for place in (tmp_path / "no" / "where", tmp_path / ("x" * 300), "", "."):
         refused(CalibrationError, lambda place=place: Calibration.default().save(place), "writable")  # type: ignore[misc]
