@@ -236,6 +236,24 @@ class IntegerTrees {
     for (std::size_t i = 0; i < groups; ++i) _mm512_store_si512(sums + i * kLanes, out[i]);
   }
 
+  // What split() does, which compilers make of it with half the speed.
+  template <std::size_t groups>
+  REST_STORE_AVX2 void split_avx2(const float* columns, std::uint8_t* greater) const {
+    std::size_t split = 0;
+    for (const Column& column : columns_)
+      for (; split < column.end; ++split)
+        for (std::size_t i = 0; i < groups; ++i, greater += kLanes) {
+          const float* values = columns + column.feature * kColumn + i * kLanes;
+          const __m256 threshold = _mm256_set1_ps(thresholds_[split]);
+          const __m256 first = _mm256_cmp_ps(_mm256_loadu_ps(values), threshold, _CMP_GT_OQ);
+          const __m256 second = _mm256_cmp_ps(_mm256_loadu_ps(values + 8), threshold, _CMP_GT_OQ);
+          const __m256i words = _mm256_permute4x64_epi64(
+              _mm256_packs_epi32(_mm256_castps_si256(first), _mm256_castps_si256(second)), _MM_SHUFFLE(3, 1, 2, 0));
+          _mm_store_si128(reinterpret_cast<__m128i*>(greater),
+                          _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+        }
+  }
+
   // 16 bytes of a split, twice.
   REST_STORE_AVX2 static __m256i load_twice(const std::uint8_t* at) {
     return _mm256_broadcastsi128_si256(_mm_load_si128(reinterpret_cast<const __m128i*>(at)));
@@ -245,7 +263,7 @@ class IntegerTrees {
   // four such sets. The sums of a block fit into 16 bits.
   template <std::size_t groups>
   REST_STORE_AVX2 void add_up_avx2(const float* columns, std::uint8_t* greater, std::int32_t* sums) const {
-    split<groups>(columns, greater);
+    split_avx2<groups>(columns, greater);
     std::fill_n(sums, groups * kLanes, 0);
     std::size_t tree = 0;
     for (const std::size_t end : blocks_) {
