@@ -145,26 +145,30 @@ def test_the_table_of_peers() -> None:
 
 
 def test_the_table_of_memories_with_other_texts() -> None:
-    files = {"agents": "remember_agents_chats", "C++ headers": "remember_agents_headers"}
-    files["Llama's outputs"] = "remember_llama31_8b"
     lines = [
-        line.strip("|").split("|")
+        [cell.strip() for cell in line.strip("|").split("|")]
         for line in section(BENCHMARKS, "Agents").splitlines()
         if re.search(r"\| \d\.\d\d, ", line)
     ]
-    assert len(lines) == 3
-    for replayed, also, *cells in ([cell.strip() for cell in line] for line in lines):
-        known = results(files.get(also, files[replayed]))["known"]
+    assert len(lines) == 6
+    for replayed, also, *cells in lines:
+        which = "agents_chats" if "agents" in replayed else "llama31_8b"
+        other = next((f"agents_{name}" for name in ("headers", "outdated") if name in also), which)
+        group = ", the same task first" if "same task" in replayed else ""
+        alone, both = (
+            {
+                (row["datastores"], row["nodes"], " and " in row["remembered"]): row["M"]
+                for row in results(f"remember_{name}")["known"]
+                if row["remembered"].endswith(group or ".jsonl")
+            }
+            for name in (which, other)
+        )
         expected = [
-            ", ".join(
-                f"{row['M']:.2f}"
-                for row in known
-                if (row["nodes"], row["datastores"]) == (nodes, stores) and row["remembered"] != "nothing"
-            )
+            f"{alone[stores, nodes, False]:.2f}, {both[stores, nodes, True]:.2f}"
             for stores in (False, True)
             for nodes in (16, 48)
         ]
-        assert [cell.strip() for cell in cells] == expected
+        assert cells == expected
 
 
 def test_what_recordings_made_anew_give() -> None:
