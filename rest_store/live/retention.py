@@ -107,11 +107,17 @@ class Limits:
         """Return how much a namespace keeps."""
         return self._own.get(namespace, self._default)
 
-    def kept(self, segments: Sequence[Segment], clock: Clock) -> list[Segment]:
-        """Return `segments` without those that are too old, and without the first of those that are too much."""
+    def kept(self, segments: Sequence[Segment], clock: Clock, namespace: str | None = None) -> list[Segment]:
+        """Return `segments` without those of a namespace that are too old, and the first of those that are too much.
+
+        Without a `namespace` those of all.
+        """
         kept = []
         totals: Counter[str] = Counter()
         for segment in reversed(segments):
+            if namespace is not None and segment.namespace != namespace:
+                kept.append(segment)
+                continue
             retention = self.of(segment.namespace)
             if retention.max_age is not None and clock.age(segment.oldest) >= retention.max_age:
                 continue

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -48,12 +47,11 @@ class Segments:
 
     def set(self, segments: Sequence[Segment], newest: int) -> None:
         """Have queries read `segments`, all that there are after change number `newest`, from now on."""
-        snapshots: dict[str, Snapshot] = {}
-        for namespace, some in by_namespace(segments).items():
-            views = [segment.view for segment in some]
-            present = self._snapshots.get(namespace, self._nothing)
-            is_same = len(views) == len(present.views) and all(map(operator.is_, views, present.views))
-            snapshots[namespace] = present if is_same else Snapshot.of(views, self.vocabulary_size)
+        # There may be thousands of namespaces that stay as they are.
+        changed = {segment.namespace for segment in {*segments}.symmetric_difference(self.all)}
+        snapshots = {name: snapshot for name, snapshot in self._snapshots.items() if name not in changed}
+        for namespace, some in by_namespace(one for one in segments if one.namespace in changed).items():
+            snapshots[namespace] = Snapshot.of([segment.view for segment in some], self.vocabulary_size)
         with self._changed:
             self.all, self._snapshots, self.newest = tuple(segments), snapshots, newest
             self._changed.notify_all()

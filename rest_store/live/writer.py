@@ -349,7 +349,7 @@ class Writer:
             deleted: whether these were to be deleted.
             upstream: changes of the upstream, instead of others.
         """
-        present = self._kept(segments)
+        present = self._kept(segments, added[0].namespace if added else None)  # there may be thousands of others
         records = [segment.record for segment in present if segment.record is not None]
         new, obsolete = set(records) - set(self._records), set(self._records) - set(records)
         try:
@@ -382,9 +382,9 @@ class Writer:
         """Return a segment in files."""
         return segment if segment.record else write_segment(segment, self._directory, self._vocabulary_size)
 
-    def _kept(self, segments: Sequence[Segment]) -> list[Segment]:
-        """Return what is neither too old nor too much; a replica keeps what the upstream keeps."""
-        return list(segments) if self._location else self.limits.kept(segments, self._clock)
+    def _kept(self, segments: Sequence[Segment], namespace: str | None = None) -> list[Segment]:
+        """Return what is neither too old nor too much, as `Limits.kept`; a replica keeps what the upstream keeps."""
+        return list(segments) if self._location else self.limits.kept(segments, self._clock, namespace)
 
     def _remove_files(self, names: Iterable[str]) -> None:
         """Remove files of segments that are not stored; those that cannot be removed stay until the next opening."""
