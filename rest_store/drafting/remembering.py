@@ -153,7 +153,7 @@ def earlier(target: object, group: str, failed: Callable[[Exception], object]) -
     if not group or not callable(documents):
         return []
     try:
-        return references_of([document.tokens for document in deque(documents(group=group), _MOST_EARLIER)])
+        return references_of([document.tokens for document in documents(group=group, latest=_MOST_EARLIER)])
     except Exception as error:
         failed(error)
         return []

@@ -140,10 +140,15 @@ class Documents(Database):
         self, first: int = 1, last: int = 2**62, *, namespace: str = "", group: str | None = None
     ) -> Iterator[Document]:
         """Yield the documents `first .. last` of a namespace, and of a group if it is given, in their order."""
-        where, arguments = "namespace = ? AND number BETWEEN ? AND ?", (namespace, first, last)
-        if group:
-            return self._read(f'{where} AND "group" = ?', *arguments, group)
-        return self._read(where, *arguments)
+        where, arguments = _those_of(namespace, group)
+        return self._read(f"{where} AND number BETWEEN ? AND ?", *arguments, first, last)
+
+    def first_of_latest(self, count: int, *, namespace: str, group: str) -> int:
+        """Return the number of the first of the `count` newest documents of a namespace, or of a group of it."""
+        where, arguments = _those_of(namespace, group)
+        query = f"SELECT number FROM documents WHERE {where} ORDER BY number DESC LIMIT 1 OFFSET ?"
+        rows = self._rows(query, *arguments, max(0, count - 1))
+        return int(rows[0][0]) if rows else 1
 
     def _read(self, where: str, *arguments: object) -> Iterator[Document]:
         with self._named_errors("read"):
@@ -318,3 +323,10 @@ def _is_record(row: Sequence[object]) -> bool:
     numbers = isinstance(first, int) and isinstance(last, int) and first <= last
     named = isinstance(name, str) and _SEGMENT_NAME.fullmatch(name) is not None and isinstance(namespace, str)
     return named and numbers and is_time(oldest) and is_time(newest) and isinstance(sha256, bytes)
+
+
+def _those_of(namespace: str, group: str | None) -> tuple[str, tuple[str, ...]]:
+    """Return the condition for documents of a namespace, and of a group if it is given, and what it is about."""
+    if not group:
+        return "namespace = ?", (namespace,)
+    return 'namespace = ? AND "group" = ? AND "group" != \'\'', (namespace, group)  # the latter as the index has it

@@ -292,8 +292,15 @@ class LiveDatastore(Store):
         name = label("limit", "a namespace", namespace)
         self._writer().limit(name, Retention.checked(max_tokens, max_age, max_epochs))
 
-    def documents(self, *, namespace: str = "", group: str | None = None) -> Iterator[StoredDocument]:
+    def documents(
+        self, *, namespace: str = "", group: str | None = None, latest: int | None = None
+    ) -> Iterator[StoredDocument]:
         """Yield the stored documents of a namespace, or of a group of it, in the order of their addition.
+
+        Args:
+            namespace: of the documents.
+            group: of the documents; None: of any, or none.
+            latest: how many, the last ones; None: all.
 
         Raises:
             DocumentError: that is no namespace, or no group.
@@ -304,7 +311,7 @@ class LiveDatastore(Store):
         name, part = label("documents", "a namespace", namespace), label("documents", "a group", group or "")
         width = token_width(self.vocabulary_size)
         with closing(Documents(self._location, read_only=True)) as stored:
-            first = 1
+            first = 1 if latest is None else stored.first_of_latest(latest, namespace=name, group=part)
             while some := list(islice(stored.read(first, namespace=name, group=part), _AT_ONCE)):
                 for document in some:  # no statement is open meanwhile: it would keep older states in the log
                     tokens = decode_symbols(np.frombuffer(document.symbols, np.uint8), width)

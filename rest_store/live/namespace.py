@@ -54,9 +54,9 @@ class Namespace(Store):
         """The segments that queries read from now on."""
         return self.live.snapshot_of(self.name)
 
-    def documents(self, *, group: str | None = None) -> Iterator[StoredDocument]:
+    def documents(self, *, group: str | None = None, latest: int | None = None) -> Iterator[StoredDocument]:
         """Yield the documents of this namespace, as `LiveDatastore.documents`."""
-        return self.live.documents(namespace=self.name, group=group)
+        return self.live.documents(namespace=self.name, group=group, latest=latest)
 
     def close(self) -> None:
         """Do nothing: the datastore stays open for its other namespaces."""

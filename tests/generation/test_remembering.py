@@ -141,7 +141,7 @@ def test_a_group_that_cannot_be_read_costs_its_documents_alone(
         def add(self, documents: Sequence[IntSequence], ids: Sequence[str] = (), **labels: Any) -> None:
             self.ids += ids
 
-        def documents(self, *, group: str) -> Iterator[Any]:
+        def documents(self, *, group: str, latest: int) -> Iterator[Any]:
             raise StorageError(f"{group} cannot be read")
 
     monkeypatch.setattr(comparison, "MOST_SECONDS", 0.0)

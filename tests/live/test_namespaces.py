@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import rest_store
 from rest_store.errors import DatastoreClosedError, DocumentError, LimitError
 from rest_store.live.check import check_live
+from rest_store.live.documents import Documents
 from rest_store.live.export import export
 from rest_store.live.live_datastore import LiveDatastore
 from tests.shared.live import SECRET, SECRET_BYTES, file_bytes, new_live
@@ -60,6 +62,23 @@ def test_groups_and_epochs_are_kept(live: LiveDatastore) -> None:
     assert kept == [([1, 2], "first", 1), ([1, 3], "first", 1), ([1, 4], "second", 2)]
     assert [document.tokens.tolist() for document in live.documents(namespace="one", group="first")] == [[1, 2], [1, 3]]
     assert [document.tokens.tolist() for document in live.documents(group="first")] == [[1, 5]]
+    for latest, tokens in ((1, [[1, 3]]), (2, [[1, 2], [1, 3]]), (9, [[1, 2], [1, 3]])):
+        assert [document.tokens.tolist() for document in one.documents(group="first", latest=latest)] == tokens
+    assert [document.tokens.tolist() for document in one.documents(latest=2)] == [[1, 3], [1, 4]]
+
+
+def test_documents_of_a_group_are_found_without_reading_others(live: LiveDatastore) -> None:
+    live.add([[1, 2]], group="first")
+    statements: list[str] = []
+    with closing(Documents(live.path, read_only=True)) as stored:
+        stored._database.set_trace_callback(statements.append)
+        assert stored.first_of_latest(1, namespace="", group="first") == 1
+        assert len(list(stored.read(group="first"))) == 1
+        stored._database.set_trace_callback(None)
+        for statement in statements:
+            [(*_, plan)] = stored._database.execute(f"EXPLAIN QUERY PLAN {statement}")
+            assert "in_group (namespace=? AND group=?" in plan
+    assert len(statements) == 2
 
 
 def test_documents_are_read_while_others_come_and_go(live: LiveDatastore) -> None:
