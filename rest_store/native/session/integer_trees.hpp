@@ -14,7 +14,7 @@
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
 #define REST_STORE_AVX2 __attribute__((target("avx2")))
-#define REST_STORE_AVX512 __attribute__((target("avx2,avx512f,avx512bw,avx512vl,prefer-vector-width=512")))
+#define REST_STORE_AVX512 __attribute__((target("avx2,avx512f,avx512bw,avx512vl")))
 #endif
 
 namespace rest_store {
@@ -163,9 +163,9 @@ class IntegerTrees {
     add_up_portable<groups>(columns, greater, sums);
   }
 
-  // Inlined, so that it is compiled for the instructions of each caller.
+  // Compare each column with its thresholds. By hand for each kind of registers: compilers make it half as fast.
   template <std::size_t groups>
-  [[gnu::always_inline]] void split(const float* columns, std::uint8_t* greater) const {
+  void split_portable(const float* columns, std::uint8_t* greater) const {
     std::size_t split = 0;
     for (const Column& column : columns_) {
       std::array<float, groups * kLanes> values;
@@ -180,7 +180,7 @@ class IntegerTrees {
 
   template <std::size_t groups>
   void add_up_portable(const float* columns, std::uint8_t* greater, std::int32_t* sums) const {
-    split<groups>(columns, greater);
+    split_portable<groups>(columns, greater);
     std::array<std::int32_t, groups * kLanes> out{};
     for (std::size_t tree = 0; tree < leaves_.size(); ++tree)
       for (std::size_t row = 0; row < groups * kLanes; row += 8) {  // a byte of a word for each of eight
@@ -198,6 +198,21 @@ class IntegerTrees {
 #ifdef REST_STORE_AVX2
   static_assert(kLanes == 16 && kGbdtDepth == 6);
 
+  template <std::size_t groups>
+  REST_STORE_AVX512 void split_avx512(const float* columns, std::uint8_t* greater) const {
+    std::size_t split = 0;
+    for (const Column& column : columns_) {
+      __m512 values[groups];
+      for (std::size_t i = 0; i < groups; ++i)
+        values[i] = _mm512_loadu_ps(columns + column.feature * kColumn + i * kLanes);
+      for (; split < column.end; ++split)
+        for (std::size_t i = 0; i < groups; ++i, greater += kLanes) {
+          const __mmask16 mask = _mm512_cmp_ps_mask(values[i], _mm512_set1_ps(thresholds_[split]), _CMP_GT_OQ);
+          _mm_store_si128(reinterpret_cast<__m128i*>(greater), _mm_movm_epi8(mask));
+        }
+    }
+  }
+
   // What is read of a split, in the lower bytes.
   template <std::size_t groups>
   REST_STORE_AVX512 static __m256i load_avx512(const std::uint8_t* at) {
@@ -209,7 +224,7 @@ class IntegerTrees {
   // into 16 bits.
   template <std::size_t groups>
   REST_STORE_AVX512 void add_up_avx512(const float* columns, std::uint8_t* greater, std::int32_t* sums) const {
-    split<groups>(columns, greater);
+    split_avx512<groups>(columns, greater);
     __m512i out[groups];
     for (__m512i& sum : out) sum = _mm512_setzero_si512();
     std::size_t tree = 0;
@@ -236,7 +251,6 @@ class IntegerTrees {
     for (std::size_t i = 0; i < groups; ++i) _mm512_store_si512(sums + i * kLanes, out[i]);
   }
 
-  // What split() does, which compilers make of it with half the speed.
   template <std::size_t groups>
   REST_STORE_AVX2 void split_avx2(const float* columns, std::uint8_t* greater) const {
     std::size_t split = 0;
