@@ -28,9 +28,9 @@ class NativeCalibration {
   // Empty `live`: there are none for live stores.
   NativeCalibration(const nanobind::bytes& frozen, const nanobind::bytes& live)
       : trees_(std::make_shared<CalibrationTrees>(
-            frozen, live,
-            FittedTrees{IntegerTrees(gbdt_of(frozen)),
-                        live.size() == 0 ? IntegerTrees() : IntegerTrees(gbdt_of(live))})) {}
+            CalibrationTrees{frozen, live,
+                             FittedTrees{IntegerTrees(gbdt_of(frozen)),
+                                         live.size() == 0 ? IntegerTrees() : IntegerTrees(gbdt_of(live))}})) {}
   // A copy, which shares the trees and learns on its own.
   NativeCalibration(const NativeCalibration& other) : trees_(other.trees_), online_(other.online_now()) {}
   NativeCalibration& operator=(const NativeCalibration&) = delete;
