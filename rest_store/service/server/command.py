@@ -197,7 +197,7 @@ def _spare_a_thread() -> None:
     gRPC reads the variable as it is imported, so this comes before.
     """
     with suppress(PackageNotFoundError):
-        if tuple(map(int, version("grpcio").split(".")[:2])) >= (1, 80):  # older ones may not know the name
+        if (1, 80) <= tuple(map(int, version("grpcio").split(".")[:2])) < (1, 83):  # others may not know the name
             os.environ.setdefault("GRPC_EXPERIMENTS", "-event_engine_poller_for_python")
 
 
