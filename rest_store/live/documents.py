@@ -147,7 +147,7 @@ class Documents(Database):
         """Return the number of the first of the `count` newest documents of a namespace, or of a group of it."""
         where, arguments = _those_of(namespace, group)
         query = f"SELECT number FROM documents WHERE {where} ORDER BY number DESC LIMIT 1 OFFSET ?"
-        rows = self._rows(query, *arguments, max(0, count - 1))
+        rows = self._rows(query, *arguments, count - 1)
         return int(rows[0][0]) if rows else 1
 
     def _read(self, where: str, *arguments: object) -> Iterator[Document]:

@@ -21,7 +21,7 @@ from rest_store.datastore.render import counted
 from rest_store.datastore.shard import decode_symbols
 from rest_store.datastore.store import Snapshot, Store
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
-from rest_store.datastore.validation import IntSequence, document_ids, label
+from rest_store.datastore.validation import IntSequence, document_ids, label, limit
 from rest_store.errors import (
     DatastoreClosedError,
     LimitError,
@@ -300,10 +300,11 @@ class LiveDatastore(Store):
         Args:
             namespace: of the documents.
             group: of the documents; None: of any, or none.
-            latest: how many, the last ones; None: all.
+            latest: how many, the newest ones; None: all.
 
         Raises:
             DocumentError: that is no namespace, or no group.
+            LimitError: `latest` is not positive.
             StorageError: they cannot be read.
             DatastoreClosedError: after `close`.
         """
@@ -311,7 +312,10 @@ class LiveDatastore(Store):
         name, part = label("documents", "a namespace", namespace), label("documents", "a group", group or "")
         width = token_width(self.vocabulary_size)
         with closing(Documents(self._location, read_only=True)) as stored:
-            first = 1 if latest is None else stored.first_of_latest(latest, namespace=name, group=part)
+            first = 1
+            if latest is not None:
+                count = limit("latest", latest, 2**62, where="documents")
+                first = stored.first_of_latest(count, namespace=name, group=part)
             while some := list(islice(stored.read(first, namespace=name, group=part), _AT_ONCE)):
                 for document in some:  # no statement is open meanwhile: it would keep older states in the log
                     tokens = decode_symbols(np.frombuffer(document.symbols, np.uint8), width)

@@ -65,6 +65,7 @@ def test_groups_and_epochs_are_kept(live: LiveDatastore) -> None:
     for latest, tokens in ((1, [[1, 3]]), (2, [[1, 2], [1, 3]]), (9, [[1, 2], [1, 3]])):
         assert [document.tokens.tolist() for document in one.documents(group="first", latest=latest)] == tokens
     assert [document.tokens.tolist() for document in one.documents(latest=2)] == [[1, 3], [1, 4]]
+    refused(LimitError, lambda: list(one.documents(latest=0)), "latest is 0")
 
 
 def test_documents_of_a_group_are_found_without_reading_others(live: LiveDatastore) -> None:

@@ -123,6 +123,7 @@ def test_a_directory_that_holds_no_tokenizer_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     message = refused(TokenizerLoadError, lambda: load_tokenizer(tmp_path), "tokenizer is refused by transformers")
     assert "\n" not in message
+    assert ": )" not in message, "a line that announces the next one comes with it"
 
 
 @pytest.mark.parametrize(("content", "found"), [("{", "not JSON"), ("[]", "a list")])
