@@ -100,7 +100,7 @@ def batches(walks: Sequence[Walk], stores: Sequence[object]) -> dict[str, Any]:
 def steps_of_batch(walks: Sequence[Walk], stores: Sequence[object]) -> Iterator[tuple[float, float]]:
     """Yield the seconds of `draft_all` and of `accept_all`, step by step, without the first step."""
     calibration, sources = Calibration.default(), sources_with(stores)
-    places = [walk.start for walk in walks]
+    positions = [walk.start for walk in walks]
     sessions = [DraftSession(sources, walk.text[: walk.start], calibration=calibration) for walk in walks]
     for step in range(1 + STEPS):
         began = time.perf_counter()
@@ -108,9 +108,9 @@ def steps_of_batch(walks: Sequence[Walk], stores: Sequence[object]) -> Iterator[
         drafted = time.perf_counter()
         tokens = []
         for i, (walk, chain) in enumerate(zip(walks, chains, strict=True)):
-            end = walk.end_of(places[i], chain.longest_path(walk.text[places[i] :]))
-            tokens.append(walk.text[min(places[i], end - 1) : end])
-            places[i] = end
+            end = walk.end_of(positions[i], chain.longest_path(walk.text[positions[i] :]))
+            tokens.append(walk.text[min(positions[i], end - 1) : end])
+            positions[i] = end
         accepting = time.perf_counter()
         accept_all(sessions, tokens)
         if step:

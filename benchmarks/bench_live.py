@@ -89,7 +89,7 @@ class Source:
         self.random = np.random.default_rng(0)
 
     def documents(self, count: int, size: int = SIZE) -> list[npt.NDArray[np.int32]]:
-        """Return pieces from random places."""
+        """Return pieces from random positions."""
         starts = self.random.integers(0, self.tokens.size - size, count)
         return [self.tokens[start : start + size] for start in starts]
 
@@ -121,11 +121,11 @@ def main(
     results: dict[str, Any] = {"document": SIZE, "tokens": tokens}
     gc.disable()
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
+        parent = Path(folder)
         measures: dict[str, Callable[[], dict[str, Any]]] = {
-            "add": lambda: show("add", measure_adding(source, place, 200 * rounds)),
-            "queries": lambda: measure_queries(source, place, tokens, rounds),
-            "fleet": lambda: show("fleet", measure_fleet(source, place, tokens, 20 * rounds)),
+            "add": lambda: show("add", measure_adding(source, parent, 200 * rounds)),
+            "queries": lambda: measure_queries(source, parent, tokens, rounds),
+            "fleet": lambda: show("fleet", measure_fleet(source, parent, tokens, 20 * rounds)),
         }
         results |= {part: measures[part]() for part in parts}
     write_result(out, "live_datastore", click.get_current_context().params, ("numpy", "pydivsufsort"), results)
@@ -136,9 +136,9 @@ def show(name: str, figures: dict[str, Any]) -> dict[str, Any]:
     return figures
 
 
-def measure_adding(source: Source, place: Path, count: int) -> dict[str, float]:
+def measure_adding(source: Source, parent: Path, count: int) -> dict[str, float]:
     """Add documents one by one to a datastore of a million tokens; microseconds."""
-    database = sqlite3.connect(place / "bare.sqlite", isolation_level=None)
+    database = sqlite3.connect(parent / "bare.sqlite", isolation_level=None)
     for setting in ("journal_mode=WAL", "synchronous=FULL", "wal_autocheckpoint=0"):
         database.execute(f"PRAGMA {setting}")
     database.execute("CREATE TABLE documents (number INTEGER PRIMARY KEY, symbols BLOB)")
@@ -149,7 +149,7 @@ def measure_adding(source: Source, place: Path, count: int) -> dict[str, float]:
         database.execute("COMMIT")
 
     added, bare = [], []
-    with LiveDatastore.open(place / "add", tokenizer=source.tokenizer) as live:
+    with LiveDatastore.open(parent / "add", tokenizer=source.tokenizer) as live:
         live.add(source.documents(2_000))
         for _ in range(count // 20):
             some = source.documents(20)
@@ -190,17 +190,17 @@ def steps(nodes: int) -> Asking:
 QUERIES = {"draft of 16": drafts(16), "draft of 64": drafts(64), "step of 16": steps(16), "step of 64": steps(64)}
 
 
-def measure_queries(source: Source, place: Path, tokens: int, rounds: int) -> dict[str, Any]:
+def measure_queries(source: Source, parent: Path, tokens: int, rounds: int) -> dict[str, Any]:
     """Time queries of a live datastore while it grows, in turns with those of the frozen one that it was before."""
     # No context comes again: a frozen datastore would answer from its cache of trees.
     warm_up, *turns = [source.contexts(TURN) for _ in range(1 + rounds)]
     results: dict[str, Any] = {}
     for name, ask in QUERIES.items():
-        directory = place / name
+        directory = parent / name
         with LiveDatastore.open(directory, tokenizer=source.tokenizer) as live:
             live.add(source.documents(tokens // SIZE))
             live.compact()
-            frozen = export(live, place / f"{name} frozen")
+            frozen = export(live, parent / f"{name} frozen")
             ask(frozen, warm_up)
             alone = [time for turn in turns for time in ask(frozen, turn)]
             with growing(live, source):
@@ -245,29 +245,29 @@ def growing(live: LiveDatastore, source: Source) -> Iterator[None]:
         thread.join()
 
 
-def measure_fleet(source: Source, place: Path, tokens: int, additions: int) -> dict[str, float]:
+def measure_fleet(source: Source, parent: Path, tokens: int, additions: int) -> dict[str, float]:
     """Follow a service that has `tokens` tokens: documents one by one, all of them, and many at full speed."""
-    directory = place / "served"
+    directory = parent / "served"
     with LiveDatastore.open(directory, tokenizer=source.tokenizer) as live:
         live.add(source.documents(tokens // SIZE))
         live.compact()
-    shutil.copytree(directory, place / "local")
+    shutil.copytree(directory, parent / "local")
     command = [sys.executable, "-m", "rest_store", "serve", "--live", f"chat={directory}", "--listen", "127.0.0.1:0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
         assert service.stdout is not None
         location = service.stdout.readline().split()[-1] + "/chat"
         try:
             began = time.perf_counter()
-            with LiveDatastore.open(location, cache=place / "one") as one:
+            with LiveDatastore.open(location, cache=parent / "one") as one:
                 while one.info().token_count < tokens // SIZE * SIZE:
                     one.wait_for_change(one.newest_change, 1.0)
                 complete = time.perf_counter() - began
-                asked = measure_steps(source, place, one, location, service)
-                with LiveDatastore.open(location, cache=place / "two") as two:
+                asked = measure_steps(source, parent, one, location, service)
+                with LiveDatastore.open(location, cache=parent / "two") as two:
                     while two.newest_change < one.newest_change:
                         two.wait_for_change(two.newest_change, 1.0)
                     seen = time_each(lambda document: add_and_wait(one, two, document), source.documents(additions))
-            following = measure_following(source, place, location, tokens // SIZE + additions, service.pid)
+            following = measure_following(source, parent, location, tokens // SIZE + additions, service.pid)
         finally:
             service.terminate()
     figures = percentiles([microseconds / 1e3 for microseconds in seen])
@@ -281,13 +281,13 @@ def measure_fleet(source: Source, place: Path, tokens: int, additions: int) -> d
 
 
 def measure_steps(
-    source: Source, place: Path, replica: LiveDatastore, location: str, service: subprocess.Popen[str]
+    source: Source, parent: Path, replica: LiveDatastore, location: str, service: subprocess.Popen[str]
 ) -> dict[str, float]:
     """Time steps from a replica and a local copy in turns: while nothing happens, the service is stopped, and grows."""
     ask, (target, _, name) = steps(16), location.partition("/")
-    np.save(place / "added.npy", np.stack(source.documents(100 * RATE)))
-    command = [sys.executable, "-c", ADD, target, name, str(place / "added.npy"), str(RATE)]
-    with LiveDatastore.open(place / "local", read_only=True) as local:
+    np.save(parent / "added.npy", np.stack(source.documents(100 * RATE)))
+    command = [sys.executable, "-c", ADD, target, name, str(parent / "added.npy"), str(RATE)]
+    with LiveDatastore.open(parent / "local", read_only=True) as local:
 
         def turns(state: str) -> dict[str, float]:
             stores = {"local": local, "replica": replica}
@@ -319,14 +319,14 @@ def add_and_wait(one: LiveDatastore, two: LiveDatastore, document: npt.NDArray[n
         two.wait_for_change(before, 1.0)
 
 
-def measure_following(source: Source, place: Path, location: str, stored: int, service: int) -> dict[str, float]:
+def measure_following(source: Source, parent: Path, location: str, stored: int, service: int) -> dict[str, float]:
     """Add documents until all replicas, which were complete before, have them; and the processor time of each."""
     from rest_store.service.client.client import DatastoreClient
 
     followers = []
     for number in range(FOLLOWERS):
-        shutil.copytree(place / "one", place / f"follower {number}")
-        arguments = [location, str(place / f"follower {number}"), str(stored + DOCUMENTS)]
+        shutil.copytree(parent / "one", parent / f"follower {number}")
+        arguments = [location, str(parent / f"follower {number}"), str(stored + DOCUMENTS)]
         command = [sys.executable, "-c", FOLLOW, *arguments]
         followers.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
     for follower in followers:

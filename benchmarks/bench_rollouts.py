@@ -107,7 +107,7 @@ def train(model: str, questions: list[str], config: Any, rows: int, drafts: str)
     """Train once; return the rollouts, and the mean reward of each step."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     lookup = rest_store.PromptLookup()
-    with tempfile.TemporaryDirectory() as place, rest_store.LiveDatastore.open(place, tokenizer=model) as memory:
+    with tempfile.TemporaryDirectory() as folder, rest_store.LiveDatastore.open(folder, tokenizer=model) as memory:
         sources = {"nothing": None, "prompt lookup": [lookup]}
         sources["memory"] = [memory, lookup, rest_store.RecycledLogits()]
         rollouts = Measured(sources[drafts], memory if drafts == "memory" else None, rows=rows)

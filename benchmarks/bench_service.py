@@ -177,9 +177,9 @@ def at_once(ways: Mapping[str, Any], walks: Sequence[Walk], seconds: float) -> d
     """
     rates = {}
     spawn = multiprocessing.get_context("spawn")
-    for way, place in ways.items():
-        number = SESSIONS if isinstance(place, str) else os.cpu_count() or 1
-        with spawn.Pool(number, connect, (place, walks, spawn.Barrier(number))) as pool:
+    for way, location in ways.items():
+        number = SESSIONS if isinstance(location, str) else os.cpu_count() or 1
+        with spawn.Pool(number, connect, (location, walks, spawn.Barrier(number))) as pool:
             rates[way] = round(sum(pool.starmap(step_rate, [(first, seconds) for first in range(number)], 1)), 1)
     return show(f"{SESSIONS} sessions at once, steps a second", rates)
 
@@ -187,9 +187,9 @@ def at_once(ways: Mapping[str, Any], walks: Sequence[Walk], seconds: float) -> d
 _here: dict[str, Any] = {}  # of a process of `at_once`
 
 
-def connect(place: Any, walks: Sequence[Walk], start: Barrier) -> None:
-    is_target = isinstance(place, str)
-    sources = [DatastoreClient(place, timeout=TIMEOUT)] if is_target else list(open_datastores(place).values())
+def connect(location: Any, walks: Sequence[Walk], start: Barrier) -> None:
+    is_target = isinstance(location, str)
+    sources = [DatastoreClient(location, timeout=TIMEOUT)] if is_target else list(open_datastores(location).values())
     _here.update(sources=sources, walks=walks, start=start)
     session_steps(sources, walks[0], NODES[0])
 

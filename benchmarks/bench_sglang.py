@@ -85,8 +85,8 @@ def run(
 ) -> list[dict[str, Any]]:
     """Return what is known of each request."""
     server = {"model_path": model, "max_total_tokens": 8192, "speculative_num_draft_tokens": width, **server}
-    with tempfile.TemporaryDirectory() as place:
-        outputs = answers(Path(place) / "run", server, rounds, settings)
+    with tempfile.TemporaryDirectory() as folder:
+        outputs = answers(Path(folder) / "run", server, rounds, settings)
     return [answer["meta_info"] for answered in outputs for answer in answered]
 
 

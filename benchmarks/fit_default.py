@@ -105,7 +105,7 @@ def without_logits(recordings: Sequence[Recording], live: LiveDatastore) -> Know
 
 
 def shuffled(recordings: Sequence[Recording], seed: int = 0) -> list[Recording]:
-    return [recordings[place] for place in np.random.default_rng(seed).permutation(len(recordings))]
+    return [recordings[index] for index in np.random.default_rng(seed).permutation(len(recordings))]
 
 
 def required(name: str, metavar: str, help_text: str) -> Decorator[Any]:
@@ -130,7 +130,7 @@ def required(name: str, metavar: str, help_text: str) -> Decorator[Any]:
 )
 @click.option("--live-only", is_flag=True, help="Fit only the trees of steps with a live datastore; keep the others.")
 @click.option("--trees", metavar="N", default=500, help="Number of boosted trees.")
-@click.option("--row-share", metavar="SHARE", default=0.35, help="Share of the places that each tree is fitted to.")
+@click.option("--row-share", metavar="SHARE", default=0.35, help="Share of the positions that each tree is fitted to.")
 @every_option
 def main(
     recordings: tuple[Path, ...],
@@ -201,7 +201,7 @@ def main(
 
 
 def fitted(jobs: Sequence[Job], guide: Calibration, tokenizer: TokenizerIdentity, **options: Any) -> bytes:
-    """Return trees that are fitted, with `options` of `fit_calibration`, to jobs whose replays `guide` weighs."""
+    """Return trees that are fitted, with `options` of `fit_calibration`, to jobs that are replayed with `guide`."""
     record: list[tuple[bytes, bytes, bytes]] = []
     for job in jobs:
         for nodes, skip in job.budgets:

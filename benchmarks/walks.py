@@ -12,7 +12,7 @@ from rest_store.bench.recordings import Recording
 from rest_store.datastore.tree import TokenTree
 
 CONTEXT = 2000  # tokens before the output
-TopK = npt.NDArray[np.int64]  # int64[places, k]
+TopK = npt.NDArray[np.int64]  # int64[positions, k]
 
 
 @dataclass(frozen=True)
@@ -21,12 +21,12 @@ class Walk:
 
     Attributes:
         text: int32[n], the context and the output.
-        start: place of the output in `text`.
+        start: position of the output in `text`.
         top_k: int64[n - start + 1, k], the model's most likely tokens after the last token of the context and after
             each token of the output; None if they were not recorded.
-        elsewhere: int64[tokens + 1, k], those after each token at some other place of the recordings, in place of what
-            the model found likely after draft tokens that were not accepted; -1 without such a place, as in the last
-            row, for all further tokens. None as `top_k`.
+        elsewhere: int64[tokens + 1, k], those after each token at another position of the recordings, instead of
+            what the model found likely after draft tokens that were not accepted; -1 without such a position, as in the
+            last row, for all further tokens. None as `top_k`.
     """
 
     text: npt.NDArray[np.int32]
@@ -34,22 +34,22 @@ class Walk:
     top_k: TopK | None
     elsewhere: TopK | None
 
-    def end_of(self, place: int, path: npt.NDArray[np.int64]) -> int:
-        """Return where a step ends that begins at `place` and accepts `path`, with the bonus token."""
-        return min(place + len(path) + 1, self.text.size)
+    def end_of(self, begin: int, path: npt.NDArray[np.int64]) -> int:
+        """Return where a step ends that begins at `begin` and accepts `path`, with the bonus token."""
+        return min(begin + len(path) + 1, self.text.size)
 
-    def likely(self, place: int, tree: TokenTree, path: npt.NDArray[np.int64]) -> dict[str, TopK]:
+    def likely(self, begin: int, tree: TokenTree, path: npt.NDArray[np.int64]) -> dict[str, TopK]:
         """Return the top-k of a step as generation passes them to `DraftSession.accept`.
 
         Args:
-            place: in `text`, where the step begins.
+            begin: in `text`, where the step begins.
             tree: that was drafted there.
             path: the nodes that are accepted.
         """
         if self.top_k is None or self.elsewhere is None:
             return {}
-        read = self.top_k[place - self.start : place - self.start + 1 + len(path)]  # the bonus token was not read yet
-        top_k = np.full((self.end_of(place, path) - place, read.shape[1]), -1, np.int64)
+        read = self.top_k[begin - self.start : begin - self.start + 1 + len(path)]  # the bonus token was not read yet
+        top_k = np.full((self.end_of(begin, path) - begin, read.shape[1]), -1, np.int64)
         top_k[: len(path)] = read[1 : 1 + len(top_k)]
         node_top_k = np.concatenate([read[:1], self.elsewhere[np.minimum(tree.tokens, len(self.elsewhere) - 1)]])
         node_top_k[1 + path] = read[1:]

@@ -50,7 +50,7 @@ def require_same_plan(where: Path, unfinished: dict[str, Any], plan: dict[str, A
     """Raise ResumeError, which names the first difference, unless an unfinished build has this plan.
 
     Args:
-        where: the place of the datastore, for the message.
+        where: the directory of the datastore, for the message.
         unfinished: plan of that build.
         plan: of this one.
     """

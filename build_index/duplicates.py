@@ -66,9 +66,9 @@ class SeenDocuments:
         distinct, first = np.unique(digests, return_index=True)
         seen = np.zeros(len(distinct), dtype=bool)
         for run in (*self._runs, *self._runs_on_disk):
-            places = np.searchsorted(run, distinct)
-            places[places == len(run)] = 0
-            seen |= run[places] == distinct
+            indices = np.searchsorted(run, distinct)
+            indices[indices == len(run)] = 0
+            seen |= run[indices] == distinct
         is_new = np.zeros(len(digests), dtype=bool)
         is_new[first[~seen]] = True
         self._keep(distinct[~seen])

@@ -157,8 +157,8 @@ class Stages:
         with output_errors(self._seen.directory):
             is_new = self._seen.add(digest_keys(batch.digests))
         self._duplicates[corpus] += len(is_new) - int(is_new.sum())
-        for place in np.flatnonzero(is_new):
-            yield from self._shard_tokens.append(corpus, batch.tokens[place])
+        for index in np.flatnonzero(is_new):
+            yield from self._shard_tokens.append(corpus, batch.tokens[index])
 
     # --- Suffixes -----------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The staging directory of a build, beside the final place; the complete datastore is renamed out of it.
+"""The staging directory of a build, beside the final directory; the complete datastore is renamed out of it.
 
     ds/                     the old datastore, if there is one; untouched until the very end
     .ds.building/
@@ -52,7 +52,7 @@ class Staging:
     """The locked staging directory of one build.
 
     Args:
-        out: the final place of the datastore.
+        out: the final directory of the datastore.
 
     Attributes:
         out: the same, with links resolved.
@@ -70,7 +70,7 @@ class Staging:
 
     def __init__(self, out: Path) -> None:
         self.out = final_place(out)
-        self.path = building_place(self.out)
+        self.path = building_directory(self.out)
         self.datastore = self.path / "datastore"
         self.slices = self.path / "slices"
         self._plan = self.path / PLAN_NAME
@@ -207,13 +207,13 @@ def part_of(path: Path) -> Path:
 
 def kept_shards(out: Path) -> int:
     """Return the number of tokenized shards of an unfinished build of this datastore."""
-    place = building_place(_resolved(out))
-    return sum(1 for _ in (place / "datastore").glob("shard-*.tokens")) if (place / PLAN_NAME).is_file() else 0
+    staging = building_directory(_resolved(out))
+    return sum(1 for _ in (staging / "datastore").glob("shard-*.tokens")) if (staging / PLAN_NAME).is_file() else 0
 
 
 def resume_hint(out: Path) -> str:
     """Return what to say after a failure: how to go on with the unfinished build, if there is one."""
-    if not (building_place(_resolved(out)) / PLAN_NAME).is_file():
+    if not (building_directory(_resolved(out)) / PLAN_NAME).is_file():
         return ""
     kept = f"{counted(count, 'finished shard')} kept: " if (count := kept_shards(out)) else ""
     return f" ({kept}continue with --resume)"
@@ -226,28 +226,28 @@ def shard_name(number: int) -> str:
 
 def final_place(out: Path) -> Path:
     """Return the path of a new datastore with links resolved, or raise OutputError if it cannot be put there."""
-    place = _resolved(out)
-    with output_errors(place):
-        require_replaceable(place)
-    return place
+    directory = _resolved(out)
+    with output_errors(directory):
+        require_replaceable(directory)
+    return directory
 
 
-def require_replaceable(place: Path) -> None:
-    """Raise OutputError unless nothing, an empty directory or a datastore is at `place`; let other OSErrors through."""
+def require_replaceable(directory: Path) -> None:
+    """Raise OutputError unless nothing, an empty directory or a datastore is there; let other OSErrors through."""
 
     def refuse(problem: str, expected: str = "a new one, an empty one or a datastore") -> None:
-        raise OutputError(describe(place, "directory", problem, expected))
+        raise OutputError(describe(directory, "directory", problem, expected))
 
-    if not os.path.lexists(place):
+    if not os.path.lexists(directory):
         return
-    if not place.is_dir():
+    if not directory.is_dir():
         refuse("a file")
-    if place.is_mount():
+    if directory.is_mount():
         refuse("a mount point, which cannot be renamed", "a directory below it")
-    names = sorted(entry.name for entry in place.iterdir())
+    names = sorted(entry.name for entry in directory.iterdir())
     if not names:
         return
-    if not is_datastore(place):
+    if not is_datastore(directory):
         refuse(f"one with other content ('{names[0]}')")
     foreign = [name for name in names if not _OUR_FILES.fullmatch(name)]
     if foreign:
@@ -271,9 +271,9 @@ def is_staging(directory: Path) -> bool:
     return name.startswith(".") and name.endswith(".building") and (directory / "slices").is_dir()
 
 
-def building_place(place: Path) -> Path:
-    """Return the staging directory of the datastore at `place`, a path without links."""
-    return place.parent / f".{place.name}.building"
+def building_directory(directory: Path) -> Path:
+    """Return the staging directory of the datastore at `directory`, a path without links."""
+    return directory.parent / f".{directory.name}.building"
 
 
 def _resolved(out: Path) -> Path:

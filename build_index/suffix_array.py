@@ -1,8 +1,8 @@
 """The suffixes of a shard, sorted by libdivsufsort and packed by the compiled kernel (FORMAT.md, section 3).
 
 The sorter takes the bytes of the tokens file: symbols are big-endian and equally wide, so the order of the bytes is
-that of the symbols, and places inside a symbol are dropped. Codes that are shorter for frequent symbols would sort in
-0.8 of the time, and take back most of it.
+that of the symbols, and positions inside a symbol are dropped. Codes that are shorter for frequent symbols would sort
+in 0.8 of the time, and take back most of it.
 
 Limits: the sorter counts bytes in 32 bits, so a shard has at most 2^30 - 1 positions of two bytes, or 715,827,882 of
 three. The 64-bit sorter is not used.

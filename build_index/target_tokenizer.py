@@ -79,8 +79,8 @@ class TargetTokenizer:
         self._controls = sorted(text for text in self.identity.special_tokens if text)
         longest_first = sorted(self._controls, key=len, reverse=True)  # as `tokenizers` matches them
         self._control_text = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
-        self._places = {text: place for place, text in enumerate(self._controls)}
-        _mark_controls(fields, self._places)
+        self._numbers = {text: number for number, text in enumerate(self._controls)}
+        _mark_controls(fields, self._numbers)
         self._marked_json = json.dumps(fields)
         self._marked = _open(self._marked_json, name)
         self._dtype = np.dtype(np.uint16 if self.identity.vocabulary_size <= 65535 else np.uint32)
@@ -153,7 +153,7 @@ class TargetTokenizer:
 
         No control token is added to a text. A conversation has those that the chat template writes. Their text in a
         text or a message yields none; the two noncharacters that stand for them become U+FFFD. A text of more than 2^17
-        characters is encoded in pieces split at line ends, to bound the memory: at these places the tokens may differ
+        characters is encoded in pieces split at line ends, to bound the memory: at these positions tokens may differ
         from those of the whole.
 
         Raises:
@@ -188,7 +188,7 @@ class TargetTokenizer:
             raise CorpusError(describe(document.origin, what, "absent", "one: pass --chat-template FILE"))
 
         def marked(text: str, mark: str) -> str:
-            return self._control_text.sub(lambda match: f"{mark}{self._places[match[0]]}{mark}", text)
+            return self._control_text.sub(lambda match: f"{mark}{self._numbers[match[0]]}{mark}", text)
 
         def sealed(text: str) -> str:
             return marked(_unmarked(text), TEXT_MARK)
@@ -202,10 +202,10 @@ class TargetTokenizer:
         tokens = None if self._fast is None else self._encode_fast(self._fast, texts)
         if tokens is None:
             return self._encode_slowly(texts)
-        places = [place for place, text in enumerate(texts) if self._is_checked(text)]
-        for place, expected in zip(places, self._encode_slowly([texts[place] for place in places]), strict=True):
-            if not np.array_equal(tokens[place], expected):
-                shown = texts[place] if len(texts[place]) <= _SHOWN else texts[place][:_SHOWN] + "..."
+        indices = [index for index, text in enumerate(texts) if self._is_checked(text)]
+        for index, expected in zip(indices, self._encode_slowly([texts[index] for index in indices]), strict=True):
+            if not np.array_equal(tokens[index], expected):
+                shown = texts[index] if len(texts[index]) <= _SHOWN else texts[index][:_SHOWN] + "..."
                 raise EncoderError(f"other tokens than tokenizers for {shown!r}")
         return tokens
 
@@ -251,11 +251,11 @@ def _unmarked(text: str) -> str:
     return well_formed(text).replace(CONTROL_MARK, "\ufffd").replace(TEXT_MARK, "\ufffd")
 
 
-def _mark_controls(tokenizer: dict[str, Any], places: dict[str, int]) -> None:
+def _mark_controls(tokenizer: dict[str, Any], numbers: dict[str, int]) -> None:
     """Give each control token its marked text, everywhere in the object of a `tokenizer.json`."""
 
     def renamed(text: str) -> str:
-        return f"{CONTROL_MARK}{places[text]}{CONTROL_MARK}" if text in places else text
+        return f"{CONTROL_MARK}{numbers[text]}{CONTROL_MARK}" if text in numbers else text
 
     model = tokenizer["model"]
     if isinstance(model["vocab"], list):
@@ -267,7 +267,7 @@ def _mark_controls(tokenizer: dict[str, Any], places: dict[str, int]) -> None:
     if model.get("merges"):
         pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
         # A merge that yields a control token would make one out of text.
-        model["merges"] = [pair for pair in pairs if not ("".join(pair) in places or places.keys() & set(pair))]
+        model["merges"] = [pair for pair in pairs if not ("".join(pair) in numbers or numbers.keys() & set(pair))]
     for token in tokenizer["added_tokens"]:
         if token["special"]:
             # Matched before normalization, which could change or drop the marks.

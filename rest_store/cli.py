@@ -22,11 +22,11 @@ else:
 
 import rest_store
 from rest_store.datastore.kernel import MAX_DEPTH, MAX_SUFFIX
-from rest_store.datastore.locations import is_location
+from rest_store.datastore.locations import is_remote
 from rest_store.datastore.render import counted, one_line, table
 from rest_store.errors import RestStoreError
 from rest_store.extras import named_extras
-from rest_store.options import FILE, PATH, PLACE, SETTINGS, Group, json_option, max_nodes_option
+from rest_store.options import FILE, LOCATION, PATH, SETTINGS, Group, json_option, max_nodes_option
 from rest_store.service.options import Access, access_options, timeout_option
 from rest_store.terminal import draft_as_json, draw_draft, loading
 
@@ -75,8 +75,8 @@ class _Group(Group):
                 context.exit(130)
 
 
-def _imported(place: str) -> click.Command:
-    module, _, attribute = place.partition(":")
+def _imported(name: str) -> click.Command:
+    module, _, attribute = name.partition(":")
     command: click.Command = getattr(importlib.import_module(module), attribute)
     return command
 
@@ -133,12 +133,12 @@ def build_main() -> None:
 
 
 @main.command(epilog="Example: rest-store info python.ds")
-@click.argument("place", metavar="PLACE", type=PLACE)
+@click.argument("location", metavar="LOCATION", type=LOCATION)
 @access_options
 @timeout_option(10.0)
 @json_option
-def info(place: str, access: Access, timeout: float, as_json: bool) -> None:
-    """Show size, tokenizer and sources of the datastore at PLACE, frozen or live; --json shows build options, too.
+def info(location: str, access: Access, timeout: float, as_json: bool) -> None:
+    """Show size, tokenizer and sources of the datastore at LOCATION, frozen or live; --json shows build options, too.
 
     Of a service, HOST:PORT or unix:/path, it shows the datastores. The parts of a datastore are shown together:
     HOST:PORT,HOST:PORT;HOST:PORT, with commas between services of the same part.
@@ -146,12 +146,12 @@ def info(place: str, access: Access, timeout: float, as_json: bool) -> None:
     from rest_store.datastore.datastore import Datastore
     from rest_store.live.directory import is_live
 
-    if is_location(place):
+    if is_remote(location):
         from rest_store.service.client.command import show_service
 
-        show_service(place, timeout=timeout, as_json=as_json, **access.arguments())
+        show_service(location, timeout=timeout, as_json=as_json, **access.arguments())
         return
-    datastore = Path(place)
+    datastore = Path(location)
     if is_live(datastore):
         from rest_store.live.command import show
 
@@ -217,7 +217,7 @@ def check(datastore: Path, full: bool, as_json: bool) -> None:
 
 
 @main.command(epilog='Example: rest-store query python.ds --text "for i "')
-@click.argument("datastore", metavar="PLACE", type=PLACE)
+@click.argument("datastore", metavar="LOCATION", type=LOCATION)
 @click.option("--text", metavar="TEXT", help="Context as text, encoded with the datastore's tokenizer.")
 @click.option("--tokens", metavar="IDS", help="Context as token ids, separated by spaces or commas.")
 @click.option(
@@ -265,14 +265,14 @@ def query(
     timeout: float,
     as_json: bool,
 ) -> None:
-    """Show the longest match of a context in the datastore at PLACE, its count, and the draft tree.
+    """Show the longest match of a context in the datastore at LOCATION, its count, and the draft tree.
 
-    PLACE is a directory, frozen or live, or the address of a service, HOST:PORT or unix:/path. A service has no
+    LOCATION is a directory, frozen or live, or the address of a service, HOST:PORT or unix:/path. A service has no
     tokenizer: pass --tokenizer with --text.
     """
     if (text is None) == (tokens is None):
         raise click.UsageError("pass the context as either --text or --tokens")
-    if is_location(datastore):
+    if is_remote(datastore):
         from rest_store.service.client.client import DatastoreClient
 
         if tokenizer is None and text is not None:

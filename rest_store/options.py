@@ -21,7 +21,7 @@ SETTINGS: dict[str, Any] = {
 PATH = click.Path(path_type=Path)
 FILE = click.Path(path_type=Path, dir_okay=False)
 SEED = click.IntRange(0, 2**63 - 1)  # of random generators
-PLACE = click.Path(readable=False)  # a directory, or an address; shells complete it as a path
+LOCATION = click.Path(readable=False)  # a directory, or an address; shells complete it as a path
 
 Command = TypeVar("Command", bound=Callable[..., Any] | click.Command)
 Decorator = Callable[[Command], Command]

@@ -15,7 +15,7 @@ from rest_store.options import FILE
 
 ROOT = Path(__file__).resolve().parents[1]
 METAVARS = {
-    *("FILE", "DIR", "PATH", "PLACE", "[NAME=]DIR", "ADDRESS", "[ADDRESS]", "HOST:PORT"),  # where
+    *("FILE", "DIR", "PATH", "LOCATION", "[NAME=]DIR", "ADDRESS", "[ADDRESS]", "HOST:PORT"),  # where
     *("N", "I/N", "SECONDS", "SIZE", "T"),  # how much
     *("NAME", "NAME_OR_PATH", "MODEL", "DEVICE", "IDS", "GLOB", "TEXT", "TEXT_OR_FILE"),
 }

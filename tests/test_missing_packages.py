@@ -120,7 +120,7 @@ def test_a_module_of_nobodys_extra_is_a_defect(monkeypatch: pytest.MonkeyPatch) 
     def fail(text: str) -> bool:
         raise ModuleNotFoundError("No module named 'elsewhere'", name="elsewhere")
 
-    monkeypatch.setattr("rest_store.cli.is_location", fail)
+    monkeypatch.setattr("rest_store.cli.is_remote", fail)
     done = CliRunner().invoke(main, ["query", "d", "--tokens", "1"])
     assert isinstance(done.exception, ModuleNotFoundError)
 

@@ -52,7 +52,7 @@ class JsonValues:
 
     Attributes:
         in_list: whether the values stand in a list; known once the first is read.
-        line: line of the current place, which is behind the value that was yielded last.
+        line: line of the current position, which is behind the value that was yielded last.
     """
 
     def __init__(self, stream: io.BufferedReader, where: str) -> None:

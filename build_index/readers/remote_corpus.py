@@ -75,10 +75,10 @@ class RemoteCorpus:
 
 def _require_valid(address: str) -> None:
     """Raise CorpusError for an address that names nothing which can be read."""
-    scheme, (place, *names) = scheme_of(address), address.split("/")[2:]
+    scheme, (bucket, *names) = scheme_of(address), address.split("/")[2:]
     if scheme not in _SCHEMES:
         raise CorpusError(describe(address, "scheme", f"'{scheme}'", "s3, gs, hf, or a path: download it first"))
-    is_whole = place == "datasets" and len(names) >= 2 and all(names[:2]) if scheme == "hf" else bool(place)
+    is_whole = bucket == "datasets" and len(names) >= 2 and all(names[:2]) if scheme == "hf" else bool(bucket)
     if not is_whole:
         expected = "hf://datasets/OWNER/NAME/..." if scheme == "hf" else f"{scheme}://NAME/..."
         raise CorpusError(describe(address, "address", "malformed", expected))

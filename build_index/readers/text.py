@@ -52,9 +52,9 @@ def read_text(stream: io.BufferedReader, where: str, counts: CorpusCounts, *, st
 
 def _decoded(data: bytes, where: str, offset: int, counts: CorpusCounts, *, strict: bool) -> str | None:
     """Return the text, or None for a file that is skipped."""
-    place = data.find(b"\0")
-    if place >= 0:
-        reason, problem = "binary", f"binary (a NUL byte at {offset + place})"
+    index = data.find(b"\0")
+    if index >= 0:
+        reason, problem = "binary", f"binary (a NUL byte at {offset + index})"
     else:
         try:
             return data.decode("utf-8")

@@ -14,7 +14,7 @@ _EXPECTED = "a JSON object with prompt and output, ids and turns, messages, or m
 _DRAFTERS = ("eagle", "ngram")  # whose acceptance at each position a line may have
 
 
-class Generation(NamedTuple):
+class RecordedOutput(NamedTuple):
     """A prompt and what was written.
 
     Attributes:
@@ -34,7 +34,7 @@ class Generation(NamedTuple):
     drafters: Mapping[str, Any] = {}
 
 
-def generations_of(line: str, where: str) -> Iterator[Generation]:
+def recorded_outputs(line: str, where: str) -> Iterator[RecordedOutput]:
     """Yield what a line holds.
 
     `prompt` and `output` or `answer`, ids or texts: what `bench record` writes; also with `eagle` or `ngram`, the
@@ -60,7 +60,7 @@ def generations_of(line: str, where: str) -> Iterator[Generation]:
         if "ids" in fields and "turns" in fields:
             ids = fields["ids"]
             for begin, end in fields["turns"]:
-                yield Generation(ids[:begin], ids[begin:end], family=family, key=key)
+                yield RecordedOutput(ids[:begin], ids[begin:end], family=family, key=key)
         elif "messages" in fields and "choices" in fields:
             before = len([*_answers(fields["messages"], family, key)])  # a choice that calls a tool adds none
             for choice in fields["choices"]:
@@ -70,7 +70,7 @@ def generations_of(line: str, where: str) -> Iterator[Generation]:
         elif "prompt" in fields and {"output", "answer"} & fields.keys():
             output = fields["output"] if "output" in fields else fields["answer"]
             drafters = {drafter: fields[drafter] for drafter in _DRAFTERS if fields.get(drafter) is not None}
-            yield Generation(fields["prompt"], output, fields.get("topk"), family, key, drafters)
+            yield RecordedOutput(fields["prompt"], output, fields.get("topk"), family, key, drafters)
         elif {"prompt", "turns"} & fields.keys() and "choices" not in fields:
             expected = "one: `rest-store bench record` records what your model writes for prompts"
             raise RecordingError(describe(where, "output of the prompt", "absent", expected))
@@ -83,13 +83,13 @@ def generations_of(line: str, where: str) -> Iterator[Generation]:
         raise RecordingError(describe(where, "recording", "of other types", expected)) from error
 
 
-def _answers(messages: Sequence[Mapping[str, Any]], family: str, key: str) -> Iterator[Generation]:
+def _answers(messages: Sequence[Mapping[str, Any]], family: str, key: str) -> Iterator[RecordedOutput]:
     """Yield each answer of the assistant, with the messages before it."""
     before: list[tuple[str, str]] = []
     for message in messages:
         role, content = str(message["role"]), message.get("content") or ""
         text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
         if role == "assistant" and before and text:
-            yield Generation(list(before), text, family=family, key=key)
+            yield RecordedOutput(list(before), text, family=family, key=key)
         if text:
             before.append((role, text))

@@ -127,4 +127,4 @@ def interleaved(prompts: Sequence[Prompt], per_family: int | None = None) -> lis
     most = max((len(rows) for rows in families.values()), default=0)
     if per_family is not None:
         most = min(most, per_family)
-    return [rows[place] for place in range(most) for rows in families.values() if place < len(rows)]
+    return [rows[index] for index in range(most) for rows in families.values() if index < len(rows)]

@@ -90,9 +90,7 @@ def write_recordings(model: Any, prompts: Sequence[Prompt], out: Path, *, max_ne
                 tokens += len(row["output"])
                 click.echo(f"{number}/{len(prompts)} {row['set']}: {counted(len(row['output']), 'token')}", err=True)
     except OSError as error:
-        raise RecordingError(
-            describe(out, "file", f"not writable ({error.strerror})", "a place to write to")
-        ) from error
+        raise RecordingError(describe(out, "file", f"not writable ({error.strerror})", "a writable path")) from error
     return tokens
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.bench.formats import Encode, Generation, Messages, generations_of
+from rest_store.bench.formats import Encode, Messages, RecordedOutput, recorded_outputs
 from rest_store.bench.results import file_hash
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.render import counted
@@ -66,7 +66,7 @@ def part_of(key: str) -> int:
 
 
 def read_recordings(path: str | Path, encode: Encode | None = None) -> list[Recording]:
-    """Read recordings: JSON lines, also as `.gz`, in the formats of `generations_of`.
+    """Read recordings: JSON lines, also as `.gz`, in the formats of `recorded_outputs`.
 
     Texts become token ids by `encode`.
 
@@ -77,11 +77,11 @@ def read_recordings(path: str | Path, encode: Encode | None = None) -> list[Reco
     return [
         _recording(generation, f"{path}, line {number}", encode, file)
         for number, line in lines_of(path)
-        for generation in generations_of(line, f"{path}, line {number}")
+        for generation in recorded_outputs(line, f"{path}, line {number}")
     ]
 
 
-def _recording(generation: Generation, where: str, encode: Encode | None, file: str) -> Recording:
+def _recording(generation: RecordedOutput, where: str, encode: Encode | None, file: str) -> Recording:
     prompt, output, top_k, family, key, drafters = generation
     if isinstance(output, str) and (isinstance(prompt, str) or (prompt and isinstance(prompt[0], tuple))):
         if encode is None:
@@ -121,10 +121,10 @@ def remembered(
     left_out = {(one.prompt.tobytes(), one.output.tobytes()) for one in replayed}
     known: list[Recording] = []
     growing: dict[str, list[Recording]] = {}
-    for place, path in enumerate(paths, 1):
+    for number, path in enumerate(paths, 1):
         read = read_all([path], stores, tokenizer)
         known = [*known, *(one for one in read if (one.prompt.tobytes(), one.output.tobytes()) not in left_out)]
-        growing[" and ".join(path.name for path in paths[:place])] = known
+        growing[" and ".join(path.name for path in paths[:number])] = known
     return growing
 
 

@@ -34,12 +34,12 @@ def report(folder: Path, out: Path | None, as_json: bool) -> None:
     The page needs no network and no scripts, and reads well in a browser and on paper. Every figure is in a table.
     """
     results = in_order(read_results(folder))
-    place = out if out is not None else folder / "report.html"
-    write_text(place, page(results))
+    target = out if out is not None else folder / "report.html"
+    write_text(target, page(results))
     if as_json:
-        click.echo(json.dumps({"out": str(place), "results": sorted(results)}))
+        click.echo(json.dumps({"out": str(target), "results": sorted(results)}))
     else:
-        click.echo(f"{place}: {counted(len(results), 'result')}")
+        click.echo(f"{target}: {counted(len(results), 'result')}")
 
 
 def in_order(results: Mapping[str, Result]) -> dict[str, Result]:

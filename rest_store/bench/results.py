@@ -123,7 +123,7 @@ def write_text(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8", errors="replace")  # names of files may be other bytes
     except OSError as error:
-        raise ResultsError(describe(path, "file", f"not writable ({error.strerror})", "a place to write to")) from error
+        raise ResultsError(describe(path, "file", f"not writable ({error.strerror})", "a writable path")) from error
 
 
 def environment(packages: Sequence[str] = ("numpy",)) -> dict[str, Any]:

@@ -240,7 +240,7 @@ def measure_speed(
         for number, prompt in enumerate(prompts):
             settings = decoding(sampling, prompt.family)
             first = number + len(rounds["plain"])
-            for name in (names[(first + place) % len(names)] for place in range(len(names))):
+            for name in (names[(first + turn) % len(names)] for turn in range(len(names))):
                 run = write(model, methods[name], prompt.tokens, max_new_tokens, settings, number)
                 rounds[name][-1].append(run)
             progress(f"{number + 1}/{len(prompts)} {prompt.family}")

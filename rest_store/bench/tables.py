@@ -32,7 +32,7 @@ def tables_of(figures: Any, title: str = "") -> list[Table]:
     them are columns, too. All other figures of a level are listed by name. What nests deeper has tables of its own.
     """
     is_list = not isinstance(figures, Mapping)
-    items = {str(place): item for place, item in enumerate(figures)} if is_list else dict(figures)
+    items = {str(index): item for index, item in enumerate(figures)} if is_list else dict(figures)
     single: list[list[Cell]] = []
     alike: dict[tuple[str, ...], list[list[Cell]]] = {}
     below: list[Table] = []

@@ -139,12 +139,12 @@ def try_(
     began = time.perf_counter()
     read_prompts(prompts_file, lambda text: [0])  # a fault in the file is reported before anything is built
     results = out / "results"
-    place = datastore_of(corpora, model, out, without=[prompts_file])
+    folder = datastore_of(corpora, model, out, without=[prompts_file])
     say(f"model: {model}")
     loaded, tokenizer = load_model(model, dtype=dtype, device=device, announce=loading)
     if prepacked_weights:
         click.get_current_context().with_resource(rest_store.prepacked_weights(loaded))
-    store = rest_store.Datastore.open(place, tokenizer=tokenizer)
+    store = rest_store.Datastore.open(folder, tokenizer=tokenizer)
     prompts = interleaved(read_prompts(prompts_file, encoding(tokenizer, chat=chat)))
     require_known_tokens(prompts, vocabulary_size(loaded))
     say(f"recording {counted(len(prompts), 'output')}")
@@ -171,7 +171,7 @@ def try_(
     families, speedups = speed["families"], {name: Speedup(**figures) for name, figures in speed["rounds"].items()}
     for name, speedup in speedups.items():  # as in the verdict: of whole rounds, not of the median runs of each prompt
         families["all"][name] |= {"speedup": speedup.median, "low": speedup.low, "high": speedup.high}
-    arguments = {**click.get_current_context().params, "recordings": recorded, "datastore": place}
+    arguments = {**click.get_current_context().params, "recordings": recorded, "datastore": folder}
     write_result(Destination(results / "replay.json"), "replay", arguments, ("numpy", "rest-store"), quality)
     write_result(Destination(results / "speed.json"), "speed", arguments, PACKAGES, speed)
     of_rows = {row["drafting"]: row["M"] for row in rows}
@@ -188,7 +188,7 @@ def try_(
     write_text(report, page(in_order(read_results(results)), title=title, verdict=trial.verdict()))
     seconds = time.perf_counter() - began
     if as_json:
-        facts = {"datastore": str(place), "page": str(report), "seconds": round(seconds, 1)}
+        facts = {"datastore": str(folder), "page": str(report), "seconds": round(seconds, 1)}
         click.echo(json.dumps({"verdict": trial.verdict(), **asdict(trial), **facts}))
         return
     show(families)
@@ -210,17 +210,17 @@ def datastore_of(corpora: Sequence[str], model: str, out: Path, *, without: Sequ
     """
     from build_index.progress import ProgressLine
 
-    place = out / _STORE
-    if (place / FILE_NAME).exists() and [one["corpus"] for one in Manifest.read(place).corpora] == list(corpora):
-        say(f"datastore: {place}, as built before")
-        return place
-    say(f"datastore: building {place} of {', '.join(corpora)}")
+    folder = out / _STORE
+    if (folder / FILE_NAME).exists() and [one["corpus"] for one in Manifest.read(folder).corpora] == list(corpora):
+        say(f"datastore: {folder}, as built before")
+        return folder
+    say(f"datastore: building {folder} of {', '.join(corpora)}")
     exclude = [glob for corpus in corpora for path in (out, *without) for glob in _inside(path, corpus)]
     line = ProgressLine(sys.stderr) if ProgressLine.fits(sys.stderr) else None
-    with rest_store.build(corpora, model, place, exclude=exclude, progress=line) as store:
+    with rest_store.build(corpora, model, folder, exclude=exclude, progress=line) as store:
         info = store.info()
     say(f"datastore: {counted(info.token_count, 'token')} in {counted(info.document_count, 'document')}")
-    return place
+    return folder
 
 
 def _inside(path: Path, corpus: str) -> list[str]:

@@ -57,7 +57,7 @@ def check_datastore(
             announce(f"{record.name} {stage}")
             try:
                 verify(shard)
-            finally:  # zeros in place of lost pages are no fault of the content
+            finally:  # zeros in index of lost pages are no fault of the content
                 store.require_readable()
     return store
 
@@ -104,6 +104,6 @@ def _check_suffixes(shard: Shard, sort: Sort) -> None:
     for what, found, expected in (("key", suffixes.key_bytes.view("<u8"), keys), ("byte", suffixes.packed, entries)):
         differing = np.flatnonzero(found != expected)
         if differing.size:
-            place = int(differing[0])
-            where = f"{what} {place} of the suffix array"
-            raise SuffixOrderError(describe(suffixes.path, where, int(found[place]), int(expected[place])))
+            index = int(differing[0])
+            where = f"{what} {index} of the suffix array"
+            raise SuffixOrderError(describe(suffixes.path, where, int(found[index]), int(expected[index])))

@@ -111,7 +111,7 @@ class Datastore(Store):
             TokenizerMismatchError: `tokenizer` differs from the datastore's.
             NativeKernelError: the kernel was not compiled.
         """
-        if locations.is_location(path):
+        if locations.is_remote(path):
             kept = locations.default_cache() if cache is None else locations.local_directory(cache)
             directory = locations.reach().fetched(str(path), kept, token=token, tls=tls)
         else:

@@ -38,14 +38,14 @@ _log = logging.getLogger(__name__)
 
 
 class FileReader(Protocol):
-    """A place that has the files of a datastore: a service, or an object store.
+    """A location that has the files of a datastore: a service, or an object store.
 
     Attributes:
         location: where, for messages.
         build: which is read: "sha256:" and the SHA-256 of its manifest; "": any.
 
-    Its methods raise a RestStoreError; FetchError, ServiceUnavailableError and DeadlineError mean that the place cannot
-    be reached now.
+    Its methods raise a RestStoreError; FetchError, ServiceUnavailableError and DeadlineError mean that it cannot be
+    reached now.
     """
 
     location: str
@@ -66,8 +66,8 @@ def fetch(reader: FileReader, cache: Path) -> Path:
         cache: directory of copies, for any number of processes.
 
     Raises:
-        FetchError: the place cannot be reached and no copy was made from it before, it breaks off again and again, what
-            it sends is not what its manifest says, or the copy cannot be kept, for instance because the disk is full.
+        FetchError: it cannot be reached and no copy was made from it before, it breaks off again and again, what it
+            sends is not what its manifest says, or the copy cannot be kept, for instance because the disk is full.
         DatastoreError: its manifest is malformed.
         RestStoreError: what the reader raises.
 

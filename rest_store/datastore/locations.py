@@ -28,7 +28,7 @@ class Elsewhere(Protocol):
 reach: Callable[[], Elsewhere]  # imports it; set by the package's root
 
 
-def is_location(text: str | Path) -> bool:
+def is_remote(text: str | Path) -> bool:
     """Return whether `text` says where a datastore lies elsewhere: in a service, or below a URL; False if it is a path.
 
     `HOST:PORT/NAME` and `unix:/path#NAME` are datastores of services; without a name, the one that there is.

@@ -60,9 +60,9 @@ class Part:
             raise PartError(describe(where, "number of parts", self.parts, expected))
         positions = [0] * self.parts
         chosen = []
-        for place in sorted(range(len(shards)), key=lambda place: -shards[place].position_count):
+        for index in sorted(range(len(shards)), key=lambda index: -shards[index].position_count):
             emptiest = positions.index(min(positions))
-            positions[emptiest] += shards[place].position_count
+            positions[emptiest] += shards[index].position_count
             if emptiest == self.number - 1:
-                chosen.append(place)
-        return tuple(shards[place] for place in sorted(chosen))
+                chosen.append(index)
+        return tuple(shards[index] for index in sorted(chosen))

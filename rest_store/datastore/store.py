@@ -166,7 +166,7 @@ class Store(ABC):
             B draft trees, in the order of the contexts.
 
         Raises:
-            QueryError: as in `draft`; the message names the place of the context.
+            QueryError: as in `draft`; the message names the index of the context.
             DatastoreClosedError, DatastoreUnavailableError: as in `draft`.
 
         Thread-safe; releases the GIL.

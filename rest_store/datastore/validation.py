@@ -101,13 +101,13 @@ def limits(max_nodes: Any, max_suffix: Any, max_depth: Any) -> tuple[int, int, i
 
 
 def document_tokens(
-    tokens: IntSequence, place: int, vocabulary_size: int, *, expected: str = "1-D integers"
+    tokens: IntSequence, index: int, vocabulary_size: int, *, expected: str = "1-D integers"
 ) -> npt.NDArray[np.integer[Any]]:
     """Return a document to be added, int[n].
 
     Args:
         tokens: 1-D integers, at least one.
-        place: of the document among those added, for messages.
+        index: of the document among those added, for messages.
         vocabulary_size: ids are `0 .. vocabulary_size - 1`.
         expected: what a document may be, for messages.
 
@@ -115,7 +115,7 @@ def document_tokens(
         DocumentError: no tokens, or something else.
         TokenRangeError: a token is outside the vocabulary.
     """
-    what = f"document {place}"
+    what = f"document {index}"
     try:
         array: npt.NDArray[Any] = np.asarray(tokens)
     except (TypeError, ValueError, OverflowError):  # ragged

@@ -1,1 +1,1 @@
-"""The drafting side of one generation: a session, its sources, and the calibration that weighs them."""
+"""The drafting side of one generation: a session, its sources, and the calibration that scores candidates."""

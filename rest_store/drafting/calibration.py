@@ -105,14 +105,14 @@ class Calibration:
         }
         trees = zlib.compress(self.native.gbdt + self.native.live_gbdt, 6)
         # Unique, since threads may write at the same time; without the name of `path`, which may be as long as can be.
-        place = Path(path)
-        temporary = place.parent / f".{uuid4().hex}.tmp"
+        target = Path(path)
+        temporary = target.parent / f".{uuid4().hex}.tmp"
         try:
             temporary.write_bytes(_FIRST_LINE + json.dumps(head, sort_keys=True).encode() + b"\n" + trees)
-            temporary.replace(place)
+            temporary.replace(target)
         except OSError as error:
             raise CalibrationError(
-                describe(place, "calibration", f"not written ({error.strerror})", "a writable place")
+                describe(target, "calibration", f"not written ({error.strerror})", "a writable path")
             ) from error
         finally:
             temporary.unlink(missing_ok=True)
@@ -139,15 +139,15 @@ class Calibration:
         Args:
             features: float32[rows, F], as sessions record them.
             labels: uint8[rows], 1 where the target model produced the candidate.
-            ends: uint32[places], where the rows of each place end; at most one row of a place is right.
+            ends: uint32[positions], where the rows of each position end; at most one row of a position is right.
             trees: number of trees.
             rate: learning rate.
-            row_share: share of the places that each tree is fitted to.
+            row_share: share of the positions that each tree is fitted to.
             provenance: kept with the calibration.
 
         Raises:
             CalibrationError: the arrays do not belong together (`ends` that do not ascend, several right rows of one
-                place, features that are not finite), or an option is out of range.
+                position, features that are not finite), or an option is out of range.
         """
         kernel = native_kernel()
         try:
@@ -161,7 +161,7 @@ class Calibration:
             )
         except (TypeError, ValueError, OverflowError) as error:
             fault = _fault(error, "of other shapes or types")
-            expected = f"finite float32[rows, {kernel.FEATURES}], uint8[rows] of 0 and 1, and ascending uint32[places]"
+            expected = f"finite float32[rows, {kernel.FEATURES}], uint8[rows] of 0 and 1, and ascending uint32[n]"
             raise CalibrationError(describe("fit", "features, labels and ends", fault, expected)) from error
         return cls(gbdt, provenance=provenance)
 

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class OpenStore:
-    """A datastore in this process as a session reads it: its place among the sources, its present shards."""
+    """A datastore in this process as a session reads it: its index among the sources, its present shards."""
 
-    place: int
+    index: int
     store: Store
     snapshot: Snapshot
 
@@ -45,12 +45,12 @@ def kernel_session(
     """Open the kernel's side of a session.
 
     Args:
-        calibration: what evidence is weighed with.
+        calibration: what candidates are scored with.
         sources: of the session; those that are not in this process are passed over.
         learn: whether the calibration learns.
 
     Returns:
-        The native session, and the datastores by their places among `sources`.
+        The native session, and the datastores by their indices among `sources`.
 
     Raises:
         DatastoreClosedError, DatastoreUnavailableError: a datastore is closed, or a page of it could not be read.
@@ -59,14 +59,14 @@ def kernel_session(
     native: NativeSession = native_kernel().NativeSession(calibration.native)
     native.learn_online(learn)
     datastores: dict[int, OpenStore] = {}
-    for place, source in enumerate(sources):
+    for index, source in enumerate(sources):
         if isinstance(source, PromptLookup):
-            native.use_prompt_lookup(place)
+            native.use_prompt_lookup(index)
         elif isinstance(source, RecycledLogits):
-            native.use_recycled_logits(place, source.native)
+            native.use_recycled_logits(index, source.native)
         elif isinstance(source, Store):
-            datastores[place] = OpenStore(place, source, source.snapshot)  # first: what comes between is read again
-            native.add_store(place, reader_of(source))
+            datastores[index] = OpenStore(index, source, source.snapshot)  # first: what comes between is read again
+            native.add_store(index, reader_of(source))
     return native, datastores
 
 
@@ -75,7 +75,7 @@ def follow_changes(native: NativeSession, datastores: Iterable[OpenStore]) -> No
     for opened in datastores:
         if opened.store.is_live and (snapshot := opened.store.snapshot) is not opened.snapshot:
             with suppress(DatastoreClosedError, DatastoreUnavailableError):  # whoever reads it is told after the step
-                native.set_reader(opened.place, reader_of(opened.store))
+                native.set_reader(opened.index, reader_of(opened.store))
                 opened.snapshot = snapshot
 
 

@@ -23,7 +23,7 @@ def merge_trees(trees: Sequence[TokenTree], limits: DraftLimits) -> tuple[TokenT
     Args:
         trees: with scores and origins; no score is greater than that of the parent, and no path is there twice.
         limits: of the merged tree: `max_nodes` cuts it, then `costs` do, to the size that makes
-            (1 + sum of scores) / time greatest. A chain follows the likeliest token of each place.
+            (1 + sum of scores) / time greatest. A chain follows the likeliest token of each position.
 
     Returns:
         The merged tree, with scores and origins; and for each of `trees`, int32[N]: of each of its nodes, the node of
@@ -40,16 +40,16 @@ def merge_trees(trees: Sequence[TokenTree], limits: DraftLimits) -> tuple[TokenT
     except ValueError as error:
         raise TreeError(f"merge_trees: {error}") from None
     merged = TokenTree.from_packed(packed, (0, 0), scores, origins)
-    return merged, [np.frombuffer(places, np.int32) for places in nodes]
+    return merged, [np.frombuffer(indices, np.int32) for indices in nodes]
 
 
 def part_of(tree: TokenTree, nodes: npt.NDArray[np.intp]) -> TokenTree:
     """Return a tree of some nodes of `tree`, ascending, each with its parent."""
-    places = np.full(len(tree) + 1, -1)  # the last one stands for parent -1
-    places[nodes] = np.arange(nodes.size)
+    index_of = np.full(len(tree) + 1, -1)  # the last one stands for parent -1
+    index_of[nodes] = np.arange(nodes.size)
     scores = None if tree.scores is None else tree.scores[nodes]
     origins = None if tree.origins is None else tree.origins[nodes]
-    parents = places[tree.parents[nodes]]
+    parents = index_of[tree.parents[nodes]]
     return TokenTree(tree.tokens[nodes], parents, tree.counts[nodes], scores=scores, origins=origins)
 
 

@@ -139,7 +139,7 @@ class DraftSession:
         A tree is built best-first: a node's score is the probability that it is accepted, its parent's score times its
         own acceptance probability. Parents come before children, and the most probable path is contiguous from node 0.
 
-        A chain follows the likeliest token of each place. The sum of its scores is its expected accepted length. It
+        A chain follows the likeliest token of each position. The sum of its scores is its expected accepted length. It
         ends where further nodes would bring nothing.
 
         Args:

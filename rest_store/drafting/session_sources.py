@@ -89,7 +89,7 @@ class SessionSources:
 
     Attributes:
         native: the kernel's side of the session.
-        datastores: those in this process, by place.
+        datastores: those in this process, by index.
         members: the sessions elsewhere.
         elsewhere: origins of these, as a bitmask.
         waited: seconds that the latest step spent on these.
@@ -132,23 +132,23 @@ class SessionSources:
             try:
                 tokenizer.require_same(opened.store.tokenizer, "draft session")
             except TokenizerMismatchError as error:
-                self._leave_out_datastore(opened.place, Drop.of(self._names[opened.place], error))
+                self._leave_out_datastore(opened.index, Drop.of(self._names[opened.index], error))
         if tokenizer is not None:
             self.native.limit_tokens(tokenizer.vocabulary_size)
-        places = {type(source): 1 << place for place, source in enumerate(sources)}
-        if references and PromptLookup not in places:
+        bits = {type(source): 1 << index for index, source in enumerate(sources)}
+        if references and PromptLookup not in bits:
             raise SourceError(describe("draft session", "sources", "without a PromptLookup", "one, for the references"))
         for reference in references:
             self.native.add_reference(reference)
         self.native.prompt(prompt)
         recycled = next((source.key for source in sources if isinstance(source, RecycledLogits)), None)
-        for place, (name, source) in enumerate(zip(self._names, sources, strict=True)):
+        for index, (name, source) in enumerate(zip(self._names, sources, strict=True)):
             if isinstance(source, Store | PromptLookup | RecycledLogits):
                 continue
             assert isinstance(source, MemberSource)  # as `require_sources` has checked
-            self.elsewhere |= 1 << place
-            origins = Origins(1 << place, places.get(PromptLookup, 0), places.get(RecycledLogits, 0))
-            settings = MemberSettings(learn, tokenizer, PromptLookup in places, references, recycled, origins)
+            self.elsewhere |= 1 << index
+            origins = Origins(1 << index, bits.get(PromptLookup, 0), bits.get(RecycledLogits, 0))
+            settings = MemberSettings(learn, tokenizer, PromptLookup in bits, references, recycled, origins)
             try:
                 self.members += [OpenMember(name, member) for member in source.members(settings, self._text)]
             except Exception as error:
@@ -268,15 +268,15 @@ class SessionSources:
 
     def leave_out_unreadable(self) -> bool:
         """Leave out datastores that have lost a page or were closed; return whether any were."""
-        faults = {place: fault for place, opened in self.datastores.items() if (fault := opened.fault())}
-        for place, fault in faults.items():
-            self._leave_out_datastore(place, Drop(self._names[place], "error", fault))
+        faults = {index: fault for index, opened in self.datastores.items() if (fault := opened.fault())}
+        for index, fault in faults.items():
+            self._leave_out_datastore(index, Drop(self._names[index], "error", fault))
         return bool(faults)
 
-    def _leave_out_datastore(self, place: int, drop: Drop) -> None:
+    def _leave_out_datastore(self, index: int, drop: Drop) -> None:
         """Draft without a datastore from now on; every step counts that."""
-        del self.datastores[place]
-        self.native.remove_store(place)
+        del self.datastores[index]
+        self.native.remove_store(index)
         self._left_out.append(drop)
 
     def _drop(self, opened: OpenMember, error: Exception) -> None:
@@ -320,8 +320,8 @@ def _rows_of(nodes: Nodes | None, node_top_k: TopK | None) -> TopK | None:
     if nodes is None or node_top_k is None:
         return None
     unknown = np.full((1, node_top_k.shape[1]), -1, node_top_k.dtype)
-    places = np.where(nodes >= 0, nodes + 1, len(node_top_k))
-    rows: TopK = np.concatenate([node_top_k, unknown])[np.concatenate([[0], places])]
+    indices = np.where(nodes >= 0, nodes + 1, len(node_top_k))
+    rows: TopK = np.concatenate([node_top_k, unknown])[np.concatenate([[0], indices])]
     return rows
 
 

@@ -88,14 +88,14 @@ def require_sources(where: str, sources: object) -> None:
     most_stores = int(native_kernel().MAX_STORES)
     if not isinstance(sources, Sequence) or isinstance(sources, str | bytes):
         raise SourceError(describe(where, "sources", kind_of(sources), "a list of sources"))
-    for place, source in enumerate(sources):
+    for index, source in enumerate(sources):
         if isinstance(source, type) or not isinstance(source, Source):
             expected = "a datastore, a DatastoreClient, a PromptLookup or a RecycledLogits"
-            raise SourceError(describe(where, f"source {place}", kind_of(source), expected))
-        if any(source is other for other in sources[:place]):
-            raise SourceError(describe(where, f"source {place}", "one of the others", "another one"))
+            raise SourceError(describe(where, f"source {index}", kind_of(source), expected))
+        if any(source is other for other in sources[:index]):
+            raise SourceError(describe(where, f"source {index}", "one of the others", "another one"))
     for kind in (PromptLookup, RecycledLogits):
-        if len(alike := [place for place, source in enumerate(sources) if isinstance(source, kind)]) > 1:
+        if len(alike := [index for index, source in enumerate(sources) if isinstance(source, kind)]) > 1:
             raise SourceError(describe(where, f"source {alike[1]}", f"a second {kind.__name__}", "one of each"))
     stores = sum(not isinstance(source, PromptLookup | RecycledLogits) for source in sources)
     if stores > most_stores:

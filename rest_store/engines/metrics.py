@@ -76,7 +76,7 @@ class EngineMetrics:
 
         Args:
             origins: of each, the sources that proposed it, as a bitmask.
-            accepted: which of them the model also produced, by their place.
+            accepted: which of them the model also produced, by their index.
         """
         self._verified.update((sources, i in accepted) for i, sources in enumerate(origins))
 

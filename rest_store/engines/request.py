@@ -126,7 +126,7 @@ class EngineRequest:
                 return [], []
             return np.asarray(self.drafted.origins).tolist(), self.drafted.longest_path(written).tolist()
         tokens = step.verified.tokens
-        wrong = (place for place, (token, right) in enumerate(zip(tokens, written, strict=False)) if token != right)
+        wrong = (index for index, (token, right) in enumerate(zip(tokens, written, strict=False)) if token != right)
         return step.verified.origins, list(range(next(wrong, min(len(tokens), len(written)))))
 
     def extend(self, tokens: Tokens) -> None:

@@ -115,7 +115,7 @@ class RequestDrafter:
         return trees
 
     def _draft(self, steps: Sequence[StepRequest], shape: str, began: float, trees: list[TokenTree]) -> None:
-        known = [(place, step) for place, step in enumerate(steps) if step.id in self._requests]
+        known = [(index, step) for index, step in enumerate(steps) if step.id in self._requests]
         requests = [self._requests[step.id] for _, step in known]
         self._count_verified(requests, [step for _, step in known], began - self._returned)
         grown = []
@@ -127,8 +127,8 @@ class RequestDrafter:
                 grown.append((request, request.session, step))
         self._accept(grown)
         asked = [
-            (request, request.session, place, step.max_nodes)
-            for request, (place, step) in zip(requests, known, strict=True)
+            (request, request.session, index, step.max_nodes)
+            for request, (index, step) in zip(requests, known, strict=True)
             if request.session is not None and step.max_nodes > 0
         ]
         if not asked:
@@ -139,7 +139,7 @@ class RequestDrafter:
             shape=shape,
             services=self._services.ends(),
         )
-        for (request, session, place, _), tree in zip(asked, drafted, strict=True):
+        for (request, session, index, _), tree in zip(asked, drafted, strict=True):
             for absence in session.statistics.absent.values():
                 self.metrics.count_error("source", absence.reason)
             if len(tree) and not 0 <= tree.tokens.min() <= tree.tokens.max() < self._vocabulary_size:
@@ -148,7 +148,7 @@ class RequestDrafter:
                 self._close_session(request)
                 request.has_foreign_tokens = True
             else:
-                request.drafted = trees[place] = tree
+                request.drafted = trees[index] = tree
         self._waited = sum(session.sources.waited for _, session, _, _ in asked)
 
     def _open(self, request: EngineRequest) -> None:

@@ -56,7 +56,7 @@ class EngineSettings:
 
         Args:
             settings: an object as JSON has it.
-            where: its place in the configuration, for messages.
+            where: its key in the configuration, for messages.
 
         Raises:
             EngineSettingsError: not an object, an unknown key, or a value of the wrong type; the message is one line.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.datastore.locations import is_location
+from rest_store.datastore.locations import is_remote
 from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import identity_of
 from rest_store.datastore.validation import IntSequence
@@ -45,7 +45,7 @@ class EngineSources:
         log: gets a warning for each service that does not answer yet.
 
     Attributes:
-        labels: names of the sources in figures, by their place in a session.
+        labels: names of the sources in figures, by their index in a session.
         here: bitmask of those in this process.
         target: what finished requests are added to; None: nothing.
 
@@ -69,40 +69,40 @@ class EngineSources:
         self._timeout = settings.source_timeout
         self._calibration = Calibration.default()
         self._logits = RecycledLogits()
-        places = dict.fromkeys(map(_normal, settings.datastores))
+        locations = dict.fromkeys(map(_normal, settings.datastores))
         remember = None if settings.remember is None else _normal(settings.remember)
         if remember is not None:
-            places[remember] = None
+            locations[remember] = None
         sources: dict[str, Any] = {}
         with ExitStack() as stack:
-            for place in places:
-                sources[place] = self._open(place, settings, place == remember, log)
-                stack.callback(sources[place].close)
+            for location in locations:
+                sources[location] = self._open(location, settings, location == remember, log)
+                stack.callback(sources[location].close)
             if remember is not None and settings.namespace and isinstance(sources[remember], Store):
                 sources[remember] = sources[remember].namespace(settings.namespace)
             self._sources = list(sources.values())
             require_sources(where, [*self._sources, PromptLookup()])
             self._require_same_tokenizers(vocabulary_size)
             self._stack = stack.pop_all()
-        self.labels = [*("memory" if place == remember else place for place in places), "prompt", "logits"]
+        self.labels = [*("memory" if location == remember else location for location in locations), "prompt", "logits"]
         elsewhere = [bit for bit, source in enumerate(self._sources) if not isinstance(source, Store)]
         self.here = sum(1 << bit for bit in range(len(self.labels)) if bit not in elsewhere)
         self.target: RememberTarget | None = None if remember is None else sources[remember]
 
-    def _open(self, place: str, settings: EngineSettings, is_remembered: bool, log: logging.Logger) -> Any:
-        """Open what is at `place`; as a client of its service, if that is wanted or there is no copy yet."""
-        access = settings.access() if is_location(place) else {}
-        if settings.drafting == "local" or not is_location(place):
+    def _open(self, location: str, settings: EngineSettings, is_remembered: bool, log: logging.Logger) -> Any:
+        """Open what is at `location`; as a client of its service, if that is wanted or there is no copy yet."""
+        access = settings.access() if is_remote(location) else {}
+        if settings.drafting == "local" or not is_remote(location):
             with suppress(ServiceUnavailableError, DeadlineError):
                 if not is_remembered:
-                    return open_store(place, tokenizer=self._identity, cache=settings.cache, **access)
+                    return open_store(location, tokenizer=self._identity, cache=settings.cache, **access)
                 from rest_store.live.live_datastore import LiveDatastore  # loads what sorts
 
-                return LiveDatastore.open(place, tokenizer=self._tokenizer, cache=settings.cache, **access)
+                return LiveDatastore.open(location, tokenizer=self._tokenizer, cache=settings.cache, **access)
         from rest_store.service.client.opening import open_client  # loads gRPC
 
         return open_client(
-            place,
+            location,
             lambda line: log.warning("rest-store: %s", line),
             tokenizer=self._identity,
             namespace=settings.namespace if is_remembered else "",
@@ -170,4 +170,4 @@ class EngineSources:
 
 def _normal(path: str) -> str:
     """Return the same text for paths that are spelled differently; an address as it is."""
-    return path if is_location(path) else str(Path(path))
+    return path if is_remote(path) else str(Path(path))

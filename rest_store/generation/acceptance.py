@@ -117,24 +117,24 @@ class Acceptance:
             ahead = typical_path(children, row, logits, self._stops.is_end)
         tokens: list[int] = []
         nodes: list[int] = []
-        place = 0  # in the step
+        position = 0  # in the step
         while True:
-            of_place = logits[place : place + 1]
+            of_position = logits[position : position + 1]
             scores = None
             if best is not None:
-                token = best[place]
+                token = best[position]
             else:
-                scores = row.processed(row.ids(), of_place)
+                scores = row.processed(row.ids(), of_position)
                 token = ahead.pop(0) if ahead else row.pick(scores)
             if self._keeps_logits or self._keeps_scores:
-                row.keep(of_place, scores, logits=self._keeps_logits, scores=self._keeps_scores)
+                row.keep(of_position, scores, logits=self._keeps_logits, scores=self._keeps_scores)
             row.tokens.append(token)
             tokens.append(token)
             row.ended = self._ends(row)
-            following = children.get((place - 1, token))
+            following = children.get((position - 1, token))
             if following is not None:
                 nodes.append(following)
-                place = 1 + following
+                position = 1 + following
             if following is None or row.ended:
                 return tokens, nodes
 

@@ -171,8 +171,8 @@ class TreeKVCache(Cache):
         for (pattern, _), numbers in kinds.items():
             slots = Slots(pattern, [cache.layers[number] for number in numbers], self.lengths, max(room, _GROWTH))
             self.groups.append(slots)
-            for place, number in enumerate(numbers):
-                layers[number] = TreeLayer(slots, place)
+            for index, number in enumerate(numbers):
+                layers[number] = TreeLayer(slots, index)
         super().__init__(layers=layers)
 
     def reserve(self, width: int) -> None:
@@ -184,15 +184,15 @@ class TreeKVCache(Cache):
         """Keep the tokens at `paths` of the latest step, in that order; drop the others.
 
         Args:
-            paths: for each row ascending places in the step, 0 being its first token. Tokens that are in their final
+            paths: for each row ascending positions in the step, 0 being its first token. Tokens that are in their final
                 slot already are not copied.
         """
         end = max(self.lengths)
         moved = [
-            (row, end + place, self.lengths[row] + number)
+            (row, end + position, self.lengths[row] + number)
             for row, path in enumerate(paths)
-            for number, place in enumerate(path)
-            if end + place != self.lengths[row] + number
+            for number, position in enumerate(path)
+            if end + position != self.lengths[row] + number
         ]
         if moved:
             on_host = torch.tensor(moved).T.contiguous()

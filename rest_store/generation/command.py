@@ -11,13 +11,13 @@ from typing import Any
 import click
 
 import rest_store
-from rest_store.datastore.locations import is_location
+from rest_store.datastore.locations import is_remote
 from rest_store.datastore.tokenizer import identity_of
 from rest_store.live.opening import open_store
 from rest_store.options import (
     FILE,
+    LOCATION,
     PATH,
-    PLACE,
     SEED,
     FloatRange,
     device_option,
@@ -41,8 +41,8 @@ Examples:
 @click.option(
     "--datastore",
     "datastores",
-    metavar="PLACE",
-    type=PLACE,
+    metavar="LOCATION",
+    type=LOCATION,
     multiple=True,
     help="Directory, frozen or live, or HOST:PORT/NAME of one in a service. Repeatable.",
 )
@@ -55,8 +55,8 @@ Examples:
 @access_options
 @click.option(
     "--remember",
-    metavar="PLACE",
-    type=PLACE,
+    metavar="LOCATION",
+    type=LOCATION,
     help="Add each output to this live datastore, a new or existing directory or HOST:PORT/NAME; draft from it, too.",
 )
 @click.option(
@@ -137,12 +137,12 @@ def generate(
     """
     from rest_store.generation.generator import Generator
     from rest_store.generation.model import load_model
-    from rest_store.generation.writer import Writer
+    from rest_store.generation.printer import Printer
 
     if page_path is not None and len(prompts) != 1:
         raise click.UsageError("--html takes one --prompt")
-    places = [place if is_location(place) else str(Path(place)) for place in datastores]
-    target = remember if remember is None or is_location(remember) else str(Path(remember))
+    locations = [location if is_remote(location) else str(Path(location)) for location in datastores]
+    target = remember if remember is None or is_remote(remember) else str(Path(remember))
     credentials = access.arguments()
     own_calibration = None if calibration is None else rest_store.Calibration.load(calibration)
     network, tokenizer = load_model(model, dtype=dtype, device=device, announce=loading)
@@ -153,20 +153,20 @@ def generate(
         context.with_resource(rest_store.prepacked_weights(network))
     identity = identity_of(tokenizer, model)
     stores: dict[str, Any] = {}
-    for place in dict.fromkeys([*places, *([] if target is None else [target])]):
-        if drafting == "remote" and is_location(place):
+    for location in dict.fromkeys([*locations, *([] if target is None else [target])]):
+        if drafting == "remote" and is_remote(location):
             from rest_store.service.client.opening import open_client
 
             def warn(line: str) -> None:
                 click.echo(f"Warning: {line}", err=True)
 
-            client = open_client(place, warn, tokenizer=identity, **credentials)
-            stores[place] = context.with_resource(client)
-        elif place == target:
-            live = rest_store.LiveDatastore.open(place, tokenizer=tokenizer, **credentials)
-            stores[place] = context.with_resource(live)
+            client = open_client(location, warn, tokenizer=identity, **credentials)
+            stores[location] = context.with_resource(client)
+        elif location == target:
+            live = rest_store.LiveDatastore.open(location, tokenizer=tokenizer, **credentials)
+            stores[location] = context.with_resource(live)
         else:
-            stores[place] = context.with_resource(open_store(place, tokenizer=identity, **credentials))
+            stores[location] = context.with_resource(open_store(location, tokenizer=identity, **credentials))
     options: dict[str, Any] = {"max_new_tokens": max_new_tokens, "do_sample": temperature is not None}
     if temperature is not None:
         options["temperature"] = temperature
@@ -179,10 +179,10 @@ def generate(
         calibration=own_calibration,
     )
     generator.source_names[: len(stores)] = stores  # copies and replicas by their location
-    writer = Writer(generator, options, seed=seed, compare=compare, as_json=as_json)
+    printer = Printer(generator, options, seed=seed, compare=compare, as_json=as_json)
     if prompts:
         for prompt in prompts:
             title = Path(model).name if Path(model).exists() else model
-            writer.write(prompt, chat=bool(chat), page_path=page_path, title=title)
+            printer.write(prompt, chat=bool(chat), page_path=page_path, title=title)
     else:
-        writer.write_lines(chat=bool(tokenizer.chat_template) if chat is None else chat)
+        printer.write_lines(chat=bool(tokenizer.chat_template) if chat is None else chat)

@@ -137,7 +137,7 @@ class DraftSessions:
         for session, origins in zip(self._sessions, piece.origins, strict=True):
             if session is not None and (elsewhere := session.sources.elsewhere):
                 drafted = [origin for origin in origins if origin]
-                of_here = next((place for place, origin in enumerate(drafted) if not origin & ~elsewhere), len(drafted))
+                of_here = next((index for index, origin in enumerate(drafted) if not origin & ~elsewhere), len(drafted))
                 number += len(drafted) - of_here
         return number
 

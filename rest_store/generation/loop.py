@@ -21,7 +21,7 @@ from rest_store.generation.detokenizer import Detokenizer
 from rest_store.generation.draft_sessions import EMPTY, DraftSessions
 from rest_store.generation.options import Options
 from rest_store.generation.output import Piece, Statistics, output_of
-from rest_store.generation.prefill import Prompt, prefill, prompt_length, require_prompt, unpadded
+from rest_store.generation.prefill import PrefilledPrompt, prefill, prompt_length, require_prompt, unpadded
 from rest_store.generation.rows import rows_of
 from rest_store.generation.support import position_count, require_mode, require_model, vocabulary_size
 from rest_store.generation.top_k import TopTokens, read_top_tokens
@@ -284,7 +284,7 @@ class Generation:
         return output_of(self._rows, self._config, self._input_ids, cache, self.statistics)
 
 
-def _policy_of(model: Any, prompt: Prompt) -> DraftPolicy:
+def _policy_of(model: Any, prompt: PrefilledPrompt) -> DraftPolicy:
     """Return the policy of another generation of `model` behind `prompt`, which knows steps of the same conditions."""
     context = max(prompt.length, 256).bit_length()  # steps take longer with the context
     is_prepacked = any("forward" in vars(module) for module in model.modules())

@@ -48,13 +48,13 @@ def load_model(
         raise ModelLoadError(describe(name, "model", "absent (no such file or directory)", _EXPECTED))
     failure = None if path.exists() else hub_failure(name)
     is_gguf = path.suffix == ".gguf"
-    place = str(path.parent) if is_gguf else name
+    location = str(path.parent) if is_gguf else name
     options: dict[str, Any] = {"gguf_file": path.name} if is_gguf else {"local_files_only": failure is not None}
     with _errors("tokenizer", name, failure), announce(f"tokenizer {name}"):
-        tokenizer = _gguf_tokenizer(path) if is_gguf else AutoTokenizer.from_pretrained(place, **options)
+        tokenizer = _gguf_tokenizer(path) if is_gguf else AutoTokenizer.from_pretrained(location, **options)
     with _errors("model", name, failure), announce(f"model {name}"):
         loaded_dtype = "float32" if is_gguf and dtype == "auto" else dtype
-        model = AutoModelForCausalLM.from_pretrained(place, dtype=loaded_dtype, **options).eval()
+        model = AutoModelForCausalLM.from_pretrained(location, dtype=loaded_dtype, **options).eval()
         return (model.to(device) if device is not None else model), tokenizer
 
 

@@ -51,7 +51,7 @@ class Piece:
 
     @property
     def paths(self) -> list[list[int]]:
-        """For each row the places in the step of the tokens that the new ones follow, 0 being its first token."""
+        """For each row the positions in the step of the tokens that the new ones follow, 0 being its first token."""
         return [
             [0, *(1 + node for node in nodes)][: len(tokens)]
             for tokens, nodes in zip(self.tokens, self.accepted, strict=True)

@@ -18,7 +18,7 @@ _NOT_FORWARDED = {"attention_mask", "position_ids", "past_key_values", "use_cach
 
 
 @dataclass
-class Prompt:
+class PrefilledPrompt:
     """A prompt that has been through the model.
 
     Attributes:
@@ -77,7 +77,7 @@ def require_prompt(model: Any, config: Any, model_kwargs: dict[str, Any]) -> Non
     require_cache(cache)
 
 
-def prefill(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> Prompt:
+def prefill(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> PrefilledPrompt:
     """Run the prompt through the model.
 
     Args:
@@ -100,7 +100,7 @@ def prefill(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -
         expected = "keys and values, which can be kept for one path of a tree"
         raise ModelNotSupportedError(describe(type(model).__name__, "the key-value cache", "absent", expected))
     mask = model_kwargs.get("attention_mask")
-    return Prompt(
+    return PrefilledPrompt(
         logits=output.logits[:, -1:],
         cache=cache,
         length=int(cache.get_seq_length()),

@@ -24,7 +24,7 @@ from rest_store.errors import ModeNotSupportedError, describe
 
 Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-# Processors that hold something for each row, by its place in the batch, and what.
+# Processors that hold something for each row, by its index in the batch, and what.
 _OF_ROWS: dict[type, str] = {
     EncoderNoRepeatNGramLogitsProcessor: "generated_ngrams",
     EncoderRepetitionPenaltyLogitsProcessor: "encoder_input_ids",
@@ -132,7 +132,7 @@ def _for_row(processor: Any, row: int, rows: int) -> Processor:
     Raises:
         ModeNotSupportedError: it cannot be copied.
     """
-    if isinstance(processor, PrefixConstrainedLogitsProcessor):  # asks a function about a place in the batch
+    if isinstance(processor, PrefixConstrainedLogitsProcessor):  # asks a function about an index in the batch
         return lambda ids, scores: processor(ids.expand(rows, -1), scores.expand(rows, -1).clone())[row : row + 1]
     if name := _OF_ROWS.get(type(processor)):
         own, held = copy.copy(processor), getattr(processor, name)

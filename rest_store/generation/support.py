@@ -24,7 +24,7 @@ def require_model(model: Any, length: float) -> None:
 
     Raises:
         ModelNotSupportedError: an encoder, no key-value cache, positions that are not an argument (ALiBi and
-            others) or that are places in the cache, rotary embeddings that change within `length`, or weights that are
+            others) or that are slots of the cache, rotary embeddings that change within `length`, or weights that are
             split over several processes.
     """
     name = type(model).__name__
@@ -42,7 +42,7 @@ def require_model(model: Any, length: float) -> None:
     if "position_ids" not in parameters or getattr(config, "alibi", False):
         position = "counted by the model itself, or left to ALiBi"
     elif isinstance(getattr(config, "attention_layers", None), list):  # GPT-Neo
-        position = "a place in the cache"
+        position = "a slot of the cache"
     if position is not None:
         raise ModelNotSupportedError(describe(name, "the position of a token", position, "an argument, position_ids"))
     if (split := _split_over_processes(model)) is not None:

@@ -50,7 +50,7 @@ def typical_path(
     Args:
         children: each node, by its parent (-1: the context) and its token; parents come before their children.
         row: as it is before the step.
-        logits: [places, vocabulary].
+        logits: [positions, vocabulary].
         is_end: whether a token ends the row; what was drafted behind it does not count.
     """
     following: dict[int, dict[int, int]] = {}  # of each parent: its children, by token

@@ -15,7 +15,7 @@ import torch
 from rest_store.datastore.tree import TokenTree
 from rest_store.generation.attention import TreeAttention
 from rest_store.generation.cache import Slots, TreeKVCache
-from rest_store.generation.prefill import Prompt
+from rest_store.generation.prefill import PrefilledPrompt
 
 
 class Verifier:
@@ -33,7 +33,7 @@ class Verifier:
         ModelNotSupportedError: the model's attention takes no mask and cannot be switched to one that does.
     """
 
-    def __init__(self, model: Any, prompt: Prompt, room: int) -> None:
+    def __init__(self, model: Any, prompt: PrefilledPrompt, room: int) -> None:
         self._model, self._extras = model, prompt.extras
         self._attention = TreeAttention(model)
         try:
@@ -101,7 +101,7 @@ class Verifier:
             context = context & (self._seen[:, held.clamp(max=known - 1)] | (held >= known))
         mask = torch.where(in_step, ancestors[:, :, node], context[:, None, :])
         if group.pattern.window:
-            there = torch.where(in_step, slots[:, node], held)[:, None, :]  # places in the sequence
+            there = torch.where(in_step, slots[:, node], held)[:, None, :]  # positions in the sequence
             mask = mask & (there > slots[:, :, None] - group.pattern.window)
         if self._attention.name != "eager":
             return mask[:, None]

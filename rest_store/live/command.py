@@ -109,9 +109,9 @@ def add(
     with _open(directory, tokenizer=target, max_tokens=max_tokens, max_age=max_age) as store:
         for batch in batches(document for corpus in corpora for document in corpus):
             encoded = zip(batch, target.encode_documents(batch), strict=True)
-            some = {place: found for place, (_, found) in enumerate(encoded) if len(found)}
+            some = {index: found for index, (_, found) in enumerate(encoded) if len(found)}
             # Named for its content, a document that is there is not added again.
-            added = store.add(list(some.values()), [content_digest(batch[place]).hex() for place in some])
+            added = store.add(list(some.values()), [content_digest(batch[index]).hex() for index in some])
             ids += added
             duplicates += len(added.duplicates)
             tokens += sum(map(len, some.values()))

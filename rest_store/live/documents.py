@@ -15,7 +15,7 @@ from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import LimitError, LiveFormatError, ManifestError, StorageError, describe
 from rest_store.live.database import SCHEMA, Database
 from rest_store.live.retention import Limits, Retention
-from rest_store.live.upstream import Changes, Document, Removal, is_time
+from rest_store.live.upstream import Changes, DocumentRecord, Removal, is_time
 
 _MOST_REMOVALS = 1 << 16  # that are stored
 _MOST_OPENINGS = 1 << 10  # likewise
@@ -108,7 +108,7 @@ class Documents(Database):
         They begin with the first unless this had change `after` when it was known by `datastore_id`, and if what was
         removed since has been forgotten.
         """
-        added: list[Document] = []
+        added: list[DocumentRecord] = []
         removed: list[Removal] = []
         size = 0
         with self.one_state(), self._named_errors("read"):
@@ -120,13 +120,13 @@ class Documents(Database):
             last = head
             rows = self._database.execute("SELECT * FROM removals WHERE number > ? ORDER BY number", (after,))
             removals = (Removal(number, first, last, bool(deleted)) for number, first, last, deleted in rows)
-            both: list[Iterator[Document | Removal]] = [self._read("number > ?", after), removals]
+            both: list[Iterator[DocumentRecord | Removal]] = [self._read("number > ?", after), removals]
             for change in heapq.merge(*both, key=operator.attrgetter("number")):
-                size += _OVERHEAD + (len(change.symbols) if isinstance(change, Document) else 0)
+                size += _OVERHEAD + (len(change.symbols) if isinstance(change, DocumentRecord) else 0)
                 if size > most_bytes and (added or removed):
                     last = change.number - 1
                     break
-                if isinstance(change, Document):
+                if isinstance(change, DocumentRecord):
                     added.append(change)
                 else:
                     removed.append(change)
@@ -138,7 +138,7 @@ class Documents(Database):
 
     def read(
         self, first: int = 1, last: int = 2**62, *, namespace: str = "", group: str | None = None
-    ) -> Iterator[Document]:
+    ) -> Iterator[DocumentRecord]:
         """Yield the documents `first .. last` of a namespace, and of a group if it is given, in their order."""
         where, arguments = _those_of(namespace, group)
         return self._read(f"{where} AND number BETWEEN ? AND ?", *arguments, first, last)
@@ -150,12 +150,12 @@ class Documents(Database):
         rows = self._rows(query, *arguments, count - 1)
         return int(rows[0][0]) if rows else 1
 
-    def _read(self, where: str, *arguments: object) -> Iterator[Document]:
+    def _read(self, where: str, *arguments: object) -> Iterator[DocumentRecord]:
         with self._named_errors("read"):
             for *fields, crc in self._database.execute(
                 f"SELECT * FROM documents WHERE {where} ORDER BY number", arguments
             ):
-                document = Document(*fields)
+                document = DocumentRecord(*fields)
                 symbols, added = document.symbols, document.added
                 is_sound = isinstance(symbols, bytes) and len(symbols) > 0 and zlib.crc32(symbols) == crc
                 self._require(f"document {document.number}", is_sound and is_time(added))

@@ -13,7 +13,7 @@ from rest_store.datastore.shard import encode_symbols
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.validation import IntSequence, document_tokens, epoch_number, label, new_ids
 from rest_store.errors import DocumentError, StorageError, TokenizerLoadError, describe
-from rest_store.live.upstream import Document, digest_of
+from rest_store.live.upstream import DocumentRecord, digest_of
 
 if TYPE_CHECKING:
     from build_index.target_tokenizer import TargetTokenizer
@@ -42,7 +42,7 @@ class Encoder:
         group: str,
         epoch: int,
         max_tokens: int | None,
-    ) -> tuple[list[str], list[Document]]:
+    ) -> tuple[list[str], list[DocumentRecord]]:
         """Return the ids of `documents`, and these as they are stored but for numbers and times.
 
         Raises what `LiveDatastore.add` says, whose arguments these are; none is larger than `max_tokens`.
@@ -55,7 +55,7 @@ class Encoder:
         most = min(_LARGEST, max_tokens or _LARGEST)
         symbols = [self._symbols(document, index, most) for index, document in enumerate(tokens)]
         new = [
-            Document(0, namespace, digest_of(name, namespace), 0.0, *labels, some)
+            DocumentRecord(0, namespace, digest_of(name, namespace), 0.0, *labels, some)
             for name, some in zip(names, symbols, strict=True)
         ]
         return names, new

@@ -131,7 +131,7 @@ class LiveDatastore(Store):
             LimitError: a limit is not positive, or given for a replica, whose limits are the service's.
             ServiceError: there is no replica yet, and the service cannot be reached or refuses.
         """
-        is_replica = locations.is_location(path)
+        is_replica = locations.is_remote(path)
         kept = locations.default_cache() if cache is None else locations.local_directory(cache)
         directory = replica_directory(str(path), kept) if is_replica else locations.local_directory(path)
         absolute = directory.absolute()  # also when the program changes its working directory

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rest_store.datastore.datastore import Datastore
-from rest_store.datastore.locations import is_location
+from rest_store.datastore.locations import is_remote
 from rest_store.errors import DeadlineError, LiveFormatError, ServiceUnavailableError
 from rest_store.live.directory import is_live
 
@@ -37,7 +37,7 @@ def open_store(
     Raises:
         DatastoreError, TokenizerMismatchError, ServiceError: as `Datastore.open` or `LiveDatastore.open`.
     """
-    is_elsewhere = is_location(path)
+    is_elsewhere = is_remote(path)
     if "://" in str(path) if is_elsewhere else not is_live(Path(path)):
         return Datastore.open(path, tokenizer=tokenizer, cache=cache)
     from rest_store.live.live_datastore import LiveDatastore

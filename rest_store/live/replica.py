@@ -27,7 +27,7 @@ from rest_store.live.directory import is_live, make_directory
 from rest_store.live.follower import Follower
 from rest_store.live.retention import Limits, Retention
 from rest_store.live.segments import Segments
-from rest_store.live.upstream import Changes, Document, Upstream, digest_of, is_time
+from rest_store.live.upstream import Changes, DocumentRecord, Upstream, digest_of, is_time
 from rest_store.live.writer import Writer
 
 _PATIENCE = 10.0  # seconds until what was changed upstream is visible here, or a cache that is being begun is there
@@ -184,7 +184,7 @@ class Replica:
         self._head = changes.head
         return changes
 
-    def _check_documents(self, documents: Sequence[Document]) -> None:
+    def _check_documents(self, documents: Sequence[DocumentRecord]) -> None:
         """Raise ProtocolError unless these may be documents."""
         width = token_width(self.tokenizer.vocabulary_size)
         for document in documents:
@@ -201,7 +201,7 @@ class Replica:
 
     # --- What is changed upstream -------------------------------------------------------------------------------------
 
-    def add(self, documents: Sequence[Document], ids: Sequence[str]) -> set[bytes]:
+    def add(self, documents: Sequence[DocumentRecord], ids: Sequence[str]) -> set[bytes]:
         """Add documents upstream, as `Writer.add`; return once they are visible here."""
         if not documents:
             return set()

@@ -14,7 +14,7 @@ from rest_store.errors import LimitError, describe
 
 if TYPE_CHECKING:
     from rest_store.live.segment import Segment
-    from rest_store.live.upstream import Document
+    from rest_store.live.upstream import DocumentRecord
 
 _MEMTABLE = 1 << 12  # positions that are sorted anew with each addition
 _LARGEST = 1 << 24  # positions of a segment: sorting them takes some seconds
@@ -64,14 +64,14 @@ class Retention:
         """Return whether documents added at these times may be in one segment."""
         return self.max_age is None or abs(newest - oldest) <= self.max_age / _LEAST_SEGMENTS
 
-    def batches(self, documents: Iterable[Document], width: int) -> Iterator[list[Document]]:
+    def batches(self, documents: Iterable[DocumentRecord], width: int) -> Iterator[list[DocumentRecord]]:
         """Yield documents in lists that may each become a segment.
 
         Args:
             documents: in the order of their numbers.
             width: bytes of a token.
         """
-        batch: list[Document] = []
+        batch: list[DocumentRecord] = []
         size, most = 0, min(_COMMIT, self.largest)
         for document in documents:
             positions = len(document.symbols) // width + 1

@@ -16,7 +16,7 @@ from rest_store.datastore.header import TAIL_SIZE, TokensHeader, entry_bits, sep
 from rest_store.datastore.shard import Shard, ShardView, write_file, write_suffixes
 from rest_store.errors import ChecksumError, StorageError, describe
 from rest_store.live.documents import SegmentRecord
-from rest_store.live.upstream import Document
+from rest_store.live.upstream import DocumentRecord
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,9 @@ class Segment:
         return self.view.position_count - self.view.entry_count
 
 
-def sorted_segment(documents: Sequence[Document], vocabulary_size: int, memtable: Segment | None = None) -> Segment:
+def sorted_segment(
+    documents: Sequence[DocumentRecord], vocabulary_size: int, memtable: Segment | None = None
+) -> Segment:
     """Sort documents that follow one another in memory.
 
     Args:

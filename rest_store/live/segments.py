@@ -16,9 +16,9 @@ from rest_store.errors import DatastoreError
 from rest_store.live.documents import Documents
 from rest_store.live.retention import Limits, Retention
 from rest_store.live.segment import Segment, open_segment, sorted_segment
-from rest_store.live.upstream import Document
+from rest_store.live.upstream import DocumentRecord
 
-Item = TypeVar("Item", Segment, Document)
+Item = TypeVar("Item", Segment, DocumentRecord)
 
 
 class Segments:
@@ -111,7 +111,7 @@ class Segments:
                 rest = documents.read(after + 1, namespace=namespace)
                 yield from self._sorted(rest, limits.of(namespace))
 
-    def _sorted(self, documents: Iterable[Document], retention: Retention) -> Iterator[Segment]:
+    def _sorted(self, documents: Iterable[DocumentRecord], retention: Retention) -> Iterator[Segment]:
         for batch in retention.batches(documents, token_width(self.vocabulary_size)):
             yield sorted_segment(batch, self.vocabulary_size)
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from rest_store.live.added import AddedDocuments
 
 
-class Document(NamedTuple):
+class DocumentRecord(NamedTuple):
     """A document as it is stored.
 
     Attributes:
@@ -76,7 +76,7 @@ class Changes(NamedTuple):
     first: int
     last: int
     head: int
-    added: Sequence[Document]
+    added: Sequence[DocumentRecord]
     removed: Sequence[Removal]
 
 

@@ -22,7 +22,7 @@ from rest_store.live.encoding import store_tokenizer
 from rest_store.live.retention import Clock, Limits, Retention
 from rest_store.live.segment import Segment, remove_files, sorted_segment, write_segment
 from rest_store.live.segments import Segments, by_namespace
-from rest_store.live.upstream import Changes, Document, digest_of
+from rest_store.live.upstream import Changes, DocumentRecord, digest_of
 
 
 class Writer:
@@ -109,7 +109,7 @@ class Writer:
             self.segments.close()
             self._resources.close()
 
-    def add(self, documents: Sequence[Document], ids: Sequence[str]) -> set[bytes]:
+    def add(self, documents: Sequence[DocumentRecord], ids: Sequence[str]) -> set[bytes]:
         """Add documents of one namespace, without those whose digest is there already.
 
         Args:
@@ -283,10 +283,10 @@ class Writer:
         memtables = {segment for segment in last.values() if segment.last > in_files.get(segment.namespace, 0)}
         self._store([segment if segment in memtables else self._flushed(segment) for segment in segments])
 
-    def _add(self, documents: Sequence[Document]) -> Iterable[bytes]:
+    def _add(self, documents: Sequence[DocumentRecord]) -> Iterable[bytes]:
         """Number, sort, store and publish those of `documents` that are new; return their digests."""
         stored = self._documents.numbers(document.digest for document in documents)
-        new: dict[bytes, Document] = {}
+        new: dict[bytes, DocumentRecord] = {}
         newest, now = self._documents.newest(), self._clock.now()
         for document in documents:
             if document.digest not in stored and document.digest not in new:
@@ -297,18 +297,18 @@ class Writer:
             self._store(segments, added=added)
         return new
 
-    def _append(self, segments: list[Segment], documents: Sequence[Document]) -> None:
+    def _append(self, segments: list[Segment], documents: Sequence[DocumentRecord]) -> None:
         """Sort new documents of one namespace into its memtable in `segments`, and flush it if it is large enough."""
         namespace, retention = documents[0].namespace, self.limits.of(documents[0].namespace)
-        memtables = (place for place, some in enumerate(segments) if not some.record and some.namespace == namespace)
+        memtables = (index for index, some in enumerate(segments) if not some.record and some.namespace == namespace)
         memtable = None
-        if (place := next(memtables, None)) is not None:
-            size = segments[place].position_count
+        if (index := next(memtables, None)) is not None:
+            size = segments[index].position_count
             size += sum(len(document.symbols) // self._width + 1 for document in documents)
-            if size <= retention.largest and retention.may_span(segments[place].oldest, documents[-1].added):
-                memtable = segments.pop(place)
+            if size <= retention.largest and retention.may_span(segments[index].oldest, documents[-1].added):
+                memtable = segments.pop(index)
             else:
-                segments[place] = self._flushed(segments[place])
+                segments[index] = self._flushed(segments[index])
         segment = sorted_segment(documents, self._vocabulary_size, memtable)
         is_full = segment.position_count >= retention.memtable
         segments.append(self._flushed(segment) if is_full else segment)
@@ -335,7 +335,7 @@ class Writer:
         self,
         segments: Sequence[Segment],
         *,
-        added: Sequence[Document] = (),
+        added: Sequence[DocumentRecord] = (),
         removed: Sequence[int] = (),
         deleted: bool = False,
         upstream: Changes | None = None,

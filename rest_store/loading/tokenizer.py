@@ -120,11 +120,11 @@ def _from_hub(name: str) -> LoadedTokenizer:
         raise TokenizerLoadError(describe(name, "tokenizer", problem, _EXPECTED)) from error
 
 
-def _from_transformers(name: str, place: str, **options: Any) -> LoadedTokenizer:
+def _from_transformers(name: str, location: str, **options: Any) -> LoadedTokenizer:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
+        tokenizer = AutoTokenizer.from_pretrained(location, trust_remote_code=False, **options)
     except Exception as error:  # errors of repositories, files and the network have no common base
         problem = f"refused by transformers ({first_line(error)})"
         raise TokenizerLoadError(describe(name, "tokenizer", problem, _EXPECTED)) from error

@@ -102,7 +102,7 @@ def test_files_that_nodes_do_not_see_are_refused(address, corpora, tokenizer, tm
     try:
         with pytest.raises(ClusterError, match=rf"node .*: the corpus {mine}/corpus\.jsonl is absent"):
             build(options(mine / "corpus.jsonl", tokenizer, tmp_path / "ds", memory=MEMORY, ray=address))
-        monkeypatch.setattr("build_index.staging.building_place", lambda place: mine / "building")
+        monkeypatch.setattr("build_index.staging.building_directory", lambda directory: mine / "building")
         with pytest.raises(ClusterError, match=rf"node .*: the output {mine}/building/slices is not visible, expected"):
             build(options(corpora, tokenizer, tmp_path / "ds", memory=MEMORY, ray=address))
     finally:

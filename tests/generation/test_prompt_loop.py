@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 
 from rest_store.cli import main
 from rest_store.errors import PromptError
-from rest_store.generation.writer import Writer
+from rest_store.generation.printer import Printer
 from tests.shared.tiny import text_tokenizer, write_model
 
 
@@ -82,7 +82,7 @@ def test_on_a_terminal_an_interrupt_ends_the_text_and_the_end_of_input_the_loop(
 
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setattr("builtins.input", lambda sign: next(lines, None) or _end())
-    Writer(Interrupted(), {}, seed=None, compare=False, as_json=False).write_lines(chat=False)
+    Printer(Interrupted(), {}, seed=None, compare=False, as_json=False).write_lines(chat=False)
     assert written == ["for", "interrupted", "in"]
     assert capsys.readouterr().err.split("\n") == ["", "no such luck", "", "interrupted", "", "no such luck", ""]
 

@@ -10,14 +10,14 @@ import pytest
 
 from rest_store.datastore.shard import Shard, encode_symbols
 from rest_store.live.segment import sorted_segment, write_segment
-from rest_store.live.upstream import Document
+from rest_store.live.upstream import DocumentRecord
 from tests.shared.live import some_document
 from tests.shared.strategies import Corpus, write_datastore
 
 
-def stored(documents: list[list[int]], vocabulary_size: int, first: int = 1) -> list[Document]:
+def stored(documents: list[list[int]], vocabulary_size: int, first: int = 1) -> list[DocumentRecord]:
     return [
-        Document(
+        DocumentRecord(
             first + place,
             "",
             bytes([place % 256]),

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from rest_store.cli import main
-from rest_store.datastore.locations import is_location
+from rest_store.datastore.locations import is_remote
 from rest_store.service.channel import Tls
 from rest_store.service.options import Access
 from tests.shared.services import Certificates, running
@@ -85,10 +85,10 @@ def test_tls_is_as_it_was_asked_for(given: Any, tls: Tls | None, monkeypatch: py
     ],
 )
 def test_locations_are_told_from_directories(text: str, elsewhere: bool) -> None:
-    assert is_location(text) is elsewhere
+    assert is_remote(text) is elsewhere
 
 
 def test_a_directory_named_as_an_address_is_a_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("code:5").mkdir()
-    assert not is_location("code:5")
+    assert not is_remote("code:5")

@@ -36,7 +36,7 @@ class BatchDrafts:
         self._shape = shape
         self._requests: dict[str, Req] = {}  # that have begun
         self._sizes: dict[str, int] = {}  # of the drafts of the latest step
-        self._places: dict[str, int] = {}  # of requests in `_likely`
+        self._indices: dict[str, int] = {}  # of requests in `_likely`
         self._likely: torch.Tensor | Rows | None = None  # of the latest step, on the device until it is asked for
 
     def arrays(self, batch: ScheduleBatch, *, is_ahead: bool) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
@@ -95,17 +95,17 @@ class BatchDrafts:
 
     def _likely_rows(self, rid: str) -> Rows | None:
         """Return what the model found likely after the text and each node of the latest draft; None if unknown."""
-        if self._likely is None or rid not in self._places:
+        if self._likely is None or rid not in self._indices:
             return None
         if isinstance(self._likely, torch.Tensor):
             self._likely = self._likely.cpu().numpy()
-        rows: Rows = self._likely.reshape(len(self._places), -1, self._likely.shape[1])[self._places[rid]]
+        rows: Rows = self._likely.reshape(len(self._indices), -1, self._likely.shape[1])[self._indices[rid]]
         return rows[: 1 + self._sizes.get(rid, 0)]
 
     def take(self, batch: ScheduleBatch, logits: torch.Tensor) -> None:
         """Keep the most likely tokens of a step's logits, [B * nodes, vocabulary], without waiting for the device."""
         try:
-            self._places = {request.rid: place for place, request in enumerate(batch.reqs)}
+            self._indices = {request.rid: index for index, request in enumerate(batch.reqs)}
             self._likely = likely_tokens(logits)
         except Exception as error:
             self._likely = None

@@ -103,11 +103,11 @@ def drafts_on_device(
     of_rows, is_chosen = _to_device(tokens, device), _to_device(chosen, device)
     before = _to_device(np.asarray(known, np.int64), device)
     grown = (lengths[rows].long() - before).clamp(0, lag)[:, None]
-    places = torch.arange(lag, device=device)
-    written = texts[rows[:, None], (before[:, None] + places).clamp(max=texts.shape[1] - 1)]
-    fits = ((of_rows[:, :lag] == written) | (places >= grown)).all(dim=1, keepdim=True)
+    offsets = torch.arange(lag, device=device)
+    written = texts[rows[:, None], (before[:, None] + offsets).clamp(max=texts.shape[1] - 1)]
+    fits = ((of_rows[:, :lag] == written) | (offsets >= grown)).all(dim=1, keepdim=True)
     drafts = of_rows.gather(1, grown + torch.arange(most, device=device)).long()
-    # A place without a token has one that is there in any case; all K are verified.
+    # A position without a token has one that is there in any case; all K are verified.
     return torch.where(fits & is_chosen.gather(1, grown) & (drafts >= 0), drafts, otherwise)
 
 

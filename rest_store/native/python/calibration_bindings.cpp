@@ -43,7 +43,7 @@ nb::bytes fit_gbdt(const Array<float, 2>& rows, const Array<std::uint8_t>& label
       if (labels.data()[row] > 1) throw nb::value_error("a label greater than 1");
       right += labels.data()[row];
     }
-    if (right > 1) throw nb::value_error("several right rows of one place");
+    if (right > 1) throw nb::value_error("several right rows of one position");
   }
   const std::span<const float> features{rows.data(), rows.size()};
   if (!std::all_of(features.begin(), features.end(), [](float feature) { return std::isfinite(feature); }))

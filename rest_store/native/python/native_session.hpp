@@ -34,7 +34,7 @@ struct AcceptedRows {
 template <class Origins>
 nb::tuple packed_draft(std::span<const DraftNode> nodes, Origins&& origins_of) {
   const std::size_t size = nodes.size();
-  std::vector<std::int32_t> packed(5 * size);  // counts, which are 0, take two places each
+  std::vector<std::int32_t> packed(5 * size);  // counts, which are 0, take two elements each
   std::vector<float> scores(size);
   std::vector<std::uint8_t> origins(size);
   for (std::size_t i = 0; i < size; ++i) {
@@ -53,38 +53,38 @@ inline DraftLimits limits_of(std::size_t max_nodes, const Array<double>& costs, 
   return {max_nodes, is_chain ? Shape::kChain : Shape::kTree, span_of(costs)};
 }
 
-// One generation. Sources are identified by their places among the session's sources, of which there are at most 8.
+// One generation. Sources are identified by their indices among the session's sources, of which there are at most 8.
 class NativeSession {
  public:
   explicit NativeSession(NativeCalibration& calibration)
       : calibration_(calibration), builder_(calibration.trees().fitted) {}
 
-  void use_prompt_lookup(std::uint32_t place) {
+  void use_prompt_lookup(std::uint32_t source) {
     builder_.use_lookup();
-    places_[0] = place;
+    source_of_[0] = source;
   }
 
-  void use_recycled_logits(std::uint32_t place, RecycledLogits& recycled) {
+  void use_recycled_logits(std::uint32_t source, RecycledLogits& recycled) {
     builder_.use_recycled(recycled);
-    places_[1] = place;
+    source_of_[1] = source;
   }
 
   // Stores are datastores. Another reader: the datastore has other shards.
-  void add_store(std::uint32_t place, NativeEvidenceReader& reader) {
+  void add_store(std::uint32_t source, NativeEvidenceReader& reader) {
     if (builder_.store_count() == kMaxStores) throw nb::value_error("more datastores than a session can hold");
     builder_.add_store(*reader.reader);
-    places_.push_back(place);
+    source_of_.push_back(source);
     readers_.push_back(nb::find(reader));
   }
-  void set_reader(std::uint32_t place, NativeEvidenceReader& reader) {
-    const std::size_t store = store_at(place);
+  void set_reader(std::uint32_t source, NativeEvidenceReader& reader) {
+    const std::size_t store = store_at(source);
     builder_.set_reader(store, *reader.reader);
     readers_[store] = nb::find(reader);
   }
-  void remove_store(std::uint32_t place) {
-    const std::size_t store = store_at(place);
+  void remove_store(std::uint32_t source) {
+    const std::size_t store = store_at(source);
     builder_.remove_store(store);
-    places_.erase(places_.begin() + kFirstStore + static_cast<std::ptrdiff_t>(store));
+    source_of_.erase(source_of_.begin() + kFirstStore + static_cast<std::ptrdiff_t>(store));
     readers_.erase(readers_.begin() + static_cast<std::ptrdiff_t>(store));
   }
 
@@ -165,26 +165,26 @@ class NativeSession {
   }
 
   void record(bool on) { builder_.record(on); }
-  // (features float32[rows, kFeatures], labels uint8[rows], ends uint32[places]) recorded since the last call.
+  // (features float32[rows, kFeatures], labels uint8[rows], ends uint32[positions]) recorded since the last call.
   nb::tuple recorded() {
     const Recorded recorded = builder_.take_recorded();
     return nb::make_tuple(bytes_of(recorded.features), bytes_of(recorded.labels), bytes_of(recorded.ends));
   }
 
  private:
-  static constexpr std::ptrdiff_t kFirstStore = 2;  // in places_
+  static constexpr std::ptrdiff_t kFirstStore = 2;  // in source_of_
 
-  std::size_t store_at(std::uint32_t place) const {
-    const auto found = std::find(places_.begin() + kFirstStore, places_.end(), place);
-    if (found == places_.end()) throw nb::value_error("no datastore there");
-    return static_cast<std::size_t>(found - places_.begin() - kFirstStore);
+  std::size_t store_at(std::uint32_t source) const {
+    const auto found = std::find(source_of_.begin() + kFirstStore, source_of_.end(), source);
+    if (found == source_of_.end()) throw nb::value_error("no datastore there");
+    return static_cast<std::size_t>(found - source_of_.begin() - kFirstStore);
   }
 
-  // The places of the sources that proposed a node, one bit each.
+  // The indices of the sources that proposed a node, one bit each.
   std::uint32_t origins_of(const DraftNode& node) const {
     std::uint32_t origins = 0;
-    for (std::size_t origin = 0; origin < places_.size(); ++origin)
-      if ((node.origins >> origin & 1) != 0) origins |= 1U << places_[origin];
+    for (std::size_t origin = 0; origin < source_of_.size(); ++origin)
+      if ((node.origins >> origin & 1) != 0) origins |= 1U << source_of_[origin];
     return origins;
   }
 
@@ -218,8 +218,8 @@ class NativeSession {
   }
 
   NativeCalibration& calibration_;
-  std::vector<nb::object> readers_;          // of each store, kept alive
-  std::vector<std::uint32_t> places_{0, 0};  // of prompt lookup, recycled logits and each store
+  std::vector<nb::object> readers_;             // of each store, kept alive
+  std::vector<std::uint32_t> source_of_{0, 0};  // of prompt lookup, recycled logits and each store
   OnlineCalibration before_;
   TreeBuilder builder_;
   std::uint64_t vocabulary_ = std::uint64_t{1} << 31;

@@ -103,7 +103,7 @@ class Matcher {
       best = {};
     }
 
-    std::size_t place_of(const Search& search) const {
+    std::size_t shard_of(const Search& search) const {
       return static_cast<std::size_t>(search.shard - query.shards->data());
     }
 
@@ -136,7 +136,7 @@ class Matcher {
     void learn(std::span<const Search> searches, std::span<const std::uint8_t> occurs) {
       for (std::uint32_t i = probe_count; i-- > 0;) {
         for (std::size_t at = ranges[i].begin; at < ranges[i].end; ++at)
-          if (searches[at].failed()) absent_in[place_of(searches[at])] = lengths[i];
+          if (searches[at].failed()) absent_in[shard_of(searches[at])] = lengths[i];
         if (occurs[first_group + i]) {
           present = lengths[i];
           best = ranges[i];
@@ -171,7 +171,7 @@ class Matcher {
       for (std::size_t at = one.best.begin; at < one.best.end; ++at, ++search) {
         if (!search->found) continue;
         const Interval interval{boundary[0].low, std::max(boundary[0].low, boundary[1].low)};
-        match.intervals[one.place_of(*search)] = interval;
+        match.intervals[one.shard_of(*search)] = interval;
         match.count += interval.width();
         boundary += 2;
       }

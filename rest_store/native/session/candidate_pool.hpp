@@ -1,4 +1,4 @@
-// The candidates for one place of a draft tree before the best of them are chosen.
+// The candidates for one position of a draft tree before the best of them are chosen.
 #pragma once
 
 #include <array>
@@ -21,7 +21,7 @@ class CandidatePool {
   std::size_t size = 0;
   std::array<Token, kMax> tokens;
   std::array<std::uint32_t, kMax> origins;  // bit 0: prompt lookup, bit 1: recycled logits, bit 2 + i: store i
-  std::array<std::uint8_t, kMax> matched;   // place among the candidates of prompt lookup, or kUnmatched
+  std::array<std::uint8_t, kMax> matched;   // index among the candidates of prompt lookup, or kUnmatched
   std::array<float, kMax> prior;            // probability by the rule
   std::array<float, kMax> lookup;           // by the rule from prompt lookup alone
   std::array<std::array<float, kMax>, kMaxStores> stores;  // from each store alone
@@ -59,9 +59,9 @@ class CandidatePool {
 
   // Where `token` is, or where it would be.
   std::size_t slot_of(Token token) const {
-    std::size_t place = (token * 0x9E3779B1U) >> (32 - kSlotBits);
-    while (slots_[place].round == round_ && slots_[place].token != token) place = (place + 1) % slots_.size();
-    return place;
+    std::size_t slot = (token * 0x9E3779B1U) >> (32 - kSlotBits);
+    while (slots_[slot].round == round_ && slots_[slot].token != token) slot = (slot + 1) % slots_.size();
+    return slot;
   }
 
   static constexpr unsigned kSlotBits = 11;

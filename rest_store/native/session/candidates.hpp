@@ -1,5 +1,5 @@
-// The candidates for one place of a draft tree and their features: what all sources know of the next token, as a table
-// with a row for each candidate and a column for each feature that the gradient-boosted trees read.
+// The candidates for one position of a draft tree and their features: what all sources know of the next token, as a
+// table with a row for each candidate and a column for each feature that the gradient-boosted trees read.
 #pragma once
 
 #include <bit>
@@ -203,17 +203,17 @@ class CandidateTable {
       const std::uint64_t key =
           std::uint64_t{~std::bit_cast<std::uint32_t>(pool_.prior[row])} << 32 | pool_.tokens[row];
       if (size_ == limit && key > best[limit - 1]) continue;
-      std::size_t place = size_ < limit ? size_++ : limit - 1;
-      for (; place > 0 && best[place - 1] > key; --place) {
-        best[place] = best[place - 1];
-        order_[place] = order_[place - 1];
+      std::size_t rank = size_ < limit ? size_++ : limit - 1;
+      for (; rank > 0 && best[rank - 1] > key; --rank) {
+        best[rank] = best[rank - 1];
+        order_[rank] = order_[rank - 1];
       }
-      best[place] = key;
-      order_[place] = static_cast<std::uint16_t>(row);
+      best[rank] = key;
+      order_[rank] = static_cast<std::uint16_t>(row);
     }
     lanes_ = size_ <= kLanes ? kLanes : kCandidates;
-    std::fill_n(places_.begin(), pool_.size, kNoPlace);
-    for (std::size_t row = 0; row < size_; ++row) places_[order_[row]] = static_cast<std::uint8_t>(row);
+    std::fill_n(row_of_.begin(), pool_.size, kNoRow);
+    for (std::size_t row = 0; row < size_; ++row) row_of_[order_[row]] = static_cast<std::uint8_t>(row);
   }
 
   float& at(std::size_t column, std::size_t row) { return columns_[column * kCandidates + row]; }
@@ -264,8 +264,8 @@ class CandidateTable {
       set_column(kRecycledShare1 + i, 0);
       set_column(kRecycledTimes1 + i, static_cast<float>(likely.times()));
       for (std::size_t rank = likely.size(); rank-- > 0;) {
-        const std::size_t row = places_[recycled_rows_[i][rank]];
-        if (row == kNoPlace) continue;
+        const std::size_t row = row_of_[recycled_rows_[i][rank]];
+        if (row == kNoRow) continue;
         at(kRecycledRanks[i], row) = static_cast<float>(rank);
         at(kRecycledShare1 + i, row) = likely.share(rank);
       }
@@ -283,9 +283,9 @@ class CandidateTable {
     for (std::size_t store = 0; store < sources.stores.size(); ++store) {
       if (sources.live[store] != live) continue;
       std::size_t left = store;
-      for (std::size_t& place : best)
-        if (place == kNoStore || hit_rates.stores[place].value < hit_rates.stores[left].value)
-          if (std::swap(place, left); left == kNoStore) break;
+      for (std::size_t& store : best)
+        if (store == kNoStore || hit_rates.stores[store].value < hit_rates.stores[left].value)
+          if (std::swap(store, left); left == kNoStore) break;
     }
     return best;
   }
@@ -314,13 +314,13 @@ class CandidateTable {
       const std::uint16_t* pooled = store_rows_[store][static_cast<std::size_t>(level - evidence.levels.data())].data();
       const std::size_t column = (first + kShares + i) * kCandidates;
       for (const Continuation& next : level->next) {
-        const std::size_t row = places_[*pooled++];
-        columns_[select(row == kNoPlace, kFeatures * kCandidates, column + row)] = next.share;
+        const std::size_t row = row_of_[*pooled++];
+        columns_[select(row == kNoRow, kFeatures * kCandidates, column + row)] = next.share;
       }
     }
   }
 
-  static constexpr std::uint8_t kNoPlace = 255;
+  static constexpr std::uint8_t kNoRow = 255;
   static constexpr LookupCandidate kNoCandidate{};
 
   CandidatePool pool_;
@@ -330,7 +330,7 @@ class CandidateTable {
   std::size_t size_ = 0;
   std::size_t lanes_ = kCandidates;                         // rows that are filled
   std::array<std::uint16_t, kCandidates> order_{};          // rows of the pool, best first
-  std::array<std::uint8_t, CandidatePool::kMax> places_{};  // of each row of the pool in that order, or kNoPlace
+  std::array<std::uint8_t, CandidatePool::kMax> row_of_{};  // of each row of the pool in that order, or kNoRow
   alignas(64) std::array<float, kFeatures * kCandidates + 1> columns_{};  // and what is of no row
 };
 

@@ -113,8 +113,8 @@ class ContinuationReader {
     for (std::size_t i = 0; i < queries.size(); ++i)
       for (; next < ends_[i]; ++next) {
         Probe& probe = probes_[next];
-        probe.place = probe.shard->position(probe.place) + queries[i].length;
-        prefetch(probe.shard->suffix(probe.place));
+        probe.at = probe.shard->position(probe.at) + queries[i].length;
+        prefetch(probe.shard->suffix(probe.at));
       }
     next = 0;
     for (std::size_t i = 0; i < queries.size(); ++i) {
@@ -122,9 +122,9 @@ class ContinuationReader {
       counts_.clear();
       for (; next < ends_[i]; ++next) {
         const Probe& probe = probes_[next];
-        const std::uint8_t* at = probe.shard->suffix(probe.place);
+        const std::uint8_t* suffix = probe.shard->suffix(probe.at);
         Token token = 0;
-        for (std::uint32_t byte = 0; byte < probe.shard->width; ++byte) token = token << 8 | at[byte];
+        for (std::uint32_t byte = 0; byte < probe.shard->width; ++byte) token = token << 8 | suffix[byte];
         if (token < queries[i].vocabulary) counts_.add(token);
       }
       counts_.most_frequent(static_cast<double>(count), *queries[i].out);
@@ -134,7 +134,7 @@ class ContinuationReader {
  private:
   struct Probe {
     const ShardView* shard;
-    std::uint64_t place;  // a rank, then a position
+    std::uint64_t at;  // a rank, then a position
   };
 
   // Append the ranks that are read.

@@ -36,23 +36,23 @@ inline std::size_t pruned_size(std::span<const DraftNode> nodes, std::span<const
 
 // Put nodes, which are in the order in which they were taken, into the order in which they are verified: the most
 // probable path first, so that its KV cache entries are contiguous, then the others. Parents stay before their
-// children. Returns the new place of each.
+// children. Returns the new index of each.
 inline std::vector<std::int32_t> put_in_verification_order(std::vector<DraftNode>& nodes) {
-  std::vector<std::int32_t> place_of(nodes.size(), -1);
-  std::int32_t last = -1, places = 0;
+  std::vector<std::int32_t> moved_to(nodes.size(), -1);
+  std::int32_t last = -1, size = 0;
   for (std::size_t i = 0; i < nodes.size(); ++i)  // of a node's children, the most probable was taken first
     if (nodes[i].parent == last) {
       last = static_cast<std::int32_t>(i);
-      place_of[i] = places++;
+      moved_to[i] = size++;
     }
-  for (std::int32_t& place : place_of)
-    if (place < 0) place = places++;
+  for (std::int32_t& index : moved_to)
+    if (index < 0) index = size++;
   const std::vector<DraftNode> taken = nodes;
   for (std::size_t i = 0; i < taken.size(); ++i) {
-    DraftNode& node = nodes[static_cast<std::size_t>(place_of[i])] = taken[i];
-    if (node.parent >= 0) node.parent = place_of[static_cast<std::size_t>(node.parent)];
+    DraftNode& node = nodes[static_cast<std::size_t>(moved_to[i])] = taken[i];
+    if (node.parent >= 0) node.parent = moved_to[static_cast<std::size_t>(node.parent)];
   }
-  return place_of;
+  return moved_to;
 }
 
 enum class Shape { kTree, kChain };

@@ -143,8 +143,8 @@ class EvidenceReader {
       const EvidenceReader& reader = *request.reader;
       PendingRequest& pending = scratch.pending.emplace_back(reader.in_vocabulary(request.tail), reader.width());
       for (std::uint32_t length = 1; length <= pending.short_suffixes(); ++length) {
-        pending.slots[length] = reader.cache_->place_of(short_suffix(pending.tail.last(length)));
-        reader.cache_->prefetch_place(pending.slots[length]);
+        pending.slots[length] = reader.cache_->index_of(short_suffix(pending.tail.last(length)));
+        reader.cache_->prefetch_index(pending.slots[length]);
       }
     }
     for (std::size_t i = 0; i < requests.size(); ++i)

@@ -7,22 +7,22 @@
 
 namespace rest_store {
 
-// From this score on, all candidates of a node are weighed, not the first few alone.
+// From this score on, all candidates of a node are scored, not the first few alone.
 constexpr float kProbable = 0.3F;
 // The probability assumed of a child that is not known yet, when deciding whether to look for it.
 constexpr float kChildProbability = 0.45F;
 
 // A candidate that a tree may take next.
-struct OpenRow {
+struct OpenCandidate {
   float score;
   std::uint32_t number;  // in the order of pushing
-  std::size_t row;
-  std::int32_t parent;  // the place that it follows
+  std::size_t candidate;
+  std::int32_t parent;  // the node that it follows
 };
 
 // Heap order: the highest score on top, of equals what was pushed first.
 struct LowerPriority {
-  bool operator()(const OpenRow& a, const OpenRow& b) const {
+  bool operator()(const OpenCandidate& a, const OpenCandidate& b) const {
     return a.score != b.score ? a.score < b.score : a.number > b.number;
   }
 };
@@ -37,14 +37,14 @@ class Frontier {
   // Nodes of a lower score will not be taken any more.
   float cutoff() const { return cutoff_; }
 
-  void push(const OpenRow& node) {
+  void push(const OpenCandidate& node) {
     nodes_.push_back(node);
     std::push_heap(nodes_.begin(), nodes_.end(), LowerPriority());
   }
 
-  OpenRow pop() {
+  OpenCandidate pop() {
     std::pop_heap(nodes_.begin(), nodes_.end(), LowerPriority());
-    const OpenRow best = nodes_.back();
+    const OpenCandidate best = nodes_.back();
     nodes_.pop_back();
     return best;
   }
@@ -56,7 +56,7 @@ class Frontier {
     drop_beyond(left);
     const float child = score * kChildProbability;
     std::size_t better = 0;
-    for (const OpenRow& node : nodes_) better += node.score >= child;
+    for (const OpenCandidate& node : nodes_) better += node.score >= child;
     if (better < left) return true;
     cutoff_ = std::max(cutoff_, child);
     return false;
@@ -69,13 +69,13 @@ class Frontier {
   void drop_beyond(std::size_t count) {
     if (nodes_.size() <= 2 * count + kSlack) return;
     std::nth_element(nodes_.begin(), nodes_.begin() + static_cast<std::ptrdiff_t>(count) - 1, nodes_.end(),
-                     [](const OpenRow& a, const OpenRow& b) { return LowerPriority()(b, a); });
+                     [](const OpenCandidate& a, const OpenCandidate& b) { return LowerPriority()(b, a); });
     cutoff_ = nodes_[count - 1].score;
     nodes_.resize(count);
     std::make_heap(nodes_.begin(), nodes_.end(), LowerPriority());
   }
 
-  std::vector<OpenRow> nodes_;  // a heap
+  std::vector<OpenCandidate> nodes_;  // a heap
   float cutoff_ = 0;
 };
 

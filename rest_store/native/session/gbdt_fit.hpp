@@ -1,5 +1,6 @@
 // Fits gradient-boosted trees to labelled rows: second-order boosting on binned features. The rows of a group are the
-// candidates for one place, of which at most one is right; the loss is that of a softmax over them and "none of these".
+// candidates for one position, of which at most one is right; the loss is that of a softmax over them and "none of
+// these".
 #pragma once
 
 #include <algorithm>

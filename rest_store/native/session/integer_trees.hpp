@@ -109,8 +109,8 @@ class IntegerTrees {
       Splits& splits = splits_.emplace_back();
       for (std::size_t level = 0; level < kGbdtDepth; ++level) {
         const std::vector<float>& thresholds = of_feature[tree.features[level]];
-        const auto place = std::lower_bound(thresholds.begin(), thresholds.end(), tree.thresholds[level]);
-        const std::size_t number = first[tree.features[level]] + static_cast<std::size_t>(place - thresholds.begin());
+        const auto found = std::lower_bound(thresholds.begin(), thresholds.end(), tree.thresholds[level]);
+        const std::size_t number = first[tree.features[level]] + static_cast<std::size_t>(found - thresholds.begin());
         splits[level] = static_cast<std::uint32_t>(kLanes * number);
       }
     }

@@ -62,16 +62,16 @@ class LikelyTokens {
 
   // Insert `token` behind those of the same weight; if there are too many, the lightest is dropped.
   void insert(Token token, std::uint32_t weight) {
-    std::size_t place = size_;
-    while (place > 0 && weights_[place - 1] < weight) --place;
-    if (place == kTopK || weight == 0) return;
+    std::size_t rank = size_;
+    while (rank > 0 && weights_[rank - 1] < weight) --rank;
+    if (rank == kTopK || weight == 0) return;
     if (size_ < kTopK) ++size_;
-    for (std::size_t i = size_ - 1U; i > place; --i) {
+    for (std::size_t i = size_ - 1U; i > rank; --i) {
       tokens_[i] = tokens_[i - 1];
       weights_[i] = weights_[i - 1];
     }
-    tokens_[place] = token;
-    weights_[place] = static_cast<std::uint16_t>(weight);
+    tokens_[rank] = token;
+    weights_[rank] = static_cast<std::uint16_t>(weight);
   }
 
   std::array<Token, kTopK> tokens_{};

@@ -125,9 +125,9 @@ class PromptLookup {
     std::size_t used = 0;
 
     std::size_t slot(std::uint32_t tag) const {
-      std::size_t place = tag & (entries.size() - 1);
-      while (entries[place].end != 0 && entries[place].tag != tag) place = (place + 1) & (entries.size() - 1);
-      return place;
+      std::size_t slot = tag & (entries.size() - 1);
+      while (entries[slot].end != 0 && entries[slot].tag != tag) slot = (slot + 1) & (entries.size() - 1);
+      return slot;
     }
 
     std::uint32_t last(std::uint32_t tag) const { return entries[slot(tag)].end; }

@@ -48,13 +48,13 @@ class RecycledLogits {
     std::array<ShortSuffix, kRecycledOrders> keys;
     for (std::size_t i = 0; i < orders; ++i) {
       keys[i] = short_suffix(tail.last(i + 1));
-      const auto* row = reinterpret_cast<const std::uint8_t*>(&rows_[place_of(keys[i], 0)]);
+      const auto* row = reinterpret_cast<const std::uint8_t*>(&rows_[index_of(keys[i], 0)]);
       prefetch(row);
       prefetch(row + sizeof(Row) - 1);
     }
     for (std::size_t i = 0; i < orders; ++i)
       for (std::size_t way = 0; way < kWays; ++way)
-        if (const Row& row = rows_[place_of(keys[i], way)]; row.likely.size() > 0 && row.key == keys[i]) {
+        if (const Row& row = rows_[index_of(keys[i], way)]; row.likely.size() > 0 && row.key == keys[i]) {
           out[i] = row.likely;
           break;
         }
@@ -68,27 +68,27 @@ class RecycledLogits {
 
  private:
   static constexpr std::size_t kLeastRows = std::size_t{1} << 10, kMaxRows = std::size_t{1} << 17;  // 68 bytes each
-  static constexpr std::size_t kWays = 4;  // places that a row may take
+  static constexpr std::size_t kWays = 4;  // indices that a row may have
 
   struct Row {
     ShortSuffix key;
     LikelyTokens likely;  // size 0: free
   };
 
-  std::size_t place_of(const ShortSuffix& key, std::size_t way) const {
+  std::size_t index_of(const ShortSuffix& key, std::size_t way) const {
     return ((hash_of(key) >> 20) + way) & (rows_.size() - 1);
   }
 
-  // What is known after `key`, or a place for it.
+  // What is known after `key`, or a row for it.
   LikelyTokens& likely_after(const ShortSuffix& key) {
     for (std::size_t way = 0; way < kWays; ++way) {
-      Row& row = rows_[place_of(key, way)];
+      Row& row = rows_[index_of(key, way)];
       if (row.likely.size() > 0 && row.key != key) continue;
       used_ += row.likely.size() == 0;
       row.key = key;
       return row.likely;
     }
-    Row& row = rows_[place_of(key, next_way_++ % kWays)];
+    Row& row = rows_[index_of(key, next_way_++ % kWays)];
     row = {key, {}};
     return row.likely;
   }

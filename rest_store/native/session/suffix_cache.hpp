@@ -27,11 +27,11 @@ struct BackoffLevel {
   }
 };
 
-// Has one place for each suffix, and many suffixes for each place. Thread-safe.
+// Has one slot for each suffix, and many suffixes for each slot. Thread-safe.
 class SuffixCache {
  public:
-  // `shards`: of the datastore. A live one has few places: most of what they hold is soon out of date. So has one of
-  // many shards: a place has an interval of each.
+  // `shards`: of the datastore. A live one has few slots: most of what they hold is soon out of date. So has one of
+  // many shards: a slot has an interval of each.
   SuffixCache(std::size_t shards, bool live)
       : slots_(std::clamp<std::size_t>(kMemory / (sizeof(Slot) + shards * sizeof(Interval)), 1,
                                        live ? kFewSlots : kSlots)) {}
@@ -42,29 +42,29 @@ class SuffixCache {
   // The number of a new reader, which no other has.
   std::uint64_t add_reader() { return ++readers_; }
 
-  std::size_t place_of(const ShortSuffix& suffix) const { return (hash_of(suffix) >> 20) % slots_.size(); }
+  std::size_t index_of(const ShortSuffix& suffix) const { return (hash_of(suffix) >> 20) % slots_.size(); }
 
   // Prefetch what prefetch_slot() reads, and then what find() reads.
-  void prefetch_place(std::size_t place) const { prefetch(reinterpret_cast<const std::uint8_t*>(&slots_[place])); }
-  void prefetch_slot(std::size_t place) const {
-    const Slot* slot = slots_[place].load(std::memory_order_relaxed);
+  void prefetch_index(std::size_t index) const { prefetch(reinterpret_cast<const std::uint8_t*>(&slots_[index])); }
+  void prefetch_slot(std::size_t index) const {
+    const Slot* slot = slots_[index].load(std::memory_order_relaxed);
     if (slot == nullptr) return;
     for (std::size_t at = 0; at < sizeof(Slot); at += 64) prefetch(reinterpret_cast<const std::uint8_t*>(slot) + at);
   }
 
   // Copy what `reader` has inserted for `suffix` into `level`; return whether it is still there.
-  bool find(std::size_t place, const ShortSuffix& suffix, std::uint64_t reader, BackoffLevel& level) {
-    const std::lock_guard lock(locks_[place % kLocks]);
-    const Slot* slot = slots_[place].load(std::memory_order_relaxed);
+  bool find(std::size_t index, const ShortSuffix& suffix, std::uint64_t reader, BackoffLevel& level) {
+    const std::lock_guard lock(locks_[index % kLocks]);
+    const Slot* slot = slots_[index].load(std::memory_order_relaxed);
     if (slot == nullptr || slot->reader != reader || slot->suffix != suffix) return false;
     level = slot->level;
     return true;
   }
 
-  void insert(std::size_t place, const ShortSuffix& suffix, std::uint64_t reader, const BackoffLevel& level) {
-    const std::lock_guard lock(locks_[place % kLocks]);
-    Slot* slot = slots_[place].load(std::memory_order_relaxed);
-    if (slot == nullptr) return slots_[place].store(new Slot{reader, suffix, level}, std::memory_order_relaxed);
+  void insert(std::size_t index, const ShortSuffix& suffix, std::uint64_t reader, const BackoffLevel& level) {
+    const std::lock_guard lock(locks_[index % kLocks]);
+    Slot* slot = slots_[index].load(std::memory_order_relaxed);
+    if (slot == nullptr) return slots_[index].store(new Slot{reader, suffix, level}, std::memory_order_relaxed);
     slot->reader = kNoReader;  // should there be no memory for the level
     slot->suffix = suffix;
     slot->level = level;  // into the memory that is there

@@ -27,13 +27,13 @@ inline void top_tokens(std::span<const float> logits, std::span<std::int32_t> ou
     if (greater == 0) continue;
     for (std::size_t i = 0; i < compared.size(); ++i) {
       if (!(compared[i] > best[last])) continue;
-      std::size_t place = last;
-      for (; place > 0 && best[place - 1] < compared[i]; --place) {
-        best[place] = best[place - 1];
-        out[place] = out[place - 1];
+      std::size_t rank = last;
+      for (; rank > 0 && best[rank - 1] < compared[i]; --rank) {
+        best[rank] = best[rank - 1];
+        out[rank] = out[rank - 1];
       }
-      best[place] = compared[i];
-      out[place] = static_cast<std::int32_t>(block + i);
+      best[rank] = compared[i];
+      out[rank] = static_cast<std::int32_t>(block + i);
     }
   }
 }

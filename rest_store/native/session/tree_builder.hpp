@@ -1,11 +1,11 @@
 // Builds the draft trees of one generation: best-first over the candidates of all sources, by acceptance probability.
 // Learns from what the target model accepted.
 //
-// A place is where a token may come next: the context, or a node of the tree. To expand a place is to weigh the
-// candidates for its next token, which become rows and enter the frontier; the best row there is the next node. So a
-// tree is built in turns of three calls: request() says which evidence of datastores the place needs, look_up() asks
-// the session's own memory, and expand() weighs all of it and chooses the next place. build() makes these turns for one
-// builder, batch.hpp for several at once.
+// The context is the root of the tree, number -1. To expand a node, or the root, is to score the candidates for the
+// next token, which enter the frontier; the best one there becomes a node. So a tree is built in turns of three calls:
+// request() says which evidence of datastores is needed, look_up() asks the session's own memory, and expand() scores
+// all of it and chooses what is expanded next. build() makes these turns for one builder, batch.hpp for several at
+// once.
 #pragma once
 
 #include <memory>
@@ -22,10 +22,10 @@ constexpr std::size_t kLongestSuffix =
     16;  // of the context that stores are asked for; below the root, the path is added
 constexpr std::uint32_t kMaxTreeDepth = 48;
 constexpr float kMinChainScore = 0.005F;  // of a node whose continuation is looked for in a chain
-constexpr std::size_t kSmallTree = 16;    // nodes of a tree in which few candidates of each place matter
+constexpr std::size_t kSmallTree = 16;    // nodes of a tree in which few candidates for each token matter
 
-// What was recorded for fitting a calibration: the features and labels of candidates, and where the rows of each place
-// end.
+// What was recorded for fitting a calibration: the features and labels of candidates, and where the rows of each
+// expansion end.
 struct Recorded {
   std::vector<float> features;
   std::vector<std::uint8_t> labels;
@@ -79,7 +79,7 @@ class TreeBuilder {
   const std::vector<DraftNode>& nodes() const { return nodes_; }
 
   // Build a tree, whose nodes are taken by descending score, parents before children; or a chain, which follows the
-  // likeliest candidate of each place. A search for the path with the greatest sum of scores accepted less: it finds
+  // likeliest candidate each time. A search for the path with the greatest sum of scores accepted less: it finds
   // the paths whose scores are too high.
   void build(const DraftLimits& limits) {
     if (!scratch_) scratch_ = std::make_unique<DraftScratch>();
@@ -102,13 +102,13 @@ class TreeBuilder {
     expansions_ = 0;
     expansion_of_.clear();
     features_.clear();
-    rows_.clear();
+    candidates_.clear();
     next_ = text().empty() ? kNowhere : kContext;
   }
 
   bool unfinished() const { return next_ != kNowhere; }
 
-  // Append the requests for what stores know of the next token after the place that is expanded next.
+  // Append the requests for what stores know of the next token after the node that is expanded next.
   void request(std::vector<EvidenceReader::Request>& requests) {
     const std::span<const Token> tail = tail_of(next_);
     if (uses_lookup_) lookup_.prefetch_for(tail);
@@ -116,9 +116,9 @@ class TreeBuilder {
     SourceEvidence& sources = source_evidence_[expansions_];
     sources.stores.resize(stores_.size());
     sources.live.resize(stores_.size());
-    const std::size_t depth = next_ == kContext ? 0 : node(next_).depth;
+    const std::size_t depth = next_ == kContext ? 0 : node_at(next_).depth;
     const SourceEvidence* above =
-        next_ == kContext ? nullptr : &source_evidence_[static_cast<std::size_t>(expansion_of(node(next_).parent))];
+        next_ == kContext ? nullptr : &source_evidence_[static_cast<std::size_t>(expansion_of(node_at(next_).parent))];
     const std::span<const Token> suffix = tail.last(std::min(tail.size(), kLongestSuffix + depth));
     for (std::size_t i = 0; i < stores_.size(); ++i) {
       sources.live[i] = stores_[i]->live() && (records_ || !trees_.live.empty());
@@ -126,26 +126,26 @@ class TreeBuilder {
     }
   }
 
-  // Ask prompt lookup and the recycled logits for the next token after that place.
+  // Ask prompt lookup and the recycled logits for that token.
   void look_up() {
-    const std::span<const Token> tail = tail_of(next_);  // the requests point to the same tokens, in the same place
+    const std::span<const Token> tail = tail_of(next_);  // the requests point to the same tokens, in the same buffer
     SourceEvidence& sources = source_evidence_[expansions_];
     if (uses_lookup_) lookup_.find(tail, sources.lookup);
     if (recycled_ != nullptr) sources.recycled = recycled_->find(tail);
   }
 
-  // Weigh the candidates for that place, and choose the one to be expanded next.
+  // Score the candidates for that token, and choose the node that is expanded next.
   void expand(DraftScratch& scratch) {
-    const std::size_t first = rows_.size();
-    weigh(scratch);
+    const std::size_t first = candidates_.size();
+    score_candidates(scratch);
     if (limits_.shape == Shape::kTree) grow_tree(first);
     else grow_chain(first);
   }
 
-  // Learn that `likely` are the most likely tokens after the context (-1) or node `place`, or after the first `length`
-  // tokens of the text.
-  void learn_likely_after(std::int32_t place, const TopTokens& likely) {
-    if (recycled_ != nullptr) recycled_->learn(tail_of(place), likely);
+  // Learn that `likely` are the most likely tokens after `node`, or after the first `length` tokens of the
+  // text.
+  void learn_likely_after(std::int32_t node, const TopTokens& likely) {
+    if (recycled_ != nullptr) recycled_->learn(tail_of(node), likely);
   }
   void learn_likely_within(std::size_t length, const TopTokens& likely) {
     const std::span<const Token> before = text().first(length);
@@ -155,17 +155,17 @@ class TreeBuilder {
   // Append the tokens that the target model produced, learn from them, and return how many of them are in the tree.
   std::size_t accept(std::span<const Token> tokens) {
     lookup_.append(tokens);  // first: it may fail
-    std::int32_t place = -1;
+    std::int32_t node = kContext;
     const bool drafted = expansions_ > 0;
     bool on_tree = drafted;
     std::size_t depth = 0;
     for (std::size_t i = 0; i < tokens.size() && on_tree; ++i) {
-      learn(place, tokens[i]);
+      learn(node, tokens[i]);
       std::int32_t next = -1;
-      for (std::size_t node = 0; node < nodes_.size() && next < 0; ++node)
-        if (nodes_[node].parent == place && nodes_[node].token == tokens[i]) next = static_cast<std::int32_t>(node);
+      for (std::size_t child = 0; child < nodes_.size() && next < 0; ++child)
+        if (nodes_[child].parent == node && nodes_[child].token == tokens[i]) next = static_cast<std::int32_t>(child);
       on_tree = next >= 0;
-      place = next;
+      node = next;
       depth += on_tree;
     }
     if (drafted) mean_accepted_ += kLatestShare * (static_cast<float>(depth) - mean_accepted_);
@@ -179,47 +179,47 @@ class TreeBuilder {
     nodes_.clear();
   }
 
-  // Whether the candidates of places that accepted paths lead through are recorded; those since the last call.
+  // Whether the candidates of nodes that accepted paths lead through are recorded; those since the last call.
   void record(bool on) { records_ = on; }
   Recorded take_recorded() { return std::exchange(recorded_, {}); }
 
  private:
-  static constexpr std::int32_t kContext = -1, kNowhere = -2;  // places that are no nodes
+  static constexpr std::int32_t kContext = -1, kNowhere = -2;  // instead of a node
   static constexpr float kLatestShare = 0.2F;                  // of the latest step in the mean accepted length
 
-  // A candidate that was weighed.
-  struct Row {
-    std::uint32_t expansion;  // of the place that it follows
+  // A candidate that was scored.
+  struct Candidate {
+    std::uint32_t expansion;  // of the node that it follows
     Token token;
     std::uint32_t origins;
     float probability;  // that it comes next
     float score;        // that the path up to it is accepted
   };
 
-  const DraftNode& node(std::int32_t place) const { return nodes_[static_cast<std::size_t>(place)]; }
+  const DraftNode& node_at(std::int32_t node) const { return nodes_[static_cast<std::size_t>(node)]; }
 
-  // The last tokens of the context and the path to node `place`; valid until the next call.
-  std::span<const Token> tail_of(std::int32_t place) {
-    const std::size_t depth = place < 0 ? 0 : node(place).depth;
+  // The last tokens of the context and the path to `node`; valid until the next call.
+  std::span<const Token> tail_of(std::int32_t node) {
+    const std::size_t depth = node < 0 ? 0 : node_at(node).depth;
     const std::size_t from = std::min(text().size(), kWindow);
     tail_.resize(from + depth);
     std::copy(text().end() - static_cast<std::ptrdiff_t>(from), text().end(), tail_.begin());
-    for (std::size_t i = tail_.size(); place >= 0; place = node(place).parent) tail_[--i] = node(place).token;
+    for (std::size_t i = tail_.size(); node >= 0; node = node_at(node).parent) tail_[--i] = node_at(node).token;
     return std::span<const Token>(tail_).last(std::min(tail_.size(), kWindow));
   }
 
-  // The expansion of node `place` or, for -1, of the context; -1: not expanded.
-  std::int32_t expansion_of(std::int32_t place) const {
-    return place < 0 ? 0 : expansion_of_[static_cast<std::size_t>(place)];
+  // The expansion of `node`; -1: not expanded.
+  std::int32_t expansion_of(std::int32_t node) const {
+    return node < 0 ? 0 : expansion_of_[static_cast<std::size_t>(node)];
   }
 
-  // Weigh the candidates after the place that is expanded next, and append their rows.
-  void weigh(DraftScratch& scratch) {
+  // Score the candidates after the node that is expanded next, and append them.
+  void score_candidates(DraftScratch& scratch) {
     const SourceEvidence& sources = source_evidence_[expansions_];
     NodeFeatures features;
     features.mean_accepted = mean_accepted_;
     if (next_ != kContext) {
-      const DraftNode& parent = node(next_);
+      const DraftNode& parent = node_at(next_);
       features.depth = static_cast<float>(parent.depth);
       features.score = parent.score;
       features.probability = parent.probability;
@@ -232,31 +232,31 @@ class TreeBuilder {
         acceptance_probabilities(candidates, trees_.of(has_live_), online_, scratch.trees);
     for (std::size_t row = 0; row < candidates.size(); ++row) {
       const float probability = probabilities[row];
-      rows_.push_back({static_cast<std::uint32_t>(expansions_), candidates.token(row), candidates.origins(row),
-                       probability, features.score * probability});
+      candidates_.push_back({static_cast<std::uint32_t>(expansions_), candidates.token(row), candidates.origins(row),
+                             probability, features.score * probability});
       if (records_)
         for (std::size_t i = 0; i < kFeatures; ++i) features_.push_back(candidates.feature(row, i));
     }
     ++expansions_;
   }
 
-  // Make the candidate of a row the next node, below `parent`.
-  void take(std::size_t row, std::int32_t parent) {
-    const Row& candidate = rows_[row];
-    const std::uint32_t depth = parent < 0 ? 1 : node(parent).depth + 1;
+  // Make a candidate the next node, below `parent`.
+  void take(std::size_t index, std::int32_t parent) {
+    const Candidate& candidate = candidates_[index];
+    const std::uint32_t depth = parent < 0 ? 1 : node_at(parent).depth + 1;
     nodes_.push_back({candidate.token, parent, depth, candidate.origins, candidate.score, candidate.probability});
     expansion_of_.push_back(-1);
   }
 
-  // Push the candidates from row `first` on, and take the best of all pushed so far, up to the next node that has to be
+  // Push the candidates from `first` on, and take the best of all pushed so far, up to the next node that has to be
   // expanded.
   void grow_tree(std::size_t first) {
-    for (std::size_t row = first; row < rows_.size(); ++row)
-      if (const float score = rows_[row].score; score >= std::max(frontier_.cutoff(), kMinScore))
-        frontier_.push({score, pushed_++, row, next_});
+    for (std::size_t i = first; i < candidates_.size(); ++i)
+      if (const float score = candidates_[i].score; score >= std::max(frontier_.cutoff(), kMinScore))
+        frontier_.push({score, pushed_++, i, next_});
     while (nodes_.size() < limits_.max_nodes && !frontier_.empty()) {
-      const OpenRow best = frontier_.pop();
-      take(best.row, best.parent);
+      const OpenCandidate best = frontier_.pop();
+      take(best.candidate, best.parent);
       if (const DraftNode& node = nodes_.back();
           node.depth < kMaxTreeDepth &&
           (records_ || frontier_.may_contribute(node.score, limits_.max_nodes - nodes_.size()))) {
@@ -267,12 +267,13 @@ class TreeBuilder {
     end();
   }
 
-  // Take the likeliest of the candidates from row `first` on.
+  // Take the likeliest of the candidates from `first` on.
   void grow_chain(std::size_t first) {
-    const auto likeliest = std::max_element(rows_.begin() + static_cast<std::ptrdiff_t>(first), rows_.end(),
-                                            [](const Row& a, const Row& b) { return a.score < b.score; });
-    if (likeliest == rows_.end() || likeliest->score < kMinScore || nodes_.size() == limits_.max_nodes) return end();
-    take(static_cast<std::size_t>(likeliest - rows_.begin()), next_);
+    const auto likeliest = std::max_element(candidates_.begin() + static_cast<std::ptrdiff_t>(first), candidates_.end(),
+                                            [](const Candidate& a, const Candidate& b) { return a.score < b.score; });
+    if (likeliest == candidates_.end() || likeliest->score < kMinScore || nodes_.size() == limits_.max_nodes)
+      return end();
+    take(static_cast<std::size_t>(likeliest - candidates_.begin()), next_);
     next_ = static_cast<std::int32_t>(nodes_.size()) - 1;
     if (likeliest->score < kMinChainScore || nodes_.size() == std::min<std::size_t>(limits_.max_nodes, kMaxTreeDepth))
       end();
@@ -284,14 +285,14 @@ class TreeBuilder {
     if (!limits_.costs.empty()) nodes_.resize(pruned_size(nodes_, limits_.costs));
     const std::vector<std::int32_t> expansion_of = expansion_of_;
     expansion_of_.resize(nodes_.size());
-    const std::vector<std::int32_t> place_of = put_in_verification_order(nodes_);
+    const std::vector<std::int32_t> moved_to = put_in_verification_order(nodes_);
     for (std::size_t i = 0; i < nodes_.size(); ++i)
-      expansion_of_[static_cast<std::size_t>(place_of[i])] = expansion_of[i];
+      expansion_of_[static_cast<std::size_t>(moved_to[i])] = expansion_of[i];
   }
 
-  // Learn that the target model produced `token` after node `place` or, for -1, after the context.
-  void learn(std::int32_t place, Token token) {
-    const std::int32_t expansion = expansion_of(place);
+  // Learn that the target model produced `token` after `node`.
+  void learn(std::int32_t node, Token token) {
+    const std::int32_t expansion = expansion_of(node);
     if (expansion < 0) return;
     const SourceEvidence& sources = source_evidence_[static_cast<std::size_t>(expansion)];
     const auto right = static_cast<std::int64_t>(token);
@@ -299,12 +300,12 @@ class TreeBuilder {
     if (const std::int64_t best = sources.best_of_recycled(); best >= 0) hit_rates_.recycled.learn(best == right);
     for (std::size_t i = 0; i < stores_.size(); ++i) hit_rates_.stores[i].learn(sources.best_of_store(i) == right);
     const std::size_t recorded = recorded_.labels.size();
-    for (std::size_t i = 0; i < rows_.size(); ++i) {
-      const Row& row = rows_[i];
-      if (row.expansion != static_cast<std::uint32_t>(expansion)) continue;
-      if (learns_online_) online_.learn(row.origins, row.probability, row.token == token);
+    for (std::size_t i = 0; i < candidates_.size(); ++i) {
+      const Candidate& candidate = candidates_[i];
+      if (candidate.expansion != static_cast<std::uint32_t>(expansion)) continue;
+      if (learns_online_) online_.learn(candidate.origins, candidate.probability, candidate.token == token);
       if (!records_) continue;
-      recorded_.labels.push_back(row.token == token);
+      recorded_.labels.push_back(candidate.token == token);
       const auto first = features_.begin() + static_cast<std::ptrdiff_t>(i * kFeatures);
       recorded_.features.insert(recorded_.features.end(), first, first + kFeatures);
     }
@@ -331,11 +332,11 @@ class TreeBuilder {
   Frontier frontier_;
   std::vector<SourceEvidence> source_evidence_;
   DraftLimits limits_{};
-  std::int32_t next_ = kNowhere;  // the place that is expanded next
+  std::int32_t next_ = kNowhere;  // the node that is expanded next
   std::size_t expansions_ = 0;
   std::uint32_t pushed_ = 0;
-  std::vector<Row> rows_;        // the candidates of all expansions
-  std::vector<float> features_;  // theirs, if they are recorded
+  std::vector<Candidate> candidates_;  // the candidates of all expansions
+  std::vector<float> features_;        // theirs, if they are recorded
   Recorded recorded_;
 
   std::vector<Token> tail_;

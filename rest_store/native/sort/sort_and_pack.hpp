@@ -26,17 +26,17 @@ inline void pack_suffixes(std::span<const std::int32_t> order, std::span<const s
   std::uint8_t* out = entries.data();
   unsigned used = 0;  // bits of `word`
   for (const std::int32_t at : order) {
-    const auto place = static_cast<std::uint32_t>(at);
-    if (place >= size) throw std::out_of_range("a place past the end");
-    if (place % width != 0) continue;
+    const auto offset = static_cast<std::uint32_t>(at);
+    if (offset >= size) throw std::out_of_range("an offset past the end");
+    if (offset % width != 0) continue;
     if (rank % kKeyStride == 0 || rank + 64 > room) {  // separators come last, and reading each key takes long
-      const std::uint64_t key = load_big(symbols.data() + place);
+      const std::uint64_t key = load_big(symbols.data() + offset);
       if (key >> (64 - 8 * width) == separator) break;
       if (rank == room || rank / kKeyStride >= keys.size()) throw std::out_of_range("arrays of other sizes");
       if (rank % kKeyStride == 0) keys[rank / kKeyStride] = key;
     }
     ++rank;
-    const std::uint64_t position = place / width;
+    const std::uint64_t position = offset / width;
     word |= position << used;
     used += bits;
     if (used >= 64) {

@@ -1,11 +1,11 @@
 // Draft trees: the continuations of a match with the most occurrences, with exact counts.
 //
 // Continuations form a trie, and each of its nodes is an interval of ranks in some of the shards. The trie is grown
-// level by level from rows, occurrences that are read at some ranks. If there are few occurrences, all are read. If
-// there are many, the trie of a sample tells about how many occurrences the last node of the tree has, and then rows
-// are added until every child with so many is seen. Suffixes are sorted: where the next tokens at two ranks are equal,
-// so are all between them, and nothing is read there. Of the children seen, those that may have enough occurrences are
-// counted exactly, by binary searches.
+// level by level from samples, occurrences that are read at some ranks. If there are few occurrences, all are read. If
+// there are many, a trie of few samples tells about how many occurrences the last node of the tree has, and then
+// samples are added until every child with so many is seen. Suffixes are sorted: where the next tokens at two ranks are
+// equal, so are all between them, and nothing is read there. Of the children seen, those that may have enough
+// occurrences are counted exactly, by binary searches.
 #pragma once
 
 #include <algorithm>
@@ -46,7 +46,7 @@ class Drafter {
     begin(shards, match, vocabulary);
     is_exact_ = false;
     set_strides(match.count <= kFew * limits.max_nodes ? 1 : 2 * match.count / (kSampled * limits.max_nodes));
-    read_sample();
+    read_samples();
     grow(1);
     if (unseen_ > 0) {  // so the counts are estimates
       is_exact_ = true;
@@ -61,7 +61,7 @@ class Drafter {
 
  private:
   static constexpr std::uint64_t kFew = 16;      // times max_nodes: so many occurrences are all read
-  static constexpr std::uint64_t kSampled = 7;   // times max_nodes: rows of a sample in one shard
+  static constexpr std::uint64_t kSampled = 7;   // times max_nodes: samples in one shard
   static constexpr std::uint64_t kCaution = 14;  // sixteenths of an estimate that a node has to have
   static constexpr std::uint64_t kFanOut = 16;   // parts in which a gap between different tokens is cut
   static constexpr unsigned kIndexBits = 24;     // of a node; its count has the others
@@ -79,17 +79,17 @@ class Drafter {
   struct Part {
     const ShardView* shard;
     double root;           // of the occurrences in it
-    std::uint64_t stride;  // of rows
+    std::uint64_t stride;  // of samples
   };
 
   // An occurrence that is read: where it is, and its token at the present level.
-  struct Row {
+  struct Sample {
     Rank rank;
     Position position;
     Token token;
   };
 
-  // The occurrences of a node in one part, and the rows first .. last - 1 among them.
+  // The occurrences of a node in one part, and the samples first .. last - 1 among them.
   struct Piece {
     std::uint32_t part;
     std::uint32_t first, last;
@@ -102,14 +102,14 @@ class Drafter {
     std::uint32_t first, last;
   };
 
-  // The rows first .. last - 1 of a piece, which have one token.
+  // The samples first .. last - 1 of a piece, which have one token.
   struct Run {
     std::uint32_t piece;
     std::uint32_t first, last;
     std::uint32_t next;  // run of the same child in a piece before, or kNone
   };
 
-  // A child that rows show: its last run, and its occurrences, at most, or estimated.
+  // A child that samples show: its last run, and its occurrences, at most, or estimated.
   struct Child {
     Token token;
     std::uint32_t run;
@@ -140,9 +140,9 @@ class Drafter {
       }
   }
 
-  // A child that no row shows has less than a stride of occurrences in each part. All strides together are half of
-  // `least`, so that a child that one row shows has fewer as well. For a given sum, the fewest rows are read if the
-  // stride of a part grows with the square root of its occurrences.
+  // A child that no sample shows has less than a stride of occurrences in each part. All strides together are half of
+  // `least`, so that a child that one sample shows has fewer as well. For a given sum, the fewest samples are read if
+  // the stride of a part grows with the square root of its occurrences.
   void set_strides(std::uint64_t least) {
     double roots = 0;
     for (const Part& part : parts_) roots += part.root;
@@ -154,17 +154,17 @@ class Drafter {
     }
   }
 
-  // Read a row of each stride.
-  void read_sample() {
+  // Read a sample of each stride.
+  void read_samples() {
     refined_.clear();
     fresh_.clear();
     for (Piece& piece : root_) {
       piece.first = static_cast<std::uint32_t>(refined_.size());
-      add_rows(piece.part, piece.ranks, parts_[piece.part].stride);
+      add_samples(piece.part, piece.ranks, parts_[piece.part].stride);
       piece.last = static_cast<std::uint32_t>(refined_.size());
     }
-    root_rows_.swap(refined_);
-    read_positions(root_rows_, match_->length);
+    root_samples_.swap(refined_);
+    read_positions(root_samples_, match_->length);
   }
 
   // Grow the trie of all nodes with at least `least` occurrences, or fewer levels and nodes of it if it has more than
@@ -173,7 +173,7 @@ class Drafter {
     nodes_.assign(1, {0, 0, 0, match_->count});
     counts_.clear();
     pieces_ = root_;
-    rows_ = root_rows_;
+    samples_ = root_samples_;
     open_.assign(1, {0, 0, static_cast<std::uint32_t>(pieces_.size())});
     for (std::uint32_t depth = 0; depth < limits_.max_depth && !open_.empty(); ++depth) {
       split(match_->length + depth, least);
@@ -194,7 +194,7 @@ class Drafter {
       set_strides(least);
       while (refine(skip)) read_tokens(skip);
       if (open_[0].node == 0) {  // for when nodes turn out to be too few
-        root_rows_ = rows_;
+        root_samples_ = samples_;
         root_ = pieces_;
       }
     }
@@ -223,8 +223,8 @@ class Drafter {
     }
   }
 
-  // Add a row of each `step` of `ranks`: none are left out that are as many.
-  void add_rows(std::uint32_t part, const Interval& ranks, std::uint64_t step) {
+  // Add a sample of each `step` of `ranks`: none are left out that are as many.
+  void add_samples(std::uint32_t part, const Interval& ranks, std::uint64_t step) {
     for (Rank rank = ranks.begin + step - 1; rank < ranks.end; rank += step) {
       fresh_.push_back({static_cast<std::uint32_t>(refined_.size()), part});
       refined_.push_back({rank, 0, 0});
@@ -232,27 +232,28 @@ class Drafter {
     }
   }
 
-  // Read where fresh rows are.
-  void read_positions(std::vector<Row>& rows, std::uint32_t skip) {
-    for (const auto& [row, part] : fresh_) {
+  // Read where fresh samples are.
+  void read_positions(std::vector<Sample>& samples, std::uint32_t skip) {
+    for (const auto& [sample, part] : fresh_) {
       const ShardView& shard = *parts_[part].shard;
-      rows[row].position = shard.position(rows[row].rank);
-      prefetch(shard.suffix(rows[row].position + skip));
+      samples[sample].position = shard.position(samples[sample].rank);
+      prefetch(shard.suffix(samples[sample].position + skip));
     }
   }
 
-  // Read the tokens of all rows of open nodes.
+  // Read the tokens of all samples of open nodes.
   void read_tokens(std::uint32_t skip) {
     for (const Open& open : open_)
       for (std::uint32_t i = open.first; i < open.last; ++i) {
         const ShardView& shard = *parts_[pieces_[i].part].shard;
         const std::uint32_t shift = 64 - 8 * shard.width;
-        for (std::uint32_t row = pieces_[i].first; row < pieces_[i].last; ++row)
-          rows_[row].token = static_cast<Token>(load_big(shard.suffix(rows_[row].position + skip)) >> shift);
+        for (std::uint32_t sample = pieces_[i].first; sample < pieces_[i].last; ++sample)
+          samples_[sample].token =
+              static_cast<Token>(load_big(shard.suffix(samples_[sample].position + skip)) >> shift);
       }
   }
 
-  // Add rows to gaps of a stride or more, but for those between equal tokens; return whether there are any.
+  // Add samples to gaps of a stride or more, but for those between equal tokens; return whether there are any.
   bool refine(std::uint32_t skip) {
     refined_.clear();
     fresh_.clear();
@@ -261,38 +262,38 @@ class Drafter {
         Piece& piece = pieces_[i];
         const std::uint64_t stride = parts_[piece.part].stride;
         const auto first = static_cast<std::uint32_t>(refined_.size());
-        for (std::uint32_t row = piece.first; row <= piece.last; ++row) {
-          const bool is_inner = row > piece.first && row < piece.last;
-          const Interval gap = gap_before(piece, row);
-          if (gap.width() >= stride && !(is_inner && rows_[row - 1].token == rows_[row].token))
-            add_rows(piece.part, gap, gap.width() <= 4 * kFanOut * stride ? stride : gap.width() / kFanOut);
-          if (row < piece.last) refined_.push_back(rows_[row]);
+        for (std::uint32_t sample = piece.first; sample <= piece.last; ++sample) {
+          const bool is_inner = sample > piece.first && sample < piece.last;
+          const Interval gap = gap_before(piece, sample);
+          if (gap.width() >= stride && !(is_inner && samples_[sample - 1].token == samples_[sample].token))
+            add_samples(piece.part, gap, gap.width() <= 4 * kFanOut * stride ? stride : gap.width() / kFanOut);
+          if (sample < piece.last) refined_.push_back(samples_[sample]);
         }
         piece.first = first;
         piece.last = static_cast<std::uint32_t>(refined_.size());
       }
-    rows_.swap(refined_);
-    read_positions(rows_, skip);
+    samples_.swap(refined_);
+    read_positions(samples_, skip);
     return !fresh_.empty();
   }
 
-  // The ranks at which the boundary before a row of a piece may lie.
-  Interval gap_before(const Piece& piece, std::uint32_t row) const {
-    return {row == piece.first ? piece.ranks.begin : rows_[row - 1].rank + 1,
-            row == piece.last ? piece.ranks.end : rows_[row].rank};
+  // The ranks at which the boundary before a sample of a piece may lie.
+  Interval gap_before(const Piece& piece, std::uint32_t sample) const {
+    return {sample == piece.first ? piece.ranks.begin : samples_[sample - 1].rank + 1,
+            sample == piece.last ? piece.ranks.end : samples_[sample].rank};
   }
 
-  // Collect the children of a node that rows show and that may have `least` occurrences.
+  // Collect the children of a node that samples show and that may have `least` occurrences.
   void find_candidates(const Open& open, std::uint64_t least) {
     children_.clear();
     runs_.clear();
     for (std::uint32_t i = open.first; i < open.last; ++i) {
       const Piece& piece = pieces_[i];
-      for (std::uint32_t row = piece.first; row < piece.last;) {
-        const std::uint32_t first = row;
-        const Token token = rows_[row].token;
-        while (row < piece.last && rows_[row].token == token) ++row;
-        if (token < child_of_.size()) add_run(token, {i, first, row, kNone});
+      for (std::uint32_t sample = piece.first; sample < piece.last;) {
+        const std::uint32_t first = sample;
+        const Token token = samples_[sample].token;
+        while (sample < piece.last && samples_[sample].token == token) ++sample;
+        if (token < child_of_.size()) add_run(token, {i, first, sample, kNone});
       }
     }
     for (const Child& child : children_) child_of_[child.token] = kNone;
@@ -315,7 +316,7 @@ class Drafter {
   }
 
   // Add a child of `open`, unless it occurs too rarely, and the boundaries to be searched: of its runs and, where no
-  // row shows it, of where it may be.
+  // sample shows it, of where it may be.
   void add_candidate(const Open& open, const Child& child, std::uint64_t least) {
     const std::size_t boundary_count = boundaries_.size();
     const auto first = static_cast<std::uint32_t>(found_.size());
@@ -328,10 +329,10 @@ class Drafter {
         run = runs_[next];
         next = run.next;
       } else if (is_exact_) {
-        const auto rows = std::span(rows_).subspan(piece.first, piece.last - piece.first);
-        const auto at =
-            std::partition_point(rows.begin(), rows.end(), [&](const Row& row) { return row.token < child.token; });
-        run.first = run.last = piece.first + static_cast<std::uint32_t>(at - rows.begin());
+        const auto samples = std::span(samples_).subspan(piece.first, piece.last - piece.first);
+        const auto at = std::partition_point(samples.begin(), samples.end(),
+                                             [&](const Sample& sample) { return sample.token < child.token; });
+        run.first = run.last = piece.first + static_cast<std::uint32_t>(at - samples.begin());
       } else {
         continue;
       }
@@ -405,15 +406,15 @@ class Drafter {
   const Match* match_ = nullptr;
   Limits limits_{};
   bool is_exact_ = false;     // else counts are those of the sample
-  std::uint64_t unseen_ = 0;  // occurrences of a child that no row shows, at most
+  std::uint64_t unseen_ = 0;  // occurrences of a child that no sample shows, at most
   std::vector<Part> parts_;
   std::vector<Node> nodes_;
   std::vector<std::uint64_t> counts_;  // the greatest of the nodes
-  // The match and its rows, and those of the deepest level.
+  // The match and its samples, and those of the deepest level.
   std::vector<Piece> root_, pieces_, found_;
-  std::vector<Row> root_rows_, rows_, refined_;
+  std::vector<Sample> root_samples_, samples_, refined_;
   std::vector<Open> open_;
-  std::vector<std::pair<std::uint32_t, std::uint32_t>> fresh_;  // rows that are to be read, and their parts
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> fresh_;  // samples that are to be read, and their parts
   std::vector<std::uint32_t> child_of_;                         // of each token; kNone: none
   std::vector<Child> children_;
   std::vector<Run> runs_;

@@ -160,7 +160,7 @@ class DatastoreClient:
         """Return what `draft` returns, for each of `contexts`; the service limits how many (`info().limits`).
 
         Raises:
-            QueryError: as `draft`; the message names the context's place.
+            QueryError: as `draft`; the message names the index of the context.
             ServiceError: as `draft`.
         """
         tree_limits = limits(max_nodes, max_suffix, max_depth)

@@ -13,7 +13,7 @@ from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.validation import IntSequence
 from rest_store.errors import ProtocolError, describe
 from rest_store.live.added import AddedDocuments
-from rest_store.live.upstream import Changes, Document, Removal
+from rest_store.live.upstream import Changes, DocumentRecord, Removal
 from rest_store.loading.remote_files import RemoteFiles, scheme_of
 from rest_store.service.channel import Dialer, Tls, split_location, target_of
 from rest_store.service.client.endpoint import Endpoint
@@ -143,7 +143,7 @@ def _changes(answer: bytes, where: str) -> Changes:
     _require_checksum(response.changes, response.checksum, f"{where}: a message of changes")
     message = parse(pb.Changes, response.changes, where)
     added = [
-        Document(one.number, one.namespace, one.digest, one.added, one.group, one.epoch, one.symbols)
+        DocumentRecord(one.number, one.namespace, one.digest, one.added, one.group, one.epoch, one.symbols)
         for one in message.added
     ]
     removed = [Removal(one.number, one.first, one.last, one.deleted) for one in message.removed]

@@ -261,8 +261,8 @@ class ServiceMember:
         if self._settings.recycled_logits is not None:
             bits.append(origins.recycled_logits)
         masks = np.zeros(256, np.uint8)
-        for place, bit in enumerate(bits):
-            masks[np.arange(256) >> place & 1 > 0] |= bit
+        for index, bit in enumerate(bits):
+            masks[np.arange(256) >> index & 1 > 0] |= bit
         return masks.tobytes()
 
     def _fail(self, error: RestStoreError) -> None:

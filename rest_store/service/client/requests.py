@@ -164,8 +164,8 @@ class Requests:
             group=label("add", "a group", group),
             epoch=epoch_number(epoch),
         )
-        for place, (tokens, id) in enumerate(zip(documents, known, strict=True)):
-            checked = document_tokens(tokens, place, self.vocabulary_size)
+        for index, (tokens, id) in enumerate(zip(documents, known, strict=True)):
+            checked = document_tokens(tokens, index, self.vocabulary_size)
             message.documents.add(id=id, tokens=checked.astype("<i4").tobytes())
 
         def decode(answer: bytes, target: str) -> tuple[AddedDocuments, int]:

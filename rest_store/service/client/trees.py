@@ -83,8 +83,8 @@ def _depths(tokens: array[int], parents: array[int], vocabulary_size: int, targe
     if tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary_size:
         raise _invalid(target, "token ids", "wrong", f"0..{vocabulary_size - 1}")
     depths = array("i")
-    for place, parent in enumerate(parents):
-        if not -1 <= parent < place:
+    for node, parent in enumerate(parents):
+        if not -1 <= parent < node:
             raise _invalid(target, "parents", "wrong", "each before its children")
         depths.append(1 if parent < 0 else depths[parent] + 1)
     return depths
@@ -112,10 +112,10 @@ def sum_of_trees(trees: Sequence[TokenTree], max_nodes: int) -> TokenTree:
             counts[paths[-1]] += count
     # A path counts no more than its beginnings, so parents stay before their children.
     kept = sorted(counts, key=lambda path: (-counts[path], len(path), path))[:max_nodes]
-    places = {path: place for place, path in enumerate(kept)} | {(): -1}
+    index_of = {path: index for index, path in enumerate(kept)} | {(): -1}
     return TokenTree(
         [path[-1] for path in kept],
-        [places[path[:-1]] for path in kept],
+        [index_of[path[:-1]] for path in kept],
         [counts[path] for path in kept],
         match=SuffixMatch(length, sum(tree.match.count for tree in longest)),
     )

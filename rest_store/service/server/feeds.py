@@ -26,7 +26,7 @@ _QUIET_SECONDS = 5.0  # after which a message has no changes
 _PAUSE_SECONDS = 0.01  # between messages to those who have everything: the changes of a burst go together
 
 
-class _Place(NamedTuple):
+class _Progress(NamedTuple):
     """How far a follower is: the newest change that it has, and of which datastore, with the namespaces it reads."""
 
     after: int
@@ -53,12 +53,12 @@ class Feeds:
         if served.name not in self._feeds:
             self._feeds[served.name] = _Feed(cast("LiveDatastore", served.store), self._executor)
         feed = self._feeds[served.name]
-        place = _Place(request.after, request.datastore_id, grant.namespaces)
+        progress = _Progress(request.after, request.datastore_id, grant.namespaces)
         while not self._is_draining:
-            message, place, is_all = await feed.read(place)
+            message, progress, is_all = await feed.read(progress)
             yield message
             if is_all and not self._is_draining:
-                await feed.changed(place.after)
+                await feed.changed(progress.after)
         raise shutting_down()
 
     def drain(self) -> None:
@@ -74,7 +74,7 @@ class Feeds:
 
 
 class _Feed:
-    """The changes of one live datastore, read once for all followers at the same place; one thread waits for them."""
+    """The changes of one live datastore, read once for all followers equally far; one thread waits for them."""
 
     def __init__(self, live: LiveDatastore, executor: Executor) -> None:
         self.thread = ThreadPoolExecutor(1, "changes")
@@ -82,15 +82,15 @@ class _Feed:
         self._live = live
         self._executor = executor
         self._waiting: asyncio.Future[None] | None = None
-        self._reading: dict[_Place, asyncio.Future[tuple[bytes, _Place, bool]]] = {}
+        self._reading: dict[_Progress, asyncio.Future[tuple[bytes, _Progress, bool]]] = {}
 
-    async def read(self, place: _Place) -> tuple[bytes, _Place, bool]:
+    async def read(self, progress: _Progress) -> tuple[bytes, _Progress, bool]:
         """Return the next message to a follower, where it is then, and whether that is all there is."""
-        reading = self._reading.get(place)
+        reading = self._reading.get(progress)
         if reading is None:
-            work = self._executor.run(partial(_message, self._live, place), small=False)
-            self._reading[place] = reading = asyncio.ensure_future(work)
-            reading.add_done_callback(lambda _: self._reading.pop(place))
+            work = self._executor.run(partial(_message, self._live, progress), small=False)
+            self._reading[progress] = reading = asyncio.ensure_future(work)
+            reading.add_done_callback(lambda _: self._reading.pop(progress))
         return await asyncio.shield(reading)
 
     async def changed(self, after: int) -> None:
@@ -108,12 +108,12 @@ class _Feed:
         self.woken.set()
 
 
-def _message(live: LiveDatastore, place: _Place) -> tuple[bytes, _Place, bool]:
+def _message(live: LiveDatastore, progress: _Progress) -> tuple[bytes, _Progress, bool]:
     view = ""  # what followers see of a datastore whose other namespaces they may not read, they see under another id
-    if place.namespaces is not None:
-        view = hashlib.sha256("\0".join(sorted(place.namespaces)).encode()).hexdigest()[:16]
-    datastore_id, _, seen = place.datastore_id.partition(":")
-    changes = live.changes(place.after, datastore_id if seen == view else "")
+    if progress.namespaces is not None:
+        view = hashlib.sha256("\0".join(sorted(progress.namespaces)).encode()).hexdigest()[:16]
+    datastore_id, _, seen = progress.datastore_id.partition(":")
+    changes = live.changes(progress.after, datastore_id if seen == view else "")
     message = pb.Changes(
         datastore_id=f"{changes.datastore_id}:{view}",
         first=changes.first,
@@ -122,10 +122,11 @@ def _message(live: LiveDatastore, place: _Place) -> tuple[bytes, _Place, bool]:
         added=[
             pb.AddedDocument(**document._asdict())
             for document in changes.added
-            if place.namespaces is None or document.namespace in place.namespaces
+            if progress.namespaces is None or document.namespace in progress.namespaces
         ],
         removed=[pb.Removal(**removal._asdict()) for removal in changes.removed],
     )
     data = message.SerializeToString()
     response = pb.FollowResponse(changes=data, checksum=zlib.crc32(data)).SerializeToString()
-    return response, place._replace(after=changes.last, datastore_id=message.datastore_id), changes.last == changes.head
+    progress = progress._replace(after=changes.last, datastore_id=message.datastore_id)
+    return response, progress, changes.last == changes.head

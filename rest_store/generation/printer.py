@@ -23,7 +23,7 @@ _REMEMBER_SECONDS = 10.0  # that the command waits for an output to be added
 
 
 @dataclass
-class Writer:
+class Printer:
     """Writes texts, shows them, and sums up what they took.
 
     Attributes:
