@@ -72,8 +72,8 @@ class Follower:
                 return False
             with self._documents.one_state():
                 id = self._documents.datastore_id()
-                reading = {"verify": self._version == -1, "may_keep": id == self._datastore_id}
-                segments = list(self.segments.stored(self._directory, self._documents, Limits(), **reading))
+                may_keep = id == self._datastore_id
+                segments = list(self.segments.stored(self._directory, self._documents, Limits(), may_keep=may_keep))
                 newest = self._documents.newest()
             self.segments.set(segments, newest)
             self._version, self._datastore_id = version, id

@@ -68,18 +68,17 @@ class Segments:
             return self.newest > after
 
     def stored(
-        self, directory: Path, documents: Documents, limits: Limits, *, verify: bool = False, may_keep: bool = False
+        self, directory: Path, documents: Documents, limits: Limits, *, may_keep: bool = False
     ) -> Iterator[Segment]:
         """Yield the segments of all documents that are stored, oldest first within each namespace.
 
         Documents that are in no file are sorted in memory, and so are those of files that are damaged or missing, or
-        larger than `limits` allow.
+        larger than `limits` allow. Files that are not present yet are read, to compare their checksums.
 
         Args:
             directory: of the live datastore.
             documents: its documents, which do not change meanwhile.
             limits: how large segments may be.
-            verify: whether to read the files of segments that are not present yet, and compare their checksums.
             may_keep: whether present memtables stay that have the same documents: `documents` is what it was, but for
                 changes since.
 
@@ -93,7 +92,7 @@ class Segments:
             retention = limits.of(record.namespace)
             fits = retention.may_span(record.oldest, record.newest)
             try:
-                segment = opened.get(record) or open_segment(directory, record, self.vocabulary_size, verify=verify)
+                segment = opened.get(record) or open_segment(directory, record, self.vocabulary_size, verify=True)
                 fits = (fits and segment.position_count <= retention.largest) or segment.document_count == 1
             except DatastoreError:
                 fits = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import chain
@@ -82,17 +82,15 @@ class Writer:
             if tokenizer is not None:
                 self.tokenizer.require_same(tokenizer, directory)
             self._documents.set_limits("", retention)
-            self.limits = self._documents.limits()
-            self._clock = Clock(self._documents.last_time(), self.limits.least_age)
+            self.limits, self._clock = self._stored_limits()
             # For the holder of `_sorting`:
             self._beside = resources.enter_context(closing(Documents(directory, read_only=True)))
             self._vocabulary_size = self.tokenizer.vocabulary_size
             self._width = token_width(self._vocabulary_size)
             self.segments = segments or Segments(self._vocabulary_size)
-            self._load(verify=True)
+            self._load()
             with suppress(StorageError):  # the next deletion tries again
-                self._documents.clean()
-            self._remove_files(path.stem for path in directory.glob("segment-*.*"))
+                self._clean()
             self._resources = resources.pop_all()
 
     def _begin(self, tokenizer: TokenizerIdentity | None, tokenizer_json: str | None) -> None:
@@ -144,19 +142,24 @@ class Writer:
                     left = [smaller.get(segment) or self._without(segment, numbers) for segment in self.segments.all]
                     self._store([*chain(*left)], removed=numbers[namespace], deleted=deleted)
                 if deleted:
-                    self._documents.clean()
+                    self._clean()
         return len(numbers[namespace])
 
     def limit(self, namespace: str, retention: Retention) -> None:
         """Keep so much of a namespace from now on; None in `retention`: as before."""
         with self._sorting, self._change():
             self._documents.set_limits(namespace, retention)
-            self.limits, self._settled = self._documents.limits(), ()
+            self.limits, self._clock = self._stored_limits()
+            self._settled = ()
             self._load()
 
     def position(self) -> tuple[int, str]:
-        """Return the number of the newest change that a replica has, and the id of the datastore that it is from."""
-        with self._change():
+        """Return the number of the newest change that a replica has, and the id of the datastore that it is from.
+
+        Before that, what an earlier deletion could not remove is removed.
+        """
+        with self._sorting, self._change():
+            self._clean()
             return self._documents.newest(), self._documents.datastore_id()
 
     def apply(self, changes: Changes) -> None:
@@ -184,7 +187,7 @@ class Writer:
                     self._append(segments, batch)
             self._store(segments, upstream=changes)
             if changes.first == 1 or any(removal.deleted for removal in changes.removed):
-                self._documents.clean()
+                self._clean()
 
     def work(self) -> bool:
         """Do what is to be done beside additions; return whether there may be more."""
@@ -219,7 +222,7 @@ class Writer:
     def compact(self) -> None:
         """Write all documents to files, and merge these into as few segments as there may be."""
         with self._change():
-            self._store([self._flushed(segment) for segment in self.segments.all])
+            self._store(self._flushed(self.segments.all))
         while self.merge(whole=True):
             pass
 
@@ -237,7 +240,7 @@ class Writer:
             documents = list(self._beside.read(run[0].first, run[-1].last, namespace=run[0].namespace))
             if not documents:  # evicted meanwhile
                 return True
-            new = self._flushed(sorted_segment(documents, self._vocabulary_size))
+            [new] = self._flushed([sorted_segment(documents, self._vocabulary_size)])
             del documents
             try:
                 with self._change():
@@ -274,14 +277,19 @@ class Writer:
             yield
             self._may_differ_from_disk = False
 
-    def _load(self, *, verify: bool = False) -> None:
+    def _stored_limits(self) -> tuple[Limits, Clock]:
+        """Return the limits that are stored, and a clock by which they do not evict all there is."""
+        limits = self._documents.limits()
+        return limits, Clock(self._documents.last_time(), limits.least_age)
+
+    def _load(self) -> None:
         """Publish what is stored; sort anew what is damaged or missing of the segments in files."""
         self._records = self._documents.records()
-        segments = list(self.segments.stored(self._directory, self._documents, self.limits, verify=verify))
+        segments = list(self.segments.stored(self._directory, self._documents, self.limits))
         last = {segment.namespace: segment for segment in segments}
         in_files = {record.namespace: record.last for record in self._records}
         memtables = {segment for segment in last.values() if segment.last > in_files.get(segment.namespace, 0)}
-        self._store([segment if segment in memtables else self._flushed(segment) for segment in segments])
+        self._store(self._flushed(segments, but=memtables))
 
     def _add(self, documents: Sequence[DocumentRecord]) -> Iterable[bytes]:
         """Number, sort, store and publish those of `documents` that are new; return their digests."""
@@ -308,10 +316,10 @@ class Writer:
             if size <= retention.largest and retention.may_span(segments[index].oldest, documents[-1].added):
                 memtable = segments.pop(index)
             else:
-                segments[index] = self._flushed(segments[index])
+                segments[index : index + 1] = self._flushed(segments[index : index + 1])
         segment = sorted_segment(documents, self._vocabulary_size, memtable)
         is_full = segment.position_count >= retention.memtable
-        segments.append(self._flushed(segment) if is_full else segment)
+        segments += self._flushed([segment]) if is_full else [segment]
 
     def _without(self, segment: Segment, removed: Mapping[str, Sequence[int]]) -> list[Segment]:
         """Return what is left of a segment without documents; for the holder of `_sorting`.
@@ -329,7 +337,7 @@ class Writer:
         is_large = segment.position_count > retention.largest
         parts = retention.batches(rest, self._width) if is_large else filter(None, [rest])
         new = [sorted_segment(part, self._vocabulary_size) for part in parts]
-        return new if segment.record is None else [self._flushed(part) for part in new]
+        return new if segment.record is None else self._flushed(new)
 
     def _store(
         self,
@@ -372,15 +380,28 @@ class Writer:
         self.segments.set(present, changes.last)
         self._remove_files(record.name for record in obsolete)  # whoever still reads them has them mapped
 
+    def _clean(self) -> None:
+        """Remove what is left of deleted documents, files of changes that failed too; for the holder of both locks."""
+        self._remove_files(path.stem for path in self._directory.glob("segment-*.*"))
+        self._documents.clean()
+
     # --- For whoever holds either lock --------------------------------------------------------------------------------
 
     def _require_open(self) -> None:
         if self._closed:
             raise DatastoreClosedError(describe(self._directory, "the datastore", "closed", "open"))
 
-    def _flushed(self, segment: Segment) -> Segment:
-        """Return a segment in files."""
-        return segment if segment.record else write_segment(segment, self._directory, self._vocabulary_size)
+    def _flushed(self, segments: Iterable[Segment], but: Container[Segment] = ()) -> list[Segment]:
+        """Return segments in files, all of them or none, `but` those that stay in memory."""
+        flushed: list[Segment] = []
+        try:
+            for segment in segments:
+                stays = segment.record is not None or segment in but
+                flushed.append(segment if stays else write_segment(segment, self._directory, self._vocabulary_size))
+        except BaseException:
+            self._remove_files(segment.record.name for segment in flushed if segment.record is not None)
+            raise
+        return flushed
 
     def _kept(self, segments: Sequence[Segment], namespace: str | None = None) -> list[Segment]:
         """Return what is neither too old nor too much, as `Limits.kept`; a replica keeps what the upstream keeps."""

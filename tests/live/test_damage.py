@@ -19,7 +19,7 @@ from rest_store.live import retention
 from rest_store.live.documents import Documents
 from rest_store.live.export import export
 from rest_store.live.live_datastore import LiveDatastore
-from tests.shared.live import new_live, refresh, require_answers, small_segments, some_document
+from tests.shared.live import new_live, no_background, refresh, require_answers, small_segments, some_document
 from tests.shared.models import word_level
 from tests.shared.strategies import Document, identity, refused
 
@@ -100,6 +100,21 @@ def test_damaged_segments_are_sorted_anew(
         assert len(left) == live.info().shard_count
     with LiveDatastore.open(place) as live:
         assert {path.stem for path in files(place)} == left, "nothing was left to mend"
+
+
+def test_a_reader_that_has_found_a_damaged_segment_does_not_read_it_later(
+    place: Path, documents: list[Document], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_background(monkeypatch)
+    with LiveDatastore.open(place) as live:
+        expected = [live.count(document) for document in documents]
+        flip(files(place, "tokens")[0])
+        with LiveDatastore.open(place, read_only=True) as reader:
+            for number in range(3):
+                assert [reader.count(document) for document in documents] == expected
+                live.add([[7, 8]])
+                refresh(reader)
+                assert reader.count([7, 8]) == number + 1
 
 
 def test_files_of_a_killed_process_are_removed(place: Path, documents: list[Document]) -> None:

@@ -91,6 +91,17 @@ def test_a_clock_that_is_wrong_when_it_is_opened_evicts_nothing_and_stops_no_evi
         until(lambda: there(live) == [])
 
 
+def test_a_limit_that_is_set_while_the_clock_is_wrong_evicts_nothing(tmp_path: Path, clock: Time) -> None:
+    with new_live(tmp_path / "live") as live:
+        add_one_a_second(live, clock, range(20))
+    clock.set_ahead = YEAR
+    with LiveDatastore.open(tmp_path / "live") as live:
+        live.limit("", max_age=80.0)
+        assert there(live) == list(range(20))
+        clock.now += 81
+        until(lambda: there(live) == [])
+
+
 @pytest.mark.parametrize("reopened", [False, True])
 def test_a_clock_that_was_ahead_evicts_no_other_document_early(tmp_path: Path, clock: Time, reopened: bool) -> None:
     """Once it is right again, whether the datastore was open meanwhile or not."""

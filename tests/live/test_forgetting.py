@@ -6,15 +6,17 @@ import random
 import shutil
 import sqlite3
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from rest_store.errors import StorageError
-from rest_store.live import database
+from rest_store.live import database, writer
 from rest_store.live.documents import Documents
 from rest_store.live.live_datastore import LiveDatastore
-from tests.shared.live import SECRET, SECRET_BYTES, file_bytes, new_live, refresh
+from rest_store.live.segment import Segment
+from tests.shared.live import SECRET, SECRET_BYTES, file_bytes, new_live, no_background, refresh
 
 
 @pytest.mark.parametrize("compacted", [False, True])
@@ -86,6 +88,41 @@ def test_a_deletion_says_when_a_reader_keeps_the_log(
         assert live.delete(["a"]) == 0
         assert SECRET_BYTES not in file_bytes(tmp_path / "live")
         assert (live.count([1, 2]), live.info().failure) == (1, None)
+
+
+def test_no_file_of_a_change_that_failed_holds_what_was_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as when the disk is full after the first of two segments, or before what is sorted anew is stored."""
+    no_background(monkeypatch)
+    write = writer.write_segment
+
+    def full(segment: Segment, *arguments: Any) -> Segment:
+        if segment.namespace:
+            raise StorageError("full")
+        return write(segment, *arguments)
+
+    with new_live(tmp_path / "live") as live:
+        live.add([SECRET], ["a"])
+        live.add([[1, 2]], namespace="other")
+        with monkeypatch.context() as patch:
+            patch.setattr(writer, "write_segment", full)
+            with pytest.raises(StorageError, match="full"):
+                live.compact()
+        assert [*live.path.glob("segment-*")] == []
+        live.compact()
+        live.add([[3, 4]], ["b"])
+        live.compact()
+        with monkeypatch.context() as patch:
+            patch.setattr(Documents, "removals", full_disk)
+            with pytest.raises(StorageError, match="full"):
+                live.delete(["b"])
+        assert live.delete(["a"]) == 1
+        assert SECRET_BYTES not in file_bytes(live.path)
+
+
+def full_disk(*arguments: object, **options: object) -> None:
+    raise StorageError("full")
 
 
 @pytest.mark.parametrize("evicted", [False, True])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from rest_store.errors import (
     TokenizerMismatchError,
     WriterError,
 )
+from rest_store.live import database
 from rest_store.live import replica as replicas
 from rest_store.live.documents import Documents
 from rest_store.live.live_datastore import LiveDatastore
@@ -204,6 +206,24 @@ def test_no_file_holds_what_was_deleted(live: LiveDatastore, service: Service, c
         assert SECRET_BYTES in file_bytes(cache)
         live.delete([str(number) for number in range(100)], namespace="secret name")
         until(lambda: SECRET_BYTES not in file_bytes(cache) and b"secret name" not in file_bytes(cache))
+
+
+def test_what_a_reader_has_kept_from_being_removed_is_removed_later(
+    live: LiveDatastore, service: Service, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(database, "_PATIENCE", 10)
+    live.add([SECRET], ["a"])
+    with opened(cache) as replica:
+        until_equal(replica, live)
+        reader = sqlite3.connect(replica.path / "documents.sqlite", isolation_level=None)
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM documents").fetchall()
+        live.delete(["a"])
+        until(lambda: "still in the log" in (replica.info().failure or ""))
+        assert replica.count(SECRET) == 0
+        reader.close()
+        until_equal(replica, live)
+        assert SECRET_BYTES not in file_bytes(cache)
 
 
 def test_where_the_service_evicts_replicas_do(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
