@@ -73,7 +73,7 @@ class Follower:
             with self._documents.one_state():
                 id = self._documents.datastore_id()
                 may_keep = id == self._datastore_id
-                segments = list(self.segments.stored(self._directory, self._documents, Limits(), may_keep=may_keep))
+                segments = self.segments.stored(self._directory, self._documents, Limits(), may_keep=may_keep)
                 newest = self._documents.newest()
             self.segments.set(segments, newest)
             self._version, self._datastore_id = version, id

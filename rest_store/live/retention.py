@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -107,22 +106,16 @@ class Limits:
         """Return how much a namespace keeps."""
         return self._own.get(namespace, self._default)
 
-    def kept(self, segments: Sequence[Segment], clock: Clock, namespace: str | None = None) -> list[Segment]:
-        """Return `segments` without those of a namespace that are too old, and the first of those that are too much.
-
-        Without a `namespace` those of all.
-        """
-        kept = []
-        totals: Counter[str] = Counter()
+    def kept(self, segments: Sequence[Segment], clock: Clock) -> list[Segment]:
+        """Return the segments of a namespace without those too old, and the first of those that are too much."""
+        kept: list[Segment] = []
+        total = 0
         for segment in reversed(segments):
-            if namespace is not None and segment.namespace != namespace:
-                kept.append(segment)
-                continue
             retention = self.of(segment.namespace)
             if retention.max_age is not None and clock.age(segment.oldest) >= retention.max_age:
                 continue
-            totals[segment.namespace] += segment.token_count
-            if retention.max_tokens is None or totals[segment.namespace] <= retention.max_tokens:
+            total += segment.token_count
+            if retention.max_tokens is None or total <= retention.max_tokens:
                 kept.append(segment)
         return kept[::-1]
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,53 +14,69 @@ from rest_store.datastore.header import TAIL_SIZE, token_width
 from rest_store.datastore.shard import ShardView
 from rest_store.datastore.store import Snapshot
 from rest_store.errors import DatastoreError
-from rest_store.live.documents import Documents
+from rest_store.live.documents import Documents, SegmentRecord
 from rest_store.live.retention import Limits, Retention
 from rest_store.live.segment import Segment, open_segment, sorted_segment
 from rest_store.live.upstream import DocumentRecord
 
-Item = TypeVar("Item", Segment, DocumentRecord)
+Item = TypeVar("Item", Segment, SegmentRecord, DocumentRecord)
 
 
 class Segments:
-    """The present segments, and the snapshot over them. Others may read it while one thread changes it.
+    """The present segments, and the snapshots over them. Others may read it while one thread changes it.
 
     Args:
         vocabulary_size: ids are `0 .. vocabulary_size - 1`.
 
     Attributes:
-        all: the segments, oldest first; of each namespace, only the last one may be in memory: its memtable.
+        of: the segments of each namespace that has any, oldest first; only the last one may be in memory: its memtable.
+            Another mapping after each change.
         newest: number of the newest change that they hold.
     """
 
     def __init__(self, vocabulary_size: int) -> None:
         self.vocabulary_size = vocabulary_size
-        self.all: tuple[Segment, ...] = ()
+        self.of: Mapping[str, tuple[Segment, ...]] = {}
         self.newest = 0
         self._is_closed = False
         self._changed = threading.Condition()
         self._nothing = Snapshot.of([_empty_view(vocabulary_size)], vocabulary_size)
         self._snapshots: dict[str, Snapshot] = {}
 
+    @property
+    def all(self) -> list[Segment]:
+        """The segments of all namespaces."""
+        return [*chain(*self.of.values())]
+
     def snapshot(self, namespace: str = "") -> Snapshot:
         """Return what queries of a namespace read."""
         return self._snapshots.get(namespace, self._nothing)
 
-    def set(self, segments: Sequence[Segment], newest: int) -> None:
-        """Have queries read `segments`, all that there are after change number `newest`, from now on."""
-        # There may be thousands of namespaces that stay as they are.
-        changed = {segment.namespace for segment in {*segments}.symmetric_difference(self.all)}
-        snapshots = {name: snapshot for name, snapshot in self._snapshots.items() if name not in changed}
-        for namespace, some in by_namespace(one for one in segments if one.namespace in changed).items():
-            snapshots[namespace] = Snapshot.of([segment.view for segment in some], self.vocabulary_size)
+    def set(self, changed: Mapping[str, Sequence[Segment]], newest: int) -> None:
+        """Have queries read the segments after change number `newest` from now on.
+
+        Args:
+            changed: all of each namespace that has others than before.
+            newest: number of the change.
+        """
+        of, snapshots = {**self.of}, {**self._snapshots}
+        for namespace, some in changed.items():
+            if tuple(some) == of.get(namespace):
+                continue
+            if some:
+                of[namespace] = tuple(some)
+                snapshots[namespace] = Snapshot.of([segment.view for segment in some], self.vocabulary_size)
+            else:
+                of.pop(namespace, None)
+                snapshots.pop(namespace, None)
         with self._changed:
-            self.all, self._snapshots, self.newest = tuple(segments), snapshots, newest
+            self.of, self._snapshots, self.newest = of, snapshots, newest
             self._changed.notify_all()
 
     def close(self) -> None:
         """Keep no files mapped, and have nobody wait."""
         self._is_closed = True
-        self.set((), self.newest)
+        self.set(dict.fromkeys(self.of, ()), self.newest)
 
     def wait(self, after: int, timeout: float) -> bool:
         """Wait until there are changes after number `after`, or `close`; return whether there are within `timeout`."""
@@ -69,8 +86,8 @@ class Segments:
 
     def stored(
         self, directory: Path, documents: Documents, limits: Limits, *, may_keep: bool = False
-    ) -> Iterator[Segment]:
-        """Yield the segments of all documents that are stored, oldest first within each namespace.
+    ) -> dict[str, list[Segment]]:
+        """Return the segments of all documents that are stored, as in `of`; [] for namespaces that have none any more.
 
         Documents that are in no file are sorted in memory, and so are those of files that are damaged or missing, or
         larger than `limits` allow. Files that are not present yet are read, to compare their checksums.
@@ -85,43 +102,39 @@ class Segments:
         Raises:
             StorageError: documents cannot be read.
         """
-        opened = {segment.record: segment for segment in self.in_files}
-        last: dict[str, int] = {}
-        for record in documents.records():
-            last[record.namespace] = record.last
-            retention = limits.of(record.namespace)
-            fits = retention.may_span(record.oldest, record.newest)
-            try:
-                segment = opened.get(record) or open_segment(directory, record, self.vocabulary_size, verify=True)
-                fits = (fits and segment.position_count <= retention.largest) or segment.document_count == 1
-            except DatastoreError:
-                fits = False
-            if fits:
-                yield segment
-            else:
-                rest = documents.read(record.first, record.last, namespace=record.namespace)
-                yield from self._sorted(rest, retention)
-        memtables = {segment.namespace: segment for segment in self.all if may_keep and segment.record is None}
+        records = by_namespace(documents.records())
+        stored: dict[str, list[Segment]] = {namespace: [] for namespace in self.of}
         for namespace in documents.namespaces():
-            after, memtable = last.get(namespace, 0), memtables.get(namespace)
-            if memtable and documents.extent(namespace, after) == (memtable.document_count, memtable.last):
-                yield memtable
+            retention, segments = limits.of(namespace), []
+            present = {segment.record: segment for segment in self.of.get(namespace, ())}
+            last = 0
+            for record in records.get(namespace, ()):
+                last = record.last
+                fits = retention.may_span(record.oldest, record.newest)
+                try:
+                    segment = present.get(record) or open_segment(directory, record, self.vocabulary_size, verify=True)
+                    fits = (fits and segment.position_count <= retention.largest) or segment.document_count == 1
+                except DatastoreError:
+                    fits = False
+                if fits:
+                    segments.append(segment)
+                else:
+                    segments += self._sorted(documents.read(record.first, last, namespace=namespace), retention)
+            memtable = present.get(None) if may_keep else None
+            if memtable and documents.extent(namespace, last) == (memtable.document_count, memtable.last):
+                segments.append(memtable)
             else:
-                rest = documents.read(after + 1, namespace=namespace)
-                yield from self._sorted(rest, limits.of(namespace))
+                segments += self._sorted(documents.read(last + 1, namespace=namespace), retention)
+            stored[namespace] = segments
+        return stored
 
-    def _sorted(self, documents: Iterable[DocumentRecord], retention: Retention) -> Iterator[Segment]:
-        for batch in retention.batches(documents, token_width(self.vocabulary_size)):
-            yield sorted_segment(batch, self.vocabulary_size)
-
-    @property
-    def in_files(self) -> tuple[Segment, ...]:
-        """The segments in files."""
-        return tuple(segment for segment in self.all if segment.record is not None)
+    def _sorted(self, documents: Iterable[DocumentRecord], retention: Retention) -> list[Segment]:
+        batches = retention.batches(documents, token_width(self.vocabulary_size))
+        return [sorted_segment(batch, self.vocabulary_size) for batch in batches]
 
 
 def by_namespace(items: Iterable[Item]) -> dict[str, list[Item]]:
-    """Return the segments or documents of each namespace, in their order."""
+    """Return what belongs to each namespace, in its order."""
     found: dict[str, list[Item]] = {}
     for item in items:
         found.setdefault(item.namespace, []).append(item)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import chain
@@ -69,8 +69,7 @@ class Writer:
         self._lock = Lock()  # held for a change, which is short
         self._closed = False
         self._may_differ_from_disk = False
-        self._records: list[SegmentRecord] = []  # that are stored
-        self._settled: Sequence[Segment] = ()  # segments beside which nothing is to be done
+        self._settled: Mapping[str, Sequence[Segment]] = {}  # segments beside which nothing is to be done
         with ExitStack() as resources:
             resources.callback(take_writer_lock(directory))
             # For the holder of `_lock`:
@@ -103,7 +102,7 @@ class Writer:
     def close(self) -> None:
         """Close the files and let others write, after a change in progress; later calls raise DatastoreClosedError."""
         with self._sorting, self._lock:
-            self._closed, self._settled = True, ()
+            self._closed, self._settled = True, {}
             self.segments.close()
             self._resources.close()
 
@@ -118,10 +117,11 @@ class Writer:
             The digests of those that were added, when they are durable.
         """
         new: set[bytes] = set()
-        for batch in self.limits.of(documents[0].namespace).batches(documents, self._width) if documents else ():
-            self._stall()
-            with self._change():
-                new.update(self._add(batch))
+        for namespace, some in by_namespace(documents).items():
+            for batch in self.limits.of(namespace).batches(some, self._width):
+                self._stall(namespace)
+                with self._change():
+                    new.update(self._add(namespace, batch))
         return new
 
     def delete(self, ids: Sequence[str], namespace: str = "") -> int:
@@ -133,24 +133,27 @@ class Writer:
         """Remove what `find` returns the numbers of; it is called by the holder of `_sorting`."""
         with self._sorting:
             self._require_open()
-            numbers = {namespace: sorted(find())}
-            if not deleted and not numbers[namespace]:
+            numbers = sorted(find())
+            if not deleted and not numbers:
                 return 0
-            smaller = {segment: self._without(segment, numbers) for segment in self.segments.in_files}
+            present = self.segments.of.get(namespace, ())
+            left = {segment: self._without(segment, numbers) for segment in present if segment.record is not None}
             with self._change():
-                if numbers[namespace]:
-                    left = [smaller.get(segment) or self._without(segment, numbers) for segment in self.segments.all]
-                    self._store([*chain(*left)], removed=numbers[namespace], deleted=deleted)
+                if numbers:
+                    present = self.segments.of.get(namespace, ())
+                    left |= {segment: self._without(segment, numbers) for segment in present if segment not in left}
+                    rest = [*chain(*(left[segment] for segment in present))]
+                    self._store({namespace: rest}, removed=numbers, deleted=deleted)
                 if deleted:
                     self._clean()
-        return len(numbers[namespace])
+        return len(numbers)
 
     def limit(self, namespace: str, retention: Retention) -> None:
         """Keep so much of a namespace from now on; None in `retention`: as before."""
         with self._sorting, self._change():
             self._documents.set_limits(namespace, retention)
             self.limits, self._clock = self._stored_limits()
-            self._settled = ()
+            self._settled = {}
             self._load()
 
     def position(self) -> tuple[int, str]:
@@ -168,23 +171,25 @@ class Writer:
         Only the upstream evicts. Where it does, segments are as small here as they are there, so that a part of them
         is sorted anew each time; they are all as large as they may be where nothing is evicted.
         """
-        self._stall()
+        added = by_namespace(changes.added)
+        self._stall(*added)
         is_short = changes.first > 1 and not changes.removed  # such a change does not wait for segments in files
         with nullcontext() if is_short else self._sorting, self._change():
-            found: dict[str, set[int]] = {}
+            removed: dict[str, list[int]] = {}
             for removal in changes.removed:
                 there = self._documents.between(removal.first, removal.last)
                 for namespace, number in there:
-                    found.setdefault(namespace, set()).add(number)
+                    removed.setdefault(namespace, []).append(number)
                 if there and not removal.deleted:
                     total = sum(segment.token_count for segment in self.segments.all)
                     self.limits = Limits({"": Retention(max(total, self.limits.of("").max_tokens or 0))})
-            removed = {namespace: sorted(numbers) for namespace, numbers in found.items()}
-            present = self.segments.all if changes.first > 1 else ()
-            segments = [*chain(*(self._without(segment, removed) for segment in present))]
-            for namespace, documents in by_namespace(changes.added).items():
-                for batch in self.limits.of(namespace).batches(documents, self._width):
-                    self._append(segments, batch)
+            present = self.segments.of if changes.first > 1 else {}
+            segments: dict[str, list[Segment]] = {namespace: [] for namespace in self.segments.of.keys() - present}
+            for namespace in {*removed, *added}:
+                numbers = sorted(removed.get(namespace, ()))
+                segments[namespace] = [*chain(*(self._without(some, numbers) for some in present.get(namespace, ())))]
+                for batch in self.limits.of(namespace).batches(added.get(namespace, ()), self._width):
+                    segments[namespace] = self._with(segments[namespace], batch)
             self._store(segments, upstream=changes)
             if changes.first == 1 or any(removal.deleted for removal in changes.removed):
                 self._clean()
@@ -193,25 +198,28 @@ class Writer:
         """Do what is to be done beside additions; return whether there may be more."""
         if self._evict():
             return True
-        present = self.segments.all
-        if present is self._settled:
+        present, settled = self.segments.of, self._settled
+        if present is settled:
             return False
-        if self._evict_epochs() or self.merge():
+        namespaces = [namespace for namespace, some in present.items() if some is not settled.get(namespace)]
+        if self._evict_epochs(namespaces) or self.merge(namespaces):
             return True
         self._settled = present
         return False
 
     def _evict(self) -> bool:
         """Evict what is too old by now; return whether anything was."""
-        if math.isinf(self.limits.least_age) or self._kept(self.segments.all) == [*self.segments.all]:
+        if math.isinf(self.limits.least_age):
+            return False
+        if all(len(self._kept(some)) == len(some) for some in self.segments.of.values()):
             return False
         with self._change():
-            self._store(self.segments.all)
+            self._store(self.segments.of)
         return True
 
-    def _evict_epochs(self) -> bool:
+    def _evict_epochs(self, namespaces: Iterable[str]) -> bool:
         """Evict one namespace's documents of epochs before those that are kept; return whether there may be more."""
-        for namespace in {segment.namespace for segment in {*self.segments.all}.difference(self._settled)}:
+        for namespace in namespaces:
             most = self.limits.of(namespace).max_epochs
             if most is None:
                 continue
@@ -222,47 +230,51 @@ class Writer:
     def compact(self) -> None:
         """Write all documents to files, and merge these into as few segments as there may be."""
         with self._change():
-            self._store(self._flushed(self.segments.all))
-        while self.merge(whole=True):
+            self._store(by_namespace(self._flushed(self.segments.all)))
+        while self.merge(self.segments.of, whole=True):
             pass
 
-    def merge(self, *, whole: bool = False) -> bool:
+    def merge(self, namespaces: Iterable[str], *, whole: bool = False) -> bool:
         """Merge some of the segments in files; return whether there were any to merge.
 
         Args:
+            namespaces: to look at.
             whole: merge as many as there may be.
         """
         with self._sorting:
             self._require_open()
-            run = self._run(whole=whole)
+            run = self._run(namespaces, whole=whole)
             if not run:
                 return False
-            documents = list(self._beside.read(run[0].first, run[-1].last, namespace=run[0].namespace))
+            namespace = run[0].namespace
+            documents = list(self._beside.read(run[0].first, run[-1].last, namespace=namespace))
             if not documents:  # evicted meanwhile
                 return True
             [new] = self._flushed([sorted_segment(documents, self._vocabulary_size)])
             del documents
             try:
                 with self._change():
-                    if set(run) <= set(self.segments.all):
-                        rest = (segment for segment in self.segments.all if segment not in run[1:])
-                        self._store([new if segment is run[0] else segment for segment in rest])
+                    present = self.segments.of.get(namespace, ())
+                    if set(run) <= set(present):
+                        rest = (segment for segment in present if segment not in run[1:])
+                        self._store({namespace: [new if segment is run[0] else segment for segment in rest]})
             finally:
-                self._remove_files([new.record.name] if new.record else ())
+                if new not in self.segments.of.get(namespace, ()):
+                    self._remove_files([new.record.name] if new.record else ())
             return True
 
-    def _stall(self) -> None:
-        """Let compaction keep up with additions."""
-        if len(self._run()) >= BACKLOG:
+    def _stall(self, *namespaces: str) -> None:
+        """Let compaction keep up with additions to `namespaces`."""
+        if len(self._run(namespaces)) >= BACKLOG:
             time.sleep(STALL)
 
-    def _run(self, *, whole: bool = False) -> list[Segment]:
+    def _run(self, namespaces: Iterable[str], *, whole: bool = False) -> list[Segment]:
         """Return the segments that are merged next; [] if there are none."""
-        runs = (
-            segments_to_merge(some, self.limits.of(namespace), whole=whole)
-            for namespace, some in by_namespace(self.segments.in_files).items()
-        )
-        return next(filter(None, runs), [])
+        for namespace in namespaces:
+            in_files = [segment for segment in self.segments.of.get(namespace, ()) if segment.record is not None]
+            if run := segments_to_merge(in_files, self.limits.of(namespace), whole=whole):
+                return run
+        return []
 
     # --- For the holder of `_lock` ------------------------------------------------------------------------------------
 
@@ -284,14 +296,12 @@ class Writer:
 
     def _load(self) -> None:
         """Publish what is stored; sort anew what is damaged or missing of the segments in files."""
-        self._records = self._documents.records()
-        segments = list(self.segments.stored(self._directory, self._documents, self.limits))
-        last = {segment.namespace: segment for segment in segments}
-        in_files = {record.namespace: record.last for record in self._records}
-        memtables = {segment for segment in last.values() if segment.last > in_files.get(segment.namespace, 0)}
-        self._store(self._flushed(segments, but=memtables))
+        stored = self.segments.stored(self._directory, self._documents, self.limits)
+        for namespace, segments in stored.items():
+            stored[namespace] = self._flushed_but_memtable(namespace, segments)
+        self._store(stored, before={*self._documents.records()})
 
-    def _add(self, documents: Sequence[DocumentRecord]) -> Iterable[bytes]:
+    def _add(self, namespace: str, documents: Sequence[DocumentRecord]) -> Iterable[bytes]:
         """Number, sort, store and publish those of `documents` that are new; return their digests."""
         stored = self._documents.numbers(document.digest for document in documents)
         new: dict[bytes, DocumentRecord] = {}
@@ -300,35 +310,33 @@ class Writer:
             if document.digest not in stored and document.digest not in new:
                 new[document.digest] = document._replace(number=newest + len(new) + 1, added=now)
         if new:
-            segments, added = list(self.segments.all), list(new.values())
-            self._append(segments, added)
-            self._store(segments, added=added)
+            added = list(new.values())
+            self._store({namespace: self._with(self.segments.of.get(namespace, ()), added)}, added=added)
         return new
 
-    def _append(self, segments: list[Segment], documents: Sequence[DocumentRecord]) -> None:
-        """Sort new documents of one namespace into its memtable in `segments`, and flush it if it is large enough."""
-        namespace, retention = documents[0].namespace, self.limits.of(documents[0].namespace)
-        memtables = (index for index, some in enumerate(segments) if not some.record and some.namespace == namespace)
-        memtable = None
-        if (index := next(memtables, None)) is not None:
-            size = segments[index].position_count
-            size += sum(len(document.symbols) // self._width + 1 for document in documents)
-            if size <= retention.largest and retention.may_span(segments[index].oldest, documents[-1].added):
-                memtable = segments.pop(index)
-            else:
-                segments[index : index + 1] = self._flushed(segments[index : index + 1])
-        segment = sorted_segment(documents, self._vocabulary_size, memtable)
-        is_full = segment.position_count >= retention.memtable
-        segments += self._flushed([segment]) if is_full else [segment]
+    def _with(self, segments: Sequence[Segment], documents: Sequence[DocumentRecord]) -> list[Segment]:
+        """Return the segments of a namespace with new documents, which are sorted into its memtable."""
+        namespace, newest = documents[0].namespace, documents[-1].added
+        retention, memtable = self.limits.of(namespace), None
+        if segments and segments[-1].record is None:
+            size = segments[-1].position_count + sum(len(some.symbols) // self._width + 1 for some in documents)
+            if size <= retention.largest and retention.may_span(segments[-1].oldest, newest):
+                *segments, memtable = segments
+        new = sorted_segment(documents, self._vocabulary_size, memtable)
+        return self._flushed_but_memtable(namespace, [*segments, new])
 
-    def _without(self, segment: Segment, removed: Mapping[str, Sequence[int]]) -> list[Segment]:
+    def _flushed_but_memtable(self, namespace: str, segments: Sequence[Segment]) -> list[Segment]:
+        """Return the segments of a namespace in files, but for the last one if it is small enough."""
+        small = [some for some in segments[-1:] if some.position_count < self.limits.of(namespace).memtable]
+        return self._flushed(segments[: len(segments) - len(small)]) + small
+
+    def _without(self, segment: Segment, numbers: Sequence[int]) -> list[Segment]:
         """Return what is left of a segment without documents; for the holder of `_sorting`.
 
         Args:
             segment: one of the present segments.
-            removed: numbers of the documents, ascending, by namespace.
+            numbers: of documents of its namespace, ascending.
         """
-        numbers = removed.get(segment.namespace, ())
         if bisect_left(numbers, segment.first) == bisect_right(numbers, segment.last):
             return [segment]
         gone, retention = set(numbers), self.limits.of(segment.namespace)
@@ -341,48 +349,51 @@ class Writer:
 
     def _store(
         self,
-        segments: Sequence[Segment],
+        changed: Mapping[str, Sequence[Segment]],
         *,
         added: Sequence[DocumentRecord] = (),
         removed: Sequence[int] = (),
         deleted: bool = False,
         upstream: Changes | None = None,
+        before: Set[SegmentRecord] | None = None,
     ) -> None:
         """Commit a change and publish its segments, without those that are too much or too old by now.
 
         Args:
-            segments: all of them, after the change.
+            changed: all segments, after the change, of each namespace that has others.
             added: new documents.
             removed: numbers of documents.
             deleted: whether these were to be deleted.
             upstream: changes of the upstream, instead of others.
+            before: records of segments that are stored; None: those of the present segments.
         """
-        present = self._kept(segments, added[0].namespace if added else None)  # there may be thousands of others
-        records = [segment.record for segment in present if segment.record is not None]
-        new, obsolete = set(records) - set(self._records), set(self._records) - set(records)
+        present = {namespace: self._kept(segments) for namespace, segments in changed.items()}
+        if before is None:
+            before = _records(chain(*(self.segments.of.get(namespace, ()) for namespace in changed)))
+        after = _records(chain(*present.values()))
         try:
             changes = upstream
             if changes is None:
-                gone = set(segments).difference(present)
-                if gone.intersection(segments[-1:]):  # a limit that was set meanwhile is less than what is added
-                    added = ()
+                gone = {*chain(*changed.values())}.difference(*present.values())
+                if added and changed[added[0].namespace][-1] in gone:
+                    added = ()  # a limit that was set meanwhile is less than what is added
                 newest = added[-1].number if added else self._documents.newest()
                 evicted = [(some.namespace, some.first, some.last) for some in gone]
                 removals = self._documents.removals(removed, evicted, newest, deleted=deleted)
                 newest = removals[-1].number if removals else newest
                 changes = Changes("", 0, newest, newest, added, removals)
             is_whole = upstream is not None and upstream.first == 1
-            self._documents.commit(changes, obsolete, new, replaces=is_whole)
+            self._documents.commit(changes, before - after, after - before, replaces=is_whole)
         except BaseException:
-            self._remove_files(record.name for record in new)
+            self._remove_files(record.name for record in after - before)
             raise
-        self._records = records
         self.segments.set(present, changes.last)
-        self._remove_files(record.name for record in obsolete)  # whoever still reads them has them mapped
+        self._remove_files(record.name for record in before - after)  # whoever still reads them has them mapped
 
     def _clean(self) -> None:
         """Remove what is left of deleted documents, files of changes that failed too; for the holder of both locks."""
-        self._remove_files(path.stem for path in self._directory.glob("segment-*.*"))
+        stored = {record.name for record in _records(self.segments.all)}
+        self._remove_files({path.stem for path in self._directory.glob("segment-*.*")} - stored)
         self._documents.clean()
 
     # --- For whoever holds either lock --------------------------------------------------------------------------------
@@ -391,24 +402,30 @@ class Writer:
         if self._closed:
             raise DatastoreClosedError(describe(self._directory, "the datastore", "closed", "open"))
 
-    def _flushed(self, segments: Iterable[Segment], but: Container[Segment] = ()) -> list[Segment]:
-        """Return segments in files, all of them or none, `but` those that stay in memory."""
-        flushed: list[Segment] = []
+    def _flushed(self, segments: Iterable[Segment]) -> list[Segment]:
+        """Return segments in files, all of them or none."""
+        flushed, written = [], []
         try:
             for segment in segments:
-                stays = segment.record is not None or segment in but
-                flushed.append(segment if stays else write_segment(segment, self._directory, self._vocabulary_size))
+                if segment.record is None:
+                    written.append(segment := write_segment(segment, self._directory, self._vocabulary_size))
+                flushed.append(segment)
         except BaseException:
-            self._remove_files(segment.record.name for segment in flushed if segment.record is not None)
+            self._remove_files(record.name for record in _records(written))
             raise
         return flushed
 
-    def _kept(self, segments: Sequence[Segment], namespace: str | None = None) -> list[Segment]:
+    def _kept(self, segments: Sequence[Segment]) -> list[Segment]:
         """Return what is neither too old nor too much, as `Limits.kept`; a replica keeps what the upstream keeps."""
-        return list(segments) if self._location else self.limits.kept(segments, self._clock, namespace)
+        return list(segments) if self._location else self.limits.kept(segments, self._clock)
 
     def _remove_files(self, names: Iterable[str]) -> None:
-        """Remove files of segments that are not stored; those that cannot be removed stay until the next opening."""
-        for name in set(names) - {record.name for record in self._records}:
+        """Remove files of segments; those that cannot be removed stay until the next deletion or opening."""
+        for name in names:
             with suppress(OSError):
                 remove_files(self._directory, name)
+
+
+def _records(segments: Iterable[Segment]) -> set[SegmentRecord]:
+    """Return the records of those segments that are in files."""
+    return {segment.record for segment in segments if segment.record is not None}

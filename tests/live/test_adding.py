@@ -188,10 +188,10 @@ def test_a_merge_that_failed_is_tried_again(tmp_path: Path, monkeypatch: pytest.
     is_full = [True]
     merge = Writer.merge
 
-    def merging(self: Writer) -> bool:
+    def merging(self: Writer, *arguments: object) -> bool:
         if is_full[0]:
             raise StorageError("full")
-        return merge(self)
+        return merge(self, *arguments)
 
     monkeypatch.setattr(Writer, "merge", merging)
     with new_live(tmp_path / "live") as live:
