@@ -26,21 +26,17 @@ def require_live(directory: Path, *, new: bool) -> None:
     """Check that there is a live datastore, or with `new` that one may be begun.
 
     Raises:
-        DatastoreNotFoundError: there is nothing, or a file.
+        DatastoreNotFoundError: there is none.
         LiveFormatError: it holds a frozen datastore, or something else.
-        StorageError: it cannot be read.
+        StorageError: it cannot be read, or is a file.
     """
     if is_live(directory):
         return
-    what, expected = "live datastore", "one; give a tokenizer for a new one"
+    what = "live datastore"
     try:
         entries = {entry.name for entry in directory.iterdir()} - _BEGUN
     except FileNotFoundError:
-        if new:
-            return
-        raise DatastoreNotFoundError(describe(directory, what, "absent", expected)) from None
-    except NotADirectoryError:
-        raise DatastoreNotFoundError(describe(directory, what, "a file", "a directory")) from None
+        entries = set()
     except OSError as error:
         raise StorageError(f"{directory}: the directory cannot be read ({error.strerror})") from error
     if MANIFEST_NAME in entries:
@@ -48,7 +44,7 @@ def require_live(directory: Path, *, new: bool) -> None:
     if entries:
         raise LiveFormatError(describe(directory, what, "a directory of something else", "one, or a new directory"))
     if not new:
-        raise DatastoreNotFoundError(describe(directory, what, "empty", expected))
+        raise DatastoreNotFoundError(describe(directory, what, "absent", "one; give a tokenizer for a new one"))
 
 
 def make_directory(directory: Path) -> None:

@@ -136,19 +136,18 @@ class Documents(Database):
         """Return the namespaces that have documents or limits."""
         return [str(row[0]) for row in self._rows("SELECT name FROM namespaces")]
 
-    def read(
-        self, first: int = 1, last: int = 2**62, *, namespace: str = "", group: str | None = None
-    ) -> Iterator[DocumentRecord]:
-        """Yield the documents `first .. last` of a namespace, and of a group if it is given, in their order."""
-        where, arguments = _those_of(namespace, group)
-        return self._read(f"{where} AND number BETWEEN ? AND ?", *arguments, first, last)
+    def read(self, first: int = 1, last: int = 2**62, *, namespace: str = "") -> Iterator[DocumentRecord]:
+        """Yield the documents `first .. last` of a namespace, in their order."""
+        return self._read("namespace = ? AND number BETWEEN ? AND ?", namespace, first, last)
 
-    def first_of_latest(self, count: int, *, namespace: str, group: str) -> int:
-        """Return the number of the first of the `count` newest documents of a namespace, or of a group of it."""
-        where, arguments = _those_of(namespace, group)
-        query = f"SELECT number FROM documents WHERE {where} ORDER BY number DESC LIMIT 1 OFFSET ?"
-        rows = self._rows(query, *arguments, count - 1)
-        return int(rows[0][0]) if rows else 1
+    def latest(self, count: int | None, *, namespace: str, group: str) -> list[int]:
+        """Return the numbers of the `count` newest documents of a namespace, or of a group of it; None: of all."""
+        where, arguments = "namespace = ?", [namespace]
+        if group:
+            where += ' AND "group" = ? AND "group" != \'\''  # the latter as the index has it
+            arguments.append(group)
+        query = f"SELECT number FROM documents WHERE {where} ORDER BY number DESC LIMIT ?"
+        return [int(number) for (number,) in self._rows(query, *arguments, -1 if count is None else count)][::-1]
 
     def _read(self, where: str, *arguments: object) -> Iterator[DocumentRecord]:
         with self._named_errors("read"):
@@ -232,22 +231,20 @@ class Documents(Database):
         changes: Changes,
         obsolete: Iterable[SegmentRecord],
         records: Iterable[SegmentRecord],
-        *,
-        replaces: bool = False,
     ) -> None:
         """Store changes in one transaction.
 
         Args:
-            changes: their numbers are greater than that of any change before; a replica takes over their id.
+            changes: their numbers are greater than that of any change before. A replica takes over their id, and
+                nothing that it had stays if they begin with the first.
             obsolete: records of segments that are gone.
             records: of those in their place.
-            replaces: whether nothing that was there before stays.
         """
         has_own = bool(changes.added or changes.removed) and not changes.datastore_id
         with self._transaction("written"):
             if has_own and not self._has_changed:
                 self._note_opening()
-            if replaces:
+            if changes.first == 1:
                 for table in ("documents", "removals", "namespaces"):
                     self._database.execute(f"DELETE FROM {table}")
                 properties = "forgotten = ?, unclean = unclean OR newest"
@@ -323,10 +320,3 @@ def _is_record(row: Sequence[object]) -> bool:
     numbers = isinstance(first, int) and isinstance(last, int) and first <= last
     named = isinstance(name, str) and _SEGMENT_NAME.fullmatch(name) is not None and isinstance(namespace, str)
     return named and numbers and is_time(oldest) and is_time(newest) and isinstance(sha256, bytes)
-
-
-def _those_of(namespace: str, group: str | None) -> tuple[str, tuple[str, ...]]:
-    """Return the condition for documents of a namespace, and of a group if it is given, and what it is about."""
-    if not group:
-        return "namespace = ?", (namespace,)
-    return 'namespace = ? AND "group" = ? AND "group" != \'\'', (namespace, group)  # the latter as the index has it

@@ -8,7 +8,8 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from itertools import islice
+from dataclasses import asdict
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -42,8 +43,6 @@ from rest_store.live.segments import Segments
 from rest_store.live.upstream import Changes
 from rest_store.live.writer import Writer
 from rest_store.loading.tokenizer import load_tokenizer
-
-_AT_ONCE = 256  # documents that are read together
 
 
 class LiveDatastore(Store):
@@ -199,11 +198,17 @@ class LiveDatastore(Store):
         """Return a description of this datastore as it is now."""
         segments, backend = self._open_segments().all, self._backend
         failures = [background.failure for background in self._background if background.failure is not None]
-        return LiveInfo.of(
-            segments,
-            backend.limits.of(""),
+        added = [datetime.fromtimestamp(one, timezone.utc) for some in segments for one in (some.oldest, some.newest)]
+        return LiveInfo(
             path=self.path,
             tokenizer=self.tokenizer,
+            token_count=sum(segment.token_count for segment in segments),
+            document_count=sum(segment.document_count for segment in segments),
+            shard_count=len(segments),
+            size=sum(file.raw.size for segment in segments for file in segment.view.files),
+            built=max(added, default=None),
+            oldest=min(added, default=None),
+            **asdict(backend.limits.of("")),
             failure=failures[0] if failures else None,
             location=backend.location if isinstance(backend, Replica) else None,
             behind=backend.behind if isinstance(backend, Replica) else 0,
@@ -310,17 +315,13 @@ class LiveDatastore(Store):
         """
         self._open_segments()
         name, part = label("documents", "a namespace", namespace), label("documents", "a group", group or "")
+        count = None if latest is None else limit("latest", latest, 2**62, where="documents")
         width = token_width(self.vocabulary_size)
         with closing(Documents(self._location, read_only=True)) as stored:
-            first = 1
-            if latest is not None:
-                count = limit("latest", latest, 2**62, where="documents")
-                first = stored.first_of_latest(count, namespace=name, group=part)
-            while some := list(islice(stored.read(first, namespace=name, group=part), _AT_ONCE)):
-                for document in some:  # no statement is open meanwhile: it would keep older states in the log
+            for number in stored.latest(count, namespace=name, group=part):
+                for document in [*stored.read(number, number, namespace=name)]:  # an open statement would keep the log
                     tokens = decode_symbols(np.frombuffer(document.symbols, np.uint8), width)
                     yield StoredDocument(tokens, document.group, document.epoch, document.added)
-                first = some[-1].number + 1
 
     @property
     def newest_change(self) -> int:

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from rest_store.datastore.tokenizer import TokenizerIdentity
-
-if TYPE_CHECKING:
-    from rest_store.live.retention import Retention
-    from rest_store.live.segment import Segment
 
 
 @dataclass(frozen=True)
@@ -50,23 +44,3 @@ class LiveInfo:
     failure: str | None
     location: str | None
     behind: int | None
-
-    @classmethod
-    def of(cls, segments: Sequence[Segment], retention: Retention, **described: Any) -> LiveInfo:
-        """Return the description of a datastore with these segments and limits; `described`: what else there is."""
-        return cls(
-            token_count=sum(segment.token_count for segment in segments),
-            document_count=sum(segment.document_count for segment in segments),
-            shard_count=len(segments),
-            size=sum(file.raw.size for segment in segments for file in segment.view.files),
-            built=_time(max(segment.newest for segment in segments)) if segments else None,
-            oldest=_time(min(segment.oldest for segment in segments)) if segments else None,
-            max_tokens=retention.max_tokens,
-            max_age=retention.max_age,
-            max_epochs=retention.max_epochs,
-            **described,
-        )
-
-
-def _time(seconds: float) -> datetime:
-    return datetime.fromtimestamp(seconds, timezone.utc)

@@ -382,8 +382,7 @@ class Writer:
                 removals = self._documents.removals(removed, evicted, newest, deleted=deleted)
                 newest = removals[-1].number if removals else newest
                 changes = Changes("", 0, newest, newest, added, removals)
-            is_whole = upstream is not None and upstream.first == 1
-            self._documents.commit(changes, before - after, after - before, replaces=is_whole)
+            self._documents.commit(changes, before - after, after - before)
         except BaseException:
             self._remove_files(record.name for record in after - before)
             raise

@@ -157,9 +157,9 @@ def test_directories_of_something_else(tmp_path: Path) -> None:
     require_refused(LiveFormatError, tmp_path / "letters", "a directory of something else", tokenizer=identity(300))
     require_refused(DatastoreNotFoundError, tmp_path / "absent", "live datastore is absent")
     assert not (tmp_path / "absent").exists()
-    require_refused(DatastoreNotFoundError, tmp_path / "empty", "live datastore is empty")
-    file = tmp_path / "letters" / "letter.txt"
-    refused(DatastoreNotFoundError, lambda: LiveDatastore.open(file, tokenizer=identity(3)), "is a file")
+    require_refused(DatastoreNotFoundError, tmp_path / "empty", "live datastore is absent")
+    with pytest.raises(StorageError, match=r"the directory cannot be read .Not a directory."):
+        LiveDatastore.open(tmp_path / "letters" / "letter.txt", tokenizer=identity(3))
 
 
 def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
