@@ -269,10 +269,10 @@ def test_any_status_is_a_service_error(steady: Service, code: grpc.StatusCode) -
         until(lambda: not fails(stepper))
 
 
-def fails(stepper: Stepper, timeout: float | None = None) -> bool:
+def fails(stepper: Stepper, limits: DraftLimits = STEP) -> bool:
     """Take a step; whether it fails."""
     try:
-        stepper.step(timeout=timeout)
+        stepper.step(limits)
     except ServiceError:
         return True
     return False
@@ -281,7 +281,8 @@ def fails(stepper: Stepper, timeout: float | None = None) -> bool:
 # --- Late and dead services -------------------------------------------------------------------------------------------
 
 
-def test_a_late_answer_is_skipped_and_nothing_is_lost(steady: Service) -> None:
+@pytest.mark.parametrize("later", [DraftLimits(1), DraftLimits(8, is_chain=True), DraftLimits(0)])
+def test_a_late_answer_is_skipped_and_nothing_is_lost(steady: Service, later: DraftLimits) -> None:
     go = threading.Event()
     go.set()
 
@@ -304,7 +305,8 @@ def test_a_late_answer_is_skipped_and_nothing_is_lost(steady: Service) -> None:
         like.accept(1)
         like.accept(2)
         go.set()
-        until(lambda: not fails(stepper))
+        until(lambda: not fails(stepper, later))
+        like.step(later)
         assert stepper.step() == like.step()
         assert len(openings(relay)) == 1
 

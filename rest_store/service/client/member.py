@@ -97,16 +97,17 @@ class ServiceMember:
         """Send what was accepted since the last step, and ask for the next tree."""
         if self._closed:
             raise ServiceUnavailableError("client: the session is closed")
-        self._limits, self._asked_at = limits, time.monotonic()
+        self._asked_at = time.monotonic()
         if self._stream is not None:
             try:
-                self._skip_late_answer(self._stream)
+                self._skip_late_answer(self._stream)  # which is read with the limits that it was asked with
             except DeadlineError:
                 raise
             except RestStoreError as error:
                 self._fail(error)
         if self._failure is not None and time.monotonic() < self._rests_until:
             raise type(self._failure)(str(self._failure))  # without the traceback of that step
+        self._limits = limits
         self._is_due = self._part.requests is None  # what the service is takes a call that waits
         if not self._is_due:
             try:
