@@ -57,8 +57,10 @@ class Feeds:
         while not self._is_draining:
             message, progress, is_all = await feed.read(progress)
             yield message
-            if is_all and not self._is_draining:
-                await feed.changed(progress.after)
+            if is_all:
+                await asyncio.sleep(_PAUSE_SECONDS)
+                if not self._is_draining:
+                    await feed.changed(progress.after)
         raise shutting_down()
 
     def drain(self) -> None:
@@ -95,13 +97,14 @@ class _Feed:
 
     async def changed(self, after: int) -> None:
         """Wait until there are changes after number `after`, or for some seconds."""
+        if self._live.newest_change > after:  # else a wait in progress is for these changes, too
+            return
         if self._waiting is None or self._waiting.done():
             self.woken.clear()
             self._waiting = asyncio.ensure_future(self._wait(after))
         await self.woken.wait()
 
     async def _wait(self, after: int) -> None:
-        await asyncio.sleep(_PAUSE_SECONDS)
         wait = partial(self._live.wait_for_change, after, _QUIET_SECONDS)
         with suppress(DatastoreClosedError):  # which reading changes says, too
             await asyncio.get_running_loop().run_in_executor(self.thread, wait)
