@@ -6,37 +6,30 @@ import atexit
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, ClassVar
 
-import numpy as np
 import pydivsufsort  # noqa: F401 - what sorts segments
 
 from rest_store.datastore import locations
-from rest_store.datastore.header import token_width
 from rest_store.datastore.render import counted
-from rest_store.datastore.shard import decode_symbols
-from rest_store.datastore.store import Snapshot, Store
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
-from rest_store.datastore.validation import IntSequence, document_ids, label, limit
 from rest_store.errors import (
     DatastoreClosedError,
     LimitError,
     WriterError,
     describe,
 )
-from rest_store.live.added import AddedDocuments
 from rest_store.live.background import Background
 from rest_store.live.directory import make_directory, require_live
 from rest_store.live.documents import Documents
 from rest_store.live.encoding import Encoder
 from rest_store.live.follower import Follower
 from rest_store.live.live_info import LiveInfo
-from rest_store.live.namespace import Namespace, StoredDocument
+from rest_store.live.namespace import Namespace
 from rest_store.live.replica import Replica, replica_directory
 from rest_store.live.retention import Retention
 from rest_store.live.segments import Segments
@@ -45,7 +38,7 @@ from rest_store.live.writer import Writer
 from rest_store.loading.tokenizer import load_tokenizer
 
 
-class LiveDatastore(Store):
+class LiveDatastore(Namespace):
     """A directory of documents that one process writes and any number read. Open one with `LiveDatastore.open`.
 
     Answers what a `Datastore` of the same documents would. What `add` stored when it returned survives a kill and a
@@ -64,7 +57,7 @@ class LiveDatastore(Store):
         read_only: whether it was opened for reading.
     """
 
-    is_live: ClassVar[bool] = True
+    name = ""
 
     def __init__(self, path: Path, backend: Writer | Follower | Replica, *, read_only: bool) -> None:
         self.path = path
@@ -72,9 +65,9 @@ class LiveDatastore(Store):
         self.read_only = read_only
         self._process = os.getpid()
         self._backend = backend
-        self._segments: Segments | None = backend.segments
+        self.segments: Segments | None = backend.segments  # None: it is closed
         self._location = path.absolute()
-        self._encoder = Encoder(self.tokenizer, self._location)
+        self.encoder = Encoder(self.tokenizer, self._location)
         self._before_close: dict[Callable[[LiveDatastore], object], None] = {}
         self._closing = threading.Lock()
         works = [backend.work, backend.receive] if isinstance(backend, Replica) else [backend.work]
@@ -161,12 +154,12 @@ class LiveDatastore(Store):
         from them have let go of them.
         """
         if os.getpid() != self._process:  # in a child the threads are gone, and the files are the parent's
-            self._segments = None
+            self.segments = None
             return
         for call in tuple(self._before_close):
             call(self)
         with self._closing:
-            self._segments = None
+            self.segments = None
             if isinstance(self._backend, Replica):
                 self._backend.disconnect()
             for background in self._background:
@@ -178,19 +171,14 @@ class LiveDatastore(Store):
         self._before_close[call] = None
 
     @property
-    def snapshot(self) -> Snapshot:
-        """The segments that queries read from now on."""
-        return self.snapshot_of("")
-
-    def snapshot_of(self, namespace: str) -> Snapshot:
-        """Return the segments that queries of a namespace read from now on; raise DocumentError for what is no name."""
-        name, segments = label("live datastore", "a namespace", namespace), self._segments
-        return Snapshot.closed(self.path) if segments is None else segments.snapshot(name)
+    def live(self) -> LiveDatastore:
+        """This datastore."""
+        return self
 
     def namespace(self, name: str) -> Namespace:
         """Return the documents of one namespace as a store; raise DocumentError for what is no name.
 
-        No query reads the documents of two namespaces. Those of this datastore itself are in the one named "".
+        No query reads the documents of two namespaces. This datastore itself is the one named "".
         """
         return Namespace(self, name)
 
@@ -214,115 +202,6 @@ class LiveDatastore(Store):
             behind=backend.behind if isinstance(backend, Replica) else 0,
         )
 
-    def add(
-        self,
-        documents: Sequence[IntSequence | str],
-        ids: Sequence[str] | None = None,
-        *,
-        namespace: str = "",
-        group: str = "",
-        epoch: int = 0,
-    ) -> AddedDocuments:
-        """Add documents; return when they are durable, and visible to the queries of this process.
-
-        Where additions come faster than their segments can be merged, each is held back by 20 ms.
-
-        Args:
-            documents: token sequences (1-D integers, at least one), or texts, which are tokenized without special
-                tokens.
-            ids: one for each, 1..256 characters; one that is there already, or was given before in `ids`, stands for
-                the same document, which is not added again. None: new ones.
-            namespace: whose queries alone read them; ids and limits are those of a namespace.
-            group: what they belong to, such as the prompt that they answer; "": nothing.
-            epoch: of the model that wrote them.
-
-        Returns:
-            The ids, in the order of `documents`; its `added` and `duplicates` say which were there already.
-
-        Raises:
-            DocumentError: a document is empty, larger than 2^24 tokens or than `max_tokens`, or neither tokens nor
-                text; or an id, a namespace or a group is invalid. Nothing was added; likewise with the next two.
-            TokenRangeError: a token is outside the vocabulary.
-            TokenizerLoadError: a text, but the datastore was begun without a tokenizer that can encode it.
-            TokenizerMismatchError: a text, but the file of the tokenizer holds another one by now.
-            StorageError: they cannot be written; of more than a million tokens, those before may have been.
-            WriterError: the datastore was opened for reading, or in another process.
-            DatastoreClosedError: after `close`.
-        """
-        writer = self._writer()
-        most = writer.limits.of(label("add", "a namespace", namespace)).max_tokens
-        labels: Any = {"namespace": namespace, "group": group, "epoch": epoch}
-        names, encoded = self._encoder.encode(documents, ids, **labels, max_tokens=most)
-        new = writer.add(encoded, names)
-        known = zip(names, encoded, strict=True)
-        return AddedDocuments(names, {name for name, document in known if document.digest in new})
-
-    def delete(self, ids: Sequence[str], *, namespace: str = "") -> int:
-        """Delete documents: when this returns, no answer of this process holds them, and no file. Evicted ones, too.
-
-        Sorts the segments that held them anew, and rewrites the file of documents, in whose unused bytes SQLite may
-        have left copies: some seconds for 100 million tokens, in which additions wait and queries go on. So delete many
-        at once.
-
-        Args:
-            ids: of the documents, as in `add`; those that are not there are passed over.
-            namespace: of the documents.
-
-        Returns:
-            How many documents there were.
-
-        Raises:
-            DocumentError: an id or the namespace is invalid; nothing was deleted, likewise with the next one.
-            StorageError: that cannot be written. Or the documents are deleted, and this says where they still are: in
-                unused bytes, because there is no room to rewrite the others; or in the log, because another process has
-                been reading an older state for seconds. The next call tries again.
-            WriterError, DatastoreClosedError: as in `add`.
-        """
-        return self._writer().delete(document_ids("delete", ids), label("delete", "a namespace", namespace))
-
-    def limit(
-        self,
-        namespace: str,
-        *,
-        max_tokens: int | None = None,
-        max_age: float | None = None,
-        max_epochs: int | None = None,
-    ) -> None:
-        """Keep so much of a namespace from now on, whatever others keep; limits as in `open`, None: as before.
-
-        Raises:
-            DocumentError, LimitError: that is no namespace, or a limit is not positive.
-            WriterError, StorageError, DatastoreClosedError: as in `add`.
-        """
-        name = label("limit", "a namespace", namespace)
-        self._writer().limit(name, Retention.checked(max_tokens, max_age, max_epochs))
-
-    def documents(
-        self, *, namespace: str = "", group: str | None = None, latest: int | None = None
-    ) -> Iterator[StoredDocument]:
-        """Yield the stored documents of a namespace, or of a group of it, in the order of their addition.
-
-        Args:
-            namespace: of the documents.
-            group: of the documents; None: of any, or none.
-            latest: how many, the newest ones; None: all.
-
-        Raises:
-            DocumentError: that is no namespace, or no group.
-            LimitError: `latest` is not positive.
-            StorageError: they cannot be read.
-            DatastoreClosedError: after `close`.
-        """
-        self._open_segments()
-        name, part = label("documents", "a namespace", namespace), label("documents", "a group", group or "")
-        count = None if latest is None else limit("latest", latest, 2**62, where="documents")
-        width = token_width(self.vocabulary_size)
-        with closing(Documents(self._location, read_only=True)) as stored:
-            for number in stored.latest(count, namespace=name, group=part):
-                for document in [*stored.read(number, number, namespace=name)]:  # an open statement would keep the log
-                    tokens = decode_symbols(np.frombuffer(document.symbols, np.uint8), width)
-                    yield StoredDocument(tokens, document.group, document.epoch, document.added)
-
     @property
     def newest_change(self) -> int:
         """Number of the newest change that queries see: once `add` or `delete` has returned, of that or a later one."""
@@ -341,8 +220,7 @@ class LiveDatastore(Store):
             StorageError: they cannot be read.
             DatastoreClosedError: after `close`.
         """
-        self._open_segments()
-        with closing(Documents(self._location, read_only=True)) as stored:
+        with closing(self.stored()) as stored:
             return stored.changes(after, datastore_id, most_bytes)
 
     def wait_for_change(self, after: int, timeout: float) -> bool:
@@ -362,15 +240,21 @@ class LiveDatastore(Store):
             StorageError: that cannot be written; the documents are there as before.
             WriterError, DatastoreClosedError: as in `add`.
         """
-        self._writer().compact()
+        self.writer().compact()
+
+    def stored(self) -> Documents:
+        """Return the documents that are stored, to be read and closed; raise DatastoreClosedError, or StorageError."""
+        self._open_segments()
+        return Documents(self._location, read_only=True)
 
     def _open_segments(self) -> Segments:
-        segments = self._segments
+        segments = self.segments
         if segments is None:
             raise DatastoreClosedError(describe(self.path, "the datastore", "closed", "open"))
         return segments
 
-    def _writer(self) -> Writer | Replica:
+    def writer(self) -> Writer | Replica:
+        """Return what writes this; raise WriterError or DatastoreClosedError, as `add` does."""
         self._open_segments()
         if self.read_only or isinstance(self._backend, Follower):
             raise WriterError(describe(self.path, "the live datastore", "opened for reading", "opened for writing"))
@@ -380,7 +264,7 @@ class LiveDatastore(Store):
         return self._backend
 
     def __repr__(self) -> str:
-        present = self._segments
+        present = self.segments
         state = "closed" if present is None else counted(sum(segment.token_count for segment in present.all), "token")
         return f"LiveDatastore({str(self.path)!r}, {state})"
 

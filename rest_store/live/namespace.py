@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from contextlib import closing
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from rest_store.datastore.header import token_width
+from rest_store.datastore.shard import decode_symbols
 from rest_store.datastore.store import Snapshot, Store
-from rest_store.datastore.validation import IntSequence, label
+from rest_store.datastore.validation import IntSequence, document_ids, label, limit
+from rest_store.live.added import AddedDocuments
+from rest_store.live.retention import Retention
 
 if TYPE_CHECKING:
-    from rest_store.live.added import AddedDocuments
     from rest_store.live.live_datastore import LiveDatastore
 
 
@@ -35,28 +39,28 @@ class StoredDocument(NamedTuple):
 class Namespace(Store):
     """The documents of one namespace: a store for queries and sessions, and a target of `remember`. Thread-safe.
 
-    `LiveDatastore` deletes and limits them, with `namespace=`.
-
     Attributes:
-        name: of the namespace.
-        live: the datastore that it is a part of.
+        name: of the namespace; ids and limits are those of a namespace.
     """
 
     is_live: ClassVar[bool] = True
+    name: str
 
     def __init__(self, live: LiveDatastore, name: str) -> None:
         self.name = label("live datastore", "a namespace", name)
         self.path, self.tokenizer = live.path, live.tokenizer
-        self.live = live
+        self._live = live
+
+    @property
+    def live(self) -> LiveDatastore:
+        """The datastore that it is a part of."""
+        return self._live
 
     @property
     def snapshot(self) -> Snapshot:
         """The segments that queries read from now on."""
-        return self.live.snapshot_of(self.name)
-
-    def documents(self, *, group: str | None = None, latest: int | None = None) -> Iterator[StoredDocument]:
-        """Yield the documents of this namespace, as `LiveDatastore.documents`."""
-        return self.live.documents(namespace=self.name, group=group, latest=latest)
+        segments = self.live.segments
+        return Snapshot.closed(self.path) if segments is None else segments.snapshot(self.name)
 
     def close(self) -> None:
         """Do nothing: the datastore stays open for its other namespaces."""
@@ -69,5 +73,90 @@ class Namespace(Store):
         group: str = "",
         epoch: int = 0,
     ) -> AddedDocuments:
-        """Add documents to this namespace; as `LiveDatastore.add`."""
-        return self.live.add(documents, ids, namespace=self.name, group=group, epoch=epoch)
+        """Add documents; return when they are durable, and visible to the queries of this process.
+
+        Where additions come faster than their segments can be merged, each is held back by 20 ms.
+
+        Args:
+            documents: token sequences (1-D integers, at least one), or texts, which are tokenized without special
+                tokens.
+            ids: one for each, 1..256 characters; one that is there already, or was given before in `ids`, stands for
+                the same document, which is not added again. None: new ones.
+            group: what they belong to, such as the prompt that they answer; "": nothing.
+            epoch: of the model that wrote them.
+
+        Returns:
+            The ids, in the order of `documents`; its `added` and `duplicates` say which were there already.
+
+        Raises:
+            DocumentError: a document is empty, larger than 2^24 tokens or than `max_tokens`, or neither tokens nor
+                text; or an id or a group is invalid. Nothing was added; likewise with the next two.
+            TokenRangeError: a token is outside the vocabulary.
+            TokenizerLoadError: a text, but the datastore was begun without a tokenizer that can encode it.
+            TokenizerMismatchError: a text, but the file of the tokenizer holds another one by now.
+            StorageError: they cannot be written; of more than a million tokens, those before may have been.
+            WriterError: the datastore was opened for reading, or in another process.
+            DatastoreClosedError: after `close`.
+        """
+        writer = self.live.writer()
+        most = writer.limits.of(self.name).max_tokens
+        labels: Any = {"namespace": self.name, "group": group, "epoch": epoch}
+        names, encoded = self.live.encoder.encode(documents, ids, **labels, max_tokens=most)
+        new = writer.add(encoded, names)
+        known = zip(names, encoded, strict=True)
+        return AddedDocuments(names, {name for name, document in known if document.digest in new})
+
+    def delete(self, ids: Sequence[str]) -> int:
+        """Delete documents: when this returns, no answer of this process holds them, and no file. Evicted ones, too.
+
+        Sorts the segments that held them anew, and rewrites the file of documents, in whose unused bytes SQLite may
+        have left copies: some seconds for 100 million tokens, in which additions wait and queries go on. So delete many
+        at once.
+
+        Args:
+            ids: of the documents, as in `add`; those that are not there are passed over.
+
+        Returns:
+            How many documents there were.
+
+        Raises:
+            DocumentError: an id is invalid; nothing was deleted, likewise with the next one.
+            StorageError: that cannot be written. Or the documents are deleted, and this says where they still are: in
+                unused bytes, because there is no room to rewrite the others; or in the log, because another process has
+                been reading an older state for seconds. The next call tries again.
+            WriterError, DatastoreClosedError: as in `add`.
+        """
+        return self.live.writer().delete(document_ids("delete", ids), self.name)
+
+    def limit(
+        self, *, max_tokens: int | None = None, max_age: float | None = None, max_epochs: int | None = None
+    ) -> None:
+        """Keep so much from now on, whatever other namespaces keep; limits as in `LiveDatastore.open`, None: as before.
+
+        Raises:
+            LimitError: a limit is not positive.
+            WriterError, StorageError, DatastoreClosedError: as in `add`.
+        """
+        self.live.writer().limit(self.name, Retention.checked(max_tokens, max_age, max_epochs))
+
+    def documents(self, *, group: str | None = None, latest: int | None = None) -> Iterator[StoredDocument]:
+        """Yield the stored documents, or those of a group, in the order of their addition.
+
+        Args:
+            group: of the documents; None: of any, or none.
+            latest: how many, the newest ones; None: all.
+
+        Raises:
+            DocumentError: that is no group.
+            LimitError: `latest` is not positive.
+            StorageError: they cannot be read.
+            DatastoreClosedError: after `close`.
+        """
+        part = label("documents", "a group", group or "")
+        count = None if latest is None else limit("latest", latest, 2**62, where="documents")
+        width = token_width(self.vocabulary_size)
+        with closing(self.live.stored()) as stored:
+            for number in stored.latest(count, namespace=self.name, group=part):
+                for document in [*stored.read(number, number, namespace=self.name)]:  # else the log would be kept
+                    tokens = decode_symbols(np.frombuffer(document.symbols, np.uint8), width)
+                    yield StoredDocument(tokens, document.group, document.epoch, document.added)

@@ -23,10 +23,10 @@ def live(tmp_path: Path) -> Iterator[LiveDatastore]:
 
 
 def test_additions_and_removals_share_one_count(live: LiveDatastore) -> None:
-    live.add([[1, 2], [1, 3]], ["a", "b"], namespace="one", group="first", epoch=7)
+    live.namespace("one").add([[1, 2], [1, 3]], ["a", "b"], group="first", epoch=7)
     live.add([[1, 4]], ["c"])
-    assert live.delete(["a", "b"], namespace="one") == 2
-    live.add([[1, 5]], ["a"], namespace="one")
+    assert live.namespace("one").delete(["a", "b"]) == 2
+    live.namespace("one").add([[1, 5]], ["a"])
     changes = live.changes(0, "")
     assert (changes.first, changes.last, changes.head) == (1, 5, 5) == (1, live.newest_change, live.newest_change)
     assert [(some.number, some.namespace, some.symbols) for some in changes.added] == [
@@ -82,7 +82,7 @@ def test_what_is_evicted_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     small_segments(monkeypatch)
     with new_live(tmp_path / "live", 65_535, max_tokens=240) as live:
         for token in range(200):
-            live.add([[1000 + token, 1, 2]], namespace=random.Random(token).choice(["one", "other"]))
+            live.namespace(random.Random(token).choice(["one", "other"])).add([[1000 + token, 1, 2]])
         changes = live.changes(0, "")
         gone = {number for some in changes.removed for number in range(some.first, some.last + 1)}
         assert not any(some.deleted for some in changes.removed)

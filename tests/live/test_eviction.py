@@ -96,7 +96,7 @@ def test_a_limit_that_is_set_while_the_clock_is_wrong_evicts_nothing(tmp_path: P
         add_one_a_second(live, clock, range(20))
     clock.set_ahead = YEAR
     with LiveDatastore.open(tmp_path / "live") as live:
-        live.limit("", max_age=80.0)
+        live.namespace("").limit(max_age=80.0)
         assert there(live) == list(range(20))
         clock.now += 81
         until(lambda: there(live) == [])
@@ -170,9 +170,9 @@ def test_epochs_before_those_that_are_kept_are_evicted(tmp_path: Path, compacted
                 live.compact()
         until(lambda: there(live)[:2] == [7, 8])
         assert [live.count([epoch]) for epoch in range(5, 9)] == [0, 0, 10, 10]
-        live.limit("all", max_epochs=9)
+        live.namespace("all").limit(max_epochs=9)
         for epoch in (0, 8):
-            live.add([[epoch, 1]], epoch=epoch, namespace="all")
+            live.namespace("all").add([[epoch, 1]], epoch=epoch)
         live.add([[1]], epoch=9)
         until(lambda: live.count([7]) == 0)
         assert live.namespace("all").count([0]) == 1
@@ -185,13 +185,13 @@ def test_limits_of_a_namespace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     small_segments(monkeypatch)
     with new_live(tmp_path / "live", 65_535, max_tokens=300) as live:
         small = live.namespace("small")
-        live.add([[7, 8]], namespace="quiet")
+        live.namespace("quiet").add([[7, 8]])
         for token in range(150):
             for name in ("", "small"):
-                live.add([[1000 + token, 1]], namespace=name)
-        live.limit("small", max_age=3600)
+                live.namespace(name).add([[1000 + token, 1]])
+        live.namespace("small").limit(max_age=3600)
         assert small.count([1]) > 100
-        live.limit("small", max_tokens=80)
+        live.namespace("small").limit(max_tokens=80)
         assert 34 <= small.count([1]) <= 40
         assert 130 <= live.count([1]) <= 150
         assert live.namespace("quiet").count([7, 8]) == 1

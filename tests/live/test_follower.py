@@ -25,7 +25,7 @@ def test_only_memtables_that_were_changed_are_sorted_again(
     live: LiveDatastore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live.add([[1, 2] * 20])
-    live.add([[4, 5], [4, 6]], ["a", "b"], namespace="other")
+    live.namespace("other").add([[4, 5], [4, 6]], ["a", "b"])
     with LiveDatastore.open(live.path, read_only=True) as reader:
         mapped = reader.snapshot.views[0]
         sorted_sizes = []
@@ -42,7 +42,7 @@ def test_only_memtables_that_were_changed_are_sorted_again(
         assert sorted_sizes == [1, 2, 3]
         assert reader.snapshot.views[0] is mapped
         assert (reader.count([1, 2]), reader.count([3]), reader.namespace("other").count([4])) == (20, 3, 2)
-        live.delete(["b"], namespace="other")
+        live.namespace("other").delete(["b"])
         refresh(reader)
         assert (reader.namespace("other").count([4]), sorted_sizes) == (1, [1, 2, 3, 1])
         live.compact()

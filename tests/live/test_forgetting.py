@@ -104,7 +104,7 @@ def test_no_file_of_a_change_that_failed_holds_what_was_deleted(
 
     with new_live(tmp_path / "live") as live:
         live.add([SECRET], ["a"])
-        live.add([[1, 2]], namespace="other")
+        live.namespace("other").add([[1, 2]])
         with monkeypatch.context() as patch:
             patch.setattr(writer, "write_segment", full)
             with pytest.raises(StorageError, match="full"):

@@ -35,7 +35,7 @@ def test_no_query_reads_the_documents_of_two_namespaces(live: LiveDatastore) -> 
         assert one.draft([1]).tokens.tolist() == [3]
         assert live.info().document_count == 4
         live.compact()
-    assert live.delete(["a", "b"], namespace="one") == 1
+    assert live.namespace("one").delete(["a", "b"]) == 1
     assert [store.count([1]) for store in (live, one, other)] == [1, 0, 2]
     with LiveDatastore.open(live.path, read_only=True) as reader:
         assert [reader.namespace(name).count([1]) for name in ("", "one", "other", "none")] == [1, 0, 2, 0]
@@ -58,9 +58,11 @@ def test_groups_and_epochs_are_kept(live: LiveDatastore) -> None:
     one.add([[1, 2], [1, 3]], group="first", epoch=1)
     one.add([[1, 4]], group="second", epoch=2)
     live.add([[1, 5]], group="first")
-    kept = [(document.tokens.tolist(), document.group, document.epoch) for document in live.documents(namespace="one")]
+    kept = [
+        (document.tokens.tolist(), document.group, document.epoch) for document in live.namespace("one").documents()
+    ]
     assert kept == [([1, 2], "first", 1), ([1, 3], "first", 1), ([1, 4], "second", 2)]
-    assert [document.tokens.tolist() for document in live.documents(namespace="one", group="first")] == [[1, 2], [1, 3]]
+    assert [document.tokens.tolist() for document in live.namespace("one").documents(group="first")] == [[1, 2], [1, 3]]
     assert [document.tokens.tolist() for document in live.documents(group="first")] == [[1, 5]]
     for latest, tokens in ((1, [[1, 3]]), (2, [[1, 2], [1, 3]]), (9, [[1, 2], [1, 3]])):
         assert [document.tokens.tolist() for document in one.documents(group="first", latest=latest)] == tokens
@@ -98,7 +100,7 @@ def test_documents_are_read_while_others_come_and_go(live: LiveDatastore) -> Non
 def test_no_file_holds_what_was_deleted_of_a_namespace(live: LiveDatastore) -> None:
     secret = live.namespace("secret name")
     ids = secret.add([SECRET, [1, 2]], group="secret group", epoch=1)
-    assert live.delete(ids, namespace="secret name") == 2
+    assert live.namespace("secret name").delete(ids) == 2
     stored = file_bytes(live.path)
     assert SECRET_BYTES not in stored
     assert b"secret group" not in stored
@@ -124,12 +126,7 @@ def test_damaged_segments_of_namespaces_are_sorted_anew(live: LiveDatastore) -> 
 @pytest.mark.parametrize("label", [5, None, "a" * 257, "a\0b", "\ud800"])
 def test_what_is_no_label_is_refused(live: LiveDatastore, label: Any) -> None:
     refused(DocumentError, lambda: live.namespace(label), "a namespace is")
-    refused(DocumentError, lambda: live.add([[1]], namespace=label), "a namespace is")
     refused(DocumentError, lambda: live.add([[1]], group=label), "a group is")
-    refused(DocumentError, lambda: live.limit(label, max_tokens=1), "a namespace is")
-    refused(DocumentError, lambda: live.delete(["a"], namespace=label), "a namespace is")
-    refused(DocumentError, lambda: live.snapshot_of(label), "a namespace is")
-    refused(DocumentError, lambda: list(live.documents(namespace=label)), "a namespace is")
     if label is not None:
         refused(DocumentError, lambda: list(live.documents(group=label)), "a group is")
     assert live.info().document_count == 0

@@ -41,17 +41,17 @@ class Walk:
         for namespace in NAMESPACES[1:]:
             documents = self.documents[namespace].values()
             require_answers(store.namespace(namespace), documents, self.chance)
-            stored = [document.tokens.tolist() for document in store.documents(namespace=namespace)]
+            stored = [document.tokens.tolist() for document in store.namespace(namespace).documents()]
             assert stored == list(documents)
 
     def add(self) -> None:
         namespace, size = self.chance.choice(NAMESPACES), self.chance.choice([1, 1, 2, 5, 20])
         added = [some_document(self.chance, self.vocabulary_size) for _ in range(size)]
         if self.chance.random() < 0.3:
-            new = list(self.live.add(added, namespace=namespace))
+            new = list(self.live.namespace(namespace).add(added))
         else:
             new = [f"document {self.chance.randrange(100)}" for _ in added]
-            assert self.live.add(added, new, namespace=namespace) == new
+            assert self.live.namespace(namespace).add(added, new) == new
         for id, document in zip(new, added, strict=True):
             self.documents[namespace].setdefault(id, document)
 
@@ -61,7 +61,7 @@ class Walk:
         ids = self.chance.sample(list(documents), min(len(documents), self.chance.choice([1, 1, 3, 12])))
         ids += ["absent", *ids[:1]]
         known = set(ids) & documents.keys()
-        assert self.live.delete(ids, namespace=namespace) == len(known)
+        assert self.live.namespace(namespace).delete(ids) == len(known)
         for id in known:
             del documents[id]
 

@@ -60,7 +60,7 @@ def until_equal(replica: LiveDatastore, live: LiveDatastore) -> None:
     until(lambda: replica.newest_change == live.newest_change and replica.info().failure is None)
     assert content(replica) == content(live)
     for namespace in {document.namespace for document in live.changes(0, "", most_bytes=1 << 40).added}:
-        stored = list(live.documents(namespace=namespace))
+        stored = list(live.namespace(namespace).documents())
         for document in stored[:5]:
             text = document.tokens[:64].tolist()
             assert replica.namespace(namespace).count(text) == live.namespace(namespace).count(text)
@@ -90,18 +90,18 @@ def test_what_is_changed_here_is_changed_at_the_service_and_visible_when_it_retu
 ) -> None:
     with opened(cache) as keeper, opened(cache) as reader:
         for replica in (keeper, reader):
-            ids = replica.add([[1, 2], [1, 3], [1, 2]], ["a", "b", "a"], namespace="one", group="first", epoch=1)
+            ids = replica.namespace("one").add([[1, 2], [1, 3], [1, 2]], ["a", "b", "a"], group="first", epoch=1)
             assert (ids.added, ids.duplicates) == (["a", "b"], ["a"])
             assert [store.namespace("one").count([1]) for store in (replica, live)] == [2, 2]
-            assert [document.group for document in replica.documents(namespace="one")] == ["first"] * 2
-            assert replica.delete(["a"], namespace="one") == 1
+            assert [document.group for document in replica.namespace("one").documents()] == ["first"] * 2
+            assert replica.namespace("one").delete(["a"]) == 1
             assert [store.namespace("one").count([1, 2]) for store in (replica, live)] == [0, 0]
-            assert replica.delete(["b"], namespace="one") == 1
+            assert replica.namespace("one").delete(["b"]) == 1
             assert live.namespace("one").count([1]) == 0
             assert len(replica.add([[1, 9]])) == 1
             assert replica.add([]) == []
         assert keeper.count([1, 9]) == 2
-        refused(WriterError, lambda: keeper.limit("one", max_tokens=5), "set on a replica")
+        refused(WriterError, lambda: keeper.namespace("one").limit(max_tokens=5), "set on a replica")
         keeper.compact()
     with opened(cache, read_only=True) as replica:
         refused(WriterError, lambda: replica.add([[1]]), "opened for reading")
@@ -175,7 +175,7 @@ def test_what_is_from_another_datastore_is_replaced(
         service.live = live
         with opened(cache) as replica:
             for _ in range(20):
-                live.add([SECRET], namespace="secret name")
+                live.namespace("secret name").add([SECRET])
             until_equal(replica, live)
             other.add([[1, 5]] * 40)
             service.live = other
@@ -199,12 +199,12 @@ def test_readers_notice_another_datastore_with_the_same_numbers(
 
 
 def test_no_file_holds_what_was_deleted(live: LiveDatastore, service: Service, cache: Path) -> None:
-    live.add([SECRET * 20, [1, 2]] * 50, [str(number) for number in range(100)], namespace="secret name")
+    live.namespace("secret name").add([SECRET * 20, [1, 2]] * 50, [str(number) for number in range(100)])
     with opened(cache) as replica:
         until_equal(replica, live)
         replica.compact()
         assert SECRET_BYTES in file_bytes(cache)
-        live.delete([str(number) for number in range(100)], namespace="secret name")
+        live.namespace("secret name").delete([str(number) for number in range(100)])
         until(lambda: SECRET_BYTES not in file_bytes(cache) and b"secret name" not in file_bytes(cache))
 
 
@@ -234,7 +234,7 @@ def test_where_the_service_evicts_replicas_do(tmp_path: Path, cache: Path, monke
         service.most_bytes = 2000
         with opened(cache) as replica:
             for token in range(2000):
-                live.add([[1000 + token, 1, 2]], namespace=("", "one")[token % 2])
+                live.namespace(("", "one")[token % 2]).add([[1000 + token, 1, 2]])
             until_equal(replica, live)
             assert replica.info().shard_count > 6
 
@@ -250,12 +250,12 @@ def test_random_changes_arrive_document_by_document(
     for _ in range(60):
         namespace = chance.choice(["", "one"])
         documents = [some_document(chance, 300) for _ in range(chance.choice([1, 5, 30]))]
-        ids += [(id, namespace) for id in live.add(documents, namespace=namespace)]
+        ids += [(id, namespace) for id in live.namespace(namespace).add(documents)]
         if chance.random() < 0.5:
             chance.shuffle(ids)
             gone, ids = ids[:5], ids[5:]
             for id, namespace in gone:
-                live.delete([id], namespace=namespace)
+                live.namespace(namespace).delete([id])
         if chance.random() < 0.2:
             service.live = None
             service.live = live

@@ -47,7 +47,7 @@ def documents_of(live: LiveDatastore) -> Documents:
     return [
         (namespace, document.tokens.tolist(), document.group, document.epoch, document.added)
         for namespace in ("", "tenant")
-        for document in live.documents(namespace=namespace)
+        for document in live.namespace(namespace).documents()
     ]
 
 

@@ -69,11 +69,11 @@ class InProcess:
         self, documents: Sequence[Any], ids: Sequence[str] | None, *, namespace: str, group: str, epoch: int
     ) -> tuple[AddedDocuments, int]:
         live = self._service.require()
-        return live.add(documents, ids, namespace=namespace, group=group, epoch=epoch), live.newest_change
+        return live.namespace(namespace).add(documents, ids, group=group, epoch=epoch), live.newest_change
 
     def delete(self, ids: Sequence[str], *, namespace: str) -> tuple[int, int]:
         live = self._service.require()
-        return live.delete(ids, namespace=namespace), live.newest_change
+        return live.namespace(namespace).delete(ids), live.newest_change
 
     def close(self) -> None:
         self._closed.set()

@@ -51,7 +51,7 @@ class Writes:
         require_few("documents", len(request.documents), self._limits.max_contexts)
         documents = [document_of(document, number) for number, document in enumerate(request.documents)]
         ids = [document.id for document in request.documents]
-        options = {"namespace": request.namespace, "group": request.group, "epoch": request.epoch}
+        served, options = served.of_namespace(request.namespace), {"group": request.group, "epoch": request.epoch}
         del request
         added, sequence = await self._carried_out(served, lambda live: live.add(documents, ids, **options), data, ids)
         return pb.AddResponse(added=added.added, sequence=sequence).SerializeToString()
@@ -61,10 +61,8 @@ class Writes:
         request = self._parsed(pb.DeleteRequest, data, grant)
         served = self._catalog.one(request.datastore, live=True)
         require_few("ids", len(request.ids), self._limits.max_contexts)
-        ids, namespace = list(request.ids), request.namespace
-        deleted, sequence = await self._carried_out(
-            served, lambda live: live.delete(ids, namespace=namespace), data, ids
-        )
+        ids, served = list(request.ids), served.of_namespace(request.namespace)
+        deleted, sequence = await self._carried_out(served, lambda live: live.delete(ids), data, ids)
         return pb.DeleteResponse(deleted=deleted, sequence=sequence).SerializeToString()
 
     def _parsed(self, kind: type[W], data: bytes, grant: Grant) -> W:
@@ -87,7 +85,7 @@ class Writes:
         done = asyncio.get_running_loop().run_in_executor(self._threads, write, live)
         done.add_done_callback(lambda _: self._waiting.give_back(size))
         try:
-            return await asyncio.shield(done), live.newest_change
+            return await asyncio.shield(done), live.live.newest_change
         except (StorageError, WriterError) as error:
             _log.warning("datastore %s: %s", served.name, error)
             text = str(error).replace(str(live.path), f"datastore {served.name!r}")  # clients are not told the path
