@@ -164,3 +164,29 @@ def test_sessions_for_asyncio(service: Service, numbers: Path) -> None:
             return trees
 
     assert asyncio.run(drafted()) == trees_of(Datastore.open(numbers))
+
+
+def test_after_a_cancelled_step_the_next_call_waits_for_its_end(service: Service) -> None:
+    asked, go_on = threading.Event(), threading.Event()
+
+    def held(name: str, data: bytes) -> bytes:
+        if name == "DraftSession":
+            asked.set()
+            go_on.wait(PATIENCE)
+        return data
+
+    async def converse(target: str) -> None:
+        async with AsyncDatastoreClient(target, timeout=PATIENCE) as client:
+            session = await client.draft_session([client, PromptLookup()], TEXT)
+            drafting = asyncio.ensure_future(session.draft(8))
+            assert await asyncio.to_thread(asked.wait, PATIENCE)
+            drafting.cancel()
+            accepting = asyncio.ensure_future(session.accept([3]))
+            assert not (await asyncio.wait([accepting], timeout=LATE))[0]
+            go_on.set()
+            await accepting
+            assert len(await session.draft(8)) > 0
+            assert session.session.statistics.dropped == {}
+
+    with Relay(service.target, held) as relay:
+        asyncio.run(converse(relay.target))

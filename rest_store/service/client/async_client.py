@@ -69,7 +69,7 @@ class AsyncDatastoreClient:
         blocking = [source._blocking if isinstance(source, AsyncDatastoreClient) else source for source in sources]
         make = functools.partial(DraftSession, blocking, prompt, **options)
         session = await asyncio.get_running_loop().run_in_executor(self._threads, make)
-        return AsyncDraftSession(session, self._threads)
+        return AsyncDraftSession(session)
 
     async def __aenter__(self) -> AsyncDatastoreClient:
         return self
@@ -82,19 +82,20 @@ class AsyncDatastoreClient:
 
 
 class AsyncDraftSession:
-    """A `DraftSession` for asyncio. One task at a time. Made by `AsyncDatastoreClient.draft_session`.
+    """A `DraftSession` for asyncio. Made by `AsyncDatastoreClient.draft_session`.
+
+    Its calls run one after the other: one that is made after another was cancelled waits until that has ended.
 
     Args:
         session: the session.
-        threads: run its calls.
 
     Attributes:
         session: the session, for its statistics.
     """
 
-    def __init__(self, session: DraftSession, threads: ThreadPoolExecutor) -> None:
+    def __init__(self, session: DraftSession) -> None:
         self.session = self._blocking = session
-        self._threads = threads
+        self._threads = ThreadPoolExecutor(1, "rest-store session")
 
     draft = _awaited(DraftSession.draft)
     accept = _awaited(DraftSession.accept)
