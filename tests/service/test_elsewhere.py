@@ -281,6 +281,18 @@ def test_pieces_that_cannot_be_are_named(tmp_path: Path) -> None:
         liar.server.stop(None)
 
 
+def test_without_a_name_a_location_is_the_only_datastore_of_its_kind(tmp_path: Path) -> None:
+    LiveDatastore.open(tmp_path / "other", tokenizer=identity(301)).close()
+    frozen = write_datastore(tmp_path / "frozen", Corpus(302, [[[1, 2, 3]]]))
+    with running(f"a={frozen}", options=["--live", str(tmp_path / "other")]) as service:
+        with LiveDatastore.open(service.target, cache=tmp_path) as replica:
+            assert replica.tokenizer.vocabulary_size == 301
+        with Datastore.open(service.target, cache=tmp_path) as copy:
+            assert copy.vocabulary_size == 302
+    with running(f"a={frozen}", f"b={frozen}") as service:
+        refused(LiveFormatError, lambda: ServiceUpstream(service.target).tokenizer, "frozen, expected a live one")
+
+
 def test_a_frozen_datastore_or_another_tokenizer_is_not_followed(service: Service) -> None:
     upstream = ServiceUpstream(f"{service.target}/a")
     refused(LiveFormatError, lambda: upstream.tokenizer, "datastore 'a' is frozen, expected a live one")

@@ -75,7 +75,12 @@ class ServiceInfo:
 
 
 def service_info(
-    response: pb.DescribeResponse, names: Sequence[str], tokenizer: TokenizerIdentity | None, target: str
+    response: pb.DescribeResponse,
+    names: Sequence[str],
+    tokenizer: TokenizerIdentity | None,
+    target: str,
+    *,
+    live: bool = False,
 ) -> ServiceInfo:
     """Return what a client asks of the service that `response` describes.
 
@@ -84,6 +89,7 @@ def service_info(
         names: of the datastores to ask; empty: all whose tokenizer matches.
         tokenizer: the one in use; None: that of the datastores.
         target: address of the service, for messages.
+        live: whether only live ones are asked where none is named.
 
     Raises:
         TokenizerMismatchError: a datastore to be asked was built with another tokenizer; says what differs.
@@ -94,7 +100,7 @@ def service_info(
     if not served or len(served) != len(response.datastores):
         found = reprlib.repr([message.name for message in response.datastores])
         raise ProtocolError(describe(target, "datastores", found, "one or more, with distinct names"))
-    chosen = _chosen(served, names, tokenizer, target)
+    chosen = _chosen(served, names, tokenizer, target, live)
     limits = {field.name: int(getattr(response.limits, field.name)) for field in response.limits.DESCRIPTOR.fields}
     return ServiceInfo(target, response.version, chosen, limits)
 
@@ -125,7 +131,11 @@ def _datastore(message: pb.DatastoreDescription, target: str) -> ServedDatastore
 
 
 def _chosen(
-    served: dict[str, ServedDatastore], names: Sequence[str], tokenizer: TokenizerIdentity | None, target: str
+    served: dict[str, ServedDatastore],
+    names: Sequence[str],
+    tokenizer: TokenizerIdentity | None,
+    target: str,
+    live: bool,
 ) -> tuple[ServedDatastore, ...]:
     """Return the datastores that answer requests, in the order of their answers; raise as `service_info`."""
     for name in names:
@@ -133,8 +143,9 @@ def _chosen(
             expected = "one of " + ", ".join(map(repr, served))
             raise UnknownDatastoreError(describe(target, f"datastore '{name}'", "absent", expected))
     chosen = tuple(served[name] for name in names or served)
-    if tokenizer is not None and not names:
-        chosen = tuple(datastore for datastore in chosen if datastore.tokenizer == tokenizer) or chosen[:1]
+    if not names:
+        matching = [one for one in chosen if tokenizer in (None, one.tokenizer) and (one.is_live or not live)]
+        chosen = tuple(matching) or chosen[:1]
     for datastore in chosen:
         if tokenizer is not None:
             datastore.tokenizer.require_same(tokenizer, f"{target}: datastore '{datastore.name}'")

@@ -88,7 +88,7 @@ class ServiceUpstream:
     def __init__(self, location: str, token: str | None = None, tls: Tls | None = None) -> None:
         self.location = location
         target, name = split_location(location)
-        self._part = Part([target_of(target)], Dialer(token, tls), [name] if name else [])
+        self._part = Part([target_of(target)], Dialer(token, tls), [name] if name else [], live=True)
         self._parts = Parts([self._part])
 
     @property

@@ -32,6 +32,7 @@ class Part:
         names: of the datastores to ask; empty: all whose tokenizer matches.
         tokenizer: the one in use; None: that of the datastores.
         namespace: of live datastores.
+        live: whether only live ones are asked where none is named.
 
     Attributes:
         endpoints, preferred: all of them, and the one to ask first.
@@ -47,11 +48,13 @@ class Part:
         names: Sequence[str] = (),
         tokenizer: TokenizerIdentity | None = None,
         namespace: str = "",
+        live: bool = False,
     ) -> None:
         self.endpoints = [Endpoint(target, dialer) for target in targets]
         self._names = names
         self._tokenizer = tokenizer
         self._namespace = namespace
+        self._live = live
         self.preferred = self.endpoints[0]
         self.requests: Requests | None = None
         self.unanswered, self.unanswered_at = 0, 0.0
@@ -98,7 +101,8 @@ class Part:
         """Ask what the service is, and which of its datastores are asked; raise as `ask`, or as `service_info`."""
 
         def decode(answer: bytes, target: str) -> ServiceInfo:
-            return service_info(parse(pb.DescribeResponse, answer, target), self._names, self._tokenizer, target)
+            response = parse(pb.DescribeResponse, answer, target)
+            return service_info(response, self._names, self._tokenizer, target, live=self._live)
 
         return self.ask(Request("Describe", b"", decode), ends)
 
