@@ -43,7 +43,7 @@ _MOST_SECONDS = 120.0  # after which no round of all methods begins
 _STORE = "datastore"  # its folder, and its name in the results
 _SAME = 0.05  # of M
 
-say = functools.partial(click.echo, err=True)
+tell = functools.partial(click.echo, err=True)
 
 
 @dataclass(frozen=True)
@@ -140,33 +140,33 @@ def try_(
     read_prompts(prompts_file, lambda text: [0])  # a fault in the file is reported before anything is built
     results = out / "results"
     folder = datastore_of(corpora, model, out, without=[prompts_file])
-    say(f"model: {model}")
+    tell(f"model: {model}")
     loaded, tokenizer = load_model(model, dtype=dtype, device=device, announce=loading)
     if prepacked_weights:
         click.get_current_context().with_resource(rest_store.prepacked_weights(loaded))
     store = rest_store.Datastore.open(folder, tokenizer=tokenizer)
     prompts = interleaved(read_prompts(prompts_file, encoding(tokenizer, chat=chat)))
     require_known_tokens(prompts, vocabulary_size(loaded))
-    say(f"recording {counted(len(prompts), 'output')}")
+    tell(f"recording {counted(len(prompts), 'output')}")
     recorded = out / "recordings.jsonl"
     write_recordings(loaded, prompts, recorded, max_new_tokens=max_new_tokens)
 
     def show_row(drafting: str, nodes: int, outcome: Outcome) -> None:
-        say(f"{drafting}: M {outcome}")
+        tell(f"{drafting}: M {outcome}")
 
-    say("replaying them: M, tokens of a forward pass")
+    tell("replaying them: M, tokens of a forward pass")
     recordings = [recording for recording in read_recordings(recorded) if recording.output.size]
     rows = measure(recordings, {_STORE: store}, Calibration.default(), budgets=(max_nodes,), progress=show_row)
     stored = {_STORE: store.info().token_count}
     quality = {"datastores": stored, "reported": len(recordings), "rows": rows}
-    say("timing plain generation, prompt lookup of transformers, and all sources")
+    tell("timing plain generation, prompt lookup of transformers, and all sources")
     speed = measure_speed(
         loaded,
         lambda: make_methods([store], max_nodes=max_nodes, only=METHODS),
         prompts,
         max_new_tokens=max_new_tokens,
         most_seconds=_MOST_SECONDS,
-        progress=say,
+        progress=tell,
     )
     families, speedups = speed["families"], {name: Speedup(**figures) for name, figures in speed["rounds"].items()}
     for name, speedup in speedups.items():  # as in the verdict: of whole rounds, not of the median runs of each prompt
@@ -212,14 +212,14 @@ def datastore_of(corpora: Sequence[str], model: str, out: Path, *, without: Sequ
 
     folder = out / _STORE
     if (folder / FILE_NAME).exists() and [one["corpus"] for one in Manifest.read(folder).corpora] == list(corpora):
-        say(f"datastore: {folder}, as built before")
+        tell(f"datastore: {folder}, as built before")
         return folder
-    say(f"datastore: building {folder} of {', '.join(corpora)}")
+    tell(f"datastore: building {folder} of {', '.join(corpora)}")
     exclude = [glob for corpus in corpora for path in (out, *without) for glob in _inside(path, corpus)]
     line = ProgressLine(sys.stderr) if ProgressLine.fits(sys.stderr) else None
     with rest_store.build(corpora, model, folder, exclude=exclude, progress=line) as store:
         info = store.info()
-    say(f"datastore: {counted(info.token_count, 'token')} in {counted(info.document_count, 'document')}")
+    tell(f"datastore: {counted(info.token_count, 'token')} in {counted(info.document_count, 'document')}")
     return folder
 
 

@@ -20,7 +20,7 @@ from rest_store.engines.request import EngineRequest, NewRequest, StepRequest
 from rest_store.engines.sources import EngineSources
 from rest_store.errors import describe
 
-_TEND_SECONDS = 0.5
+_WORK_SECONDS = 0.5
 _IDLE_SECONDS = 3.0  # without a step, after which outputs count as complete: some engines then tell of no end
 NO_TREE = TokenTree([], [], [], scores=[], origins=[])
 
@@ -36,7 +36,7 @@ class RequestDrafter:
         vocabulary_size: token ids of the model.
         clock: returns the time in seconds.
 
-    Thread-safe. A thread of its own calls `tend` until `close`.
+    Thread-safe. A thread of its own calls `work` until `close`.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class RequestDrafter:
         self._waited = 0.0  # seconds, for services in the latest step
         self._lock = threading.RLock()
         self._closed = threading.Event()
-        keeper = threading.Thread(target=_keep, args=(weakref.ref(self), self._closed), name="rest-store", daemon=True)
+        keeper = threading.Thread(target=_work, args=(weakref.ref(self), self._closed), name="rest-store", daemon=True)
         keeper.start()
 
     def length(self, id: str) -> int:
@@ -225,7 +225,7 @@ class RequestDrafter:
             self.metrics.count_error("close", error)
         request.session = request.drafted = None
 
-    def tend(self) -> None:
+    def work(self) -> None:
         """Remember what was written when the engine rests, and tell others what was done."""
         with self._lock:
             if not self._is_idle and self._clock() - self._returned >= _IDLE_SECONDS:
@@ -260,14 +260,14 @@ def _distinct(requests: Iterable[EngineRequest]) -> list[OutputDocument]:
     return list({document.id: document for document in documents if document is not None}.values())
 
 
-def _keep(drafter: weakref.ref[RequestDrafter], closed: threading.Event) -> None:
-    """Tend a drafter until it is closed or gone."""
-    while not closed.wait(_TEND_SECONDS):
+def _work(drafter: weakref.ref[RequestDrafter], closed: threading.Event) -> None:
+    """Have a drafter work until it is closed or gone."""
+    while not closed.wait(_WORK_SECONDS):
         alive = drafter()
         if alive is None:
             return
         try:
-            alive.tend()
+            alive.work()
         except Exception as error:
-            alive.metrics.count_error("tend", error)
+            alive.metrics.count_error("work", error)
         del alive

@@ -139,7 +139,7 @@ def test_what_was_written_is_remembered_when_the_engine_rests(tmp_path: Path) ->
         write([request], steps)
         clock.now += 10
         for _ in range(2):
-            drafter.tend()
+            drafter.work()
     assert flush(drafter._sources.target, None)
     assert totals(drafter, "remembered_documents") == {"": 2}
     assert list(drafter._requests) == ["a"]

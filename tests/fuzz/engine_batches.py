@@ -97,7 +97,7 @@ class Fuzzer(campaign.Fuzzer):
                 else:
                     engine.preempt(request)
             if chance.random() < 0.05:
-                engine.ours.drafter.tend()
+                engine.ours.drafter.work()
         return aborted
 
 
