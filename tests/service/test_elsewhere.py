@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import threading
 import time
 import zlib
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.fetch import fetch
 from rest_store.datastore.manifest import FILE_NAME, Manifest
 from rest_store.errors import (
+    DeadlineError,
     FetchError,
     LiveFormatError,
     ManifestError,
@@ -30,13 +32,14 @@ from rest_store.errors import (
 )
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.live.upstream import Changes
+from rest_store.service.client import elsewhere
 from rest_store.service.client.elsewhere import ServiceFiles, ServiceUpstream, fetched
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.builds import contents
-from tests.shared.clients import Impostor
+from tests.shared.clients import LATE, Impostor
 from tests.shared.live import until
 from tests.shared.messages import PREFIX
-from tests.shared.services import PATIENCE, Service, reason_of, reload, running
+from tests.shared.services import PATIENCE, Service, failed, reason_of, reload, running
 from tests.shared.strategies import Corpus, identity, refused, write_datastore
 
 DOCUMENTS = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
@@ -159,6 +162,22 @@ def test_a_follower_gets_all_changes_and_then_new_ones(service: Service) -> None
         list(changes)
 
 
+def test_a_call_that_has_lasted_long_enough_is_followed_by_another(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(elsewhere, "_STREAM_SECONDS", 0.5)
+    upstream = upstream_of(service)
+    changes = upstream.changes(0, "")
+    some = caught_up(changes)
+    for token in (1, 2):
+        time.sleep(0.6)
+        _, sequence = upstream.add([[token]], None, namespace="", group="", epoch=0)
+        while some[-1].last < sequence:
+            some.append(next(changes))
+    assert all(later.first == earlier.last + 1 for earlier, later in pairwise(some))
+    upstream.close()
+
+
 def test_without_changes_there_is_a_message_every_five_seconds(service: Service) -> None:
     upstream = upstream_of(service)
     changes = upstream.changes(0, "")
@@ -279,6 +298,23 @@ def test_pieces_that_cannot_be_are_named(tmp_path: Path) -> None:
         refused(error, lambda files=files: fetch(files, tmp_path), fragment)
         files.close()
         liar.server.stop(None)
+
+
+def test_a_service_that_says_nothing_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elsewhere, "_STREAM_SECONDS", LATE)
+    ended = threading.Event()
+
+    class Silence:
+        def __iter__(self) -> Iterator[bytes]:
+            ended.wait(PATIENCE)
+            yield from ()
+
+    silent = Impostor(Fetch=Silence(), Follow=Silence())
+    failed(DeadlineError, lambda: Datastore.open(f"{silent.target}/a", cache=tmp_path), silent.target)
+    with LiveDatastore.open(f"{silent.target}/chat", cache=tmp_path) as replica:
+        until(lambda: "did not answer before the deadline" in str(replica.info().failure))
+    ended.set()
+    silent.server.stop(None)
 
 
 def test_without_a_name_a_location_is_the_only_datastore_of_its_kind(tmp_path: Path) -> None:

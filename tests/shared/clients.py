@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 from typing import Any
 
@@ -71,11 +71,11 @@ class Impostor:
     Args:
         answer: to `Draft` and `Count`, bytes or a callable that returns them.
         vocabulary_size: of the tokenizer of both.
-        **streams: messages of `Follow` and `Fetch`.
+        **streams: messages of each call of `Follow` and `Fetch`.
     """
 
     def __init__(
-        self, answer: bytes | Callable[[], bytes] = b"", *, vocabulary_size: int = 300, **streams: Sequence[bytes]
+        self, answer: bytes | Callable[[], bytes] = b"", *, vocabulary_size: int = 300, **streams: Iterable[bytes]
     ) -> None:
         answering = answer if callable(answer) else lambda: answer
         tokenizer = pb.TokenizerDescription(**identity(vocabulary_size).to_manifest())

@@ -11,7 +11,7 @@ from typing import TypeVar
 from rest_store.datastore.fetch import fetch
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.validation import IntSequence
-from rest_store.errors import ProtocolError, describe
+from rest_store.errors import DeadlineError, ProtocolError, describe
 from rest_store.live.added import AddedDocuments
 from rest_store.live.upstream import Changes, DocumentRecord, Removal
 from rest_store.loading.remote_files import RemoteFiles, scheme_of
@@ -20,6 +20,8 @@ from rest_store.service.client.endpoint import Endpoint
 from rest_store.service.client.part import Part, Parts
 from rest_store.service.client.requests import WRITE_SECONDS, Request, Requests, parse
 from rest_store.v1 import datastore_pb2 as pb
+
+_STREAM_SECONDS = 60.0  # of one call, however much it sends; what is not finished then goes on with the next
 
 T = TypeVar("T")
 
@@ -59,11 +61,12 @@ class ServiceFiles:
         """Yield a file in pieces from the byte `offset` on.
 
         Raises:
+            DeadlineError: a minute has passed.
             ServiceError: no answer, or a malformed one; the subclass says why.
             FetchError: the service has no such file, or meanwhile those of another build.
         """
         request = pb.FetchRequest(datastore=self._name, file=name, offset=offset, build=self.build)
-        for answer in self._endpoint.stream("Fetch", request.SerializeToString()):
+        for answer in self._endpoint.stream("Fetch", request.SerializeToString(), _STREAM_SECONDS):
             piece = parse(pb.FetchResponse, answer, self.location)
             _require_checksum(piece.data, piece.checksum, f"{self.location}: a piece of {name}")
             yield piece.data
@@ -108,12 +111,21 @@ class ServiceUpstream:
         """Yield the changes after number `after` without an end.
 
         Raises:
-            ServiceError: the connection is lost, or a message is malformed, or has another checksum than it says; the
-                subclass says why.
+            ServiceError: the connection is lost, the service says nothing for a minute, or a message is malformed, or
+                has another checksum than it says; the subclass says why.
             TokenizerMismatchError: the datastore has another tokenizer by now.
         """
-        for answer in self._part.preferred.stream("Follow", self._requests.follow(after, datastore_id)):
-            yield _changes(answer, self.location)
+        while True:
+            is_alive, request = False, self._requests.follow(after, datastore_id)
+            try:
+                for answer in self._part.preferred.stream("Follow", request, _STREAM_SECONDS):
+                    is_alive, changes = True, _changes(answer, self.location)
+                    after, datastore_id = changes.last, changes.datastore_id
+                    yield changes
+                return
+            except DeadlineError:  # of a service that is well a message comes every few seconds
+                if not is_alive:
+                    raise
 
     def add(
         self, documents: Sequence[IntSequence], ids: Sequence[str] | None, *, namespace: str, group: str, epoch: int

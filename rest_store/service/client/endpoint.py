@@ -57,11 +57,11 @@ class Endpoint:
             answer: bytes = call(message, timeout=seconds, metadata=self._dialer.metadata)
             return answer
 
-    def stream(self, method: str, message: bytes) -> Iterator[bytes]:
-        """Yield the answers to one request, as bytes; raise our error for the status of a call that failed."""
+    def stream(self, method: str, message: bytes, seconds: float) -> Iterator[bytes]:
+        """Yield the answers to one request that come within `seconds`; raises as `ask`."""
         with self._call_errors():
             call: Any = self._connected().unary_stream(_SERVICE + method, None, None)
-            answers = call(message, metadata=self._dialer.metadata)
+            answers = call(message, timeout=seconds, metadata=self._dialer.metadata)
             try:
                 yield from answers
             finally:
