@@ -53,12 +53,10 @@ class DraftRequest(_message.Message):
     def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., limits: _Optional[_Union[DraftLimits, _Mapping]] = ..., contexts: _Optional[_Iterable[_Union[Context, _Mapping]]] = ...) -> None: ...
 
 class DraftResponse(_message.Message):
-    __slots__ = ("trees", "datastores")
+    __slots__ = ("trees",)
     TREES_FIELD_NUMBER: _ClassVar[int]
-    DATASTORES_FIELD_NUMBER: _ClassVar[int]
     trees: _containers.RepeatedCompositeFieldContainer[Tree]
-    datastores: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, trees: _Optional[_Iterable[_Union[Tree, _Mapping]]] = ..., datastores: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, trees: _Optional[_Iterable[_Union[Tree, _Mapping]]] = ...) -> None: ...
 
 class DraftSessionRequest(_message.Message):
     __slots__ = ("open", "accepted", "draft")
@@ -115,12 +113,10 @@ class TreeRequest(_message.Message):
     def __init__(self, max_nodes: _Optional[int] = ..., costs: _Optional[_Iterable[float]] = ..., chain: bool = ...) -> None: ...
 
 class DraftSessionResponse(_message.Message):
-    __slots__ = ("datastores", "nodes")
-    DATASTORES_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("nodes",)
     NODES_FIELD_NUMBER: _ClassVar[int]
-    datastores: _containers.RepeatedScalarFieldContainer[str]
     nodes: bytes
-    def __init__(self, datastores: _Optional[_Iterable[str]] = ..., nodes: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, nodes: _Optional[bytes] = ...) -> None: ...
 
 class CountRequest(_message.Message):
     __slots__ = ("selection", "tokens")
@@ -131,12 +127,10 @@ class CountRequest(_message.Message):
     def __init__(self, selection: _Optional[_Union[Selection, _Mapping]] = ..., tokens: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CountResponse(_message.Message):
-    __slots__ = ("counts", "datastores")
+    __slots__ = ("counts",)
     COUNTS_FIELD_NUMBER: _ClassVar[int]
-    DATASTORES_FIELD_NUMBER: _ClassVar[int]
     counts: _containers.RepeatedScalarFieldContainer[int]
-    datastores: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, counts: _Optional[_Iterable[int]] = ..., datastores: _Optional[_Iterable[str]] = ...) -> None: ...
+    def __init__(self, counts: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class DescribeRequest(_message.Message):
     __slots__ = ()

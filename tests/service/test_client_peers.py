@@ -64,9 +64,6 @@ def test_a_peer_that_speaks_otherwise_or_half(data: bytes | None) -> None:
 
 
 BROKEN = pb.Tree(nodes=bytes(20), match_length=1, match_count=1)  # a node with the context's own place as parent
-
-
-EMPTY = pb.Tree()
 ASKING: dict[str, Any] = {
     "draft": lambda client: client.draft([1]),
     "match": lambda client: client.longest_suffix_match([1]),
@@ -79,13 +76,12 @@ ASKING: dict[str, Any] = {
     [
         *((asking, b"\xff\xff") for asking in ASKING),
         ("draft", pb.DraftResponse()),
-        ("draft", pb.DraftResponse(trees=[BROKEN], datastores=["a"])),
-        ("draft", pb.DraftResponse(trees=[EMPTY] * 2, datastores=["a"])),
-        ("draft", pb.DraftResponse(trees=[EMPTY] * 2, datastores=["b", "b"])),
-        ("match", pb.DraftResponse(trees=[pb.Tree(match_length=17, match_count=1)], datastores=["a"])),
-        ("match", pb.DraftResponse(trees=[pb.Tree(match_length=1)], datastores=["a"])),
+        ("draft", pb.DraftResponse(trees=[BROKEN])),
+        ("draft", pb.DraftResponse(trees=[pb.Tree()] * 2)),
+        ("match", pb.DraftResponse(trees=[pb.Tree(match_length=17, match_count=1)])),
+        ("match", pb.DraftResponse(trees=[pb.Tree(match_length=1)])),
         ("count", pb.CountResponse()),
-        ("count", pb.CountResponse(counts=[1, 2], datastores=["a"])),
+        ("count", pb.CountResponse(counts=[1, 2])),
     ],
 )
 def test_a_peer_with_wrong_answers(asking: str, answer: Any) -> None:

@@ -30,12 +30,13 @@ from rest_store.errors import (
     RestStoreError,
     ServiceError,
     ServiceUnavailableError,
+    UnknownDatastoreError,
 )
 from rest_store.service.client import member as member_module
 from rest_store.service.client.client import DatastoreClient
 from rest_store.service.client.member import ServiceMember
 from rest_store.v1 import datastore_pb2 as pb
-from tests.shared.clients import LATE
+from tests.shared.clients import LATE, free_port
 from tests.shared.live import until
 from tests.shared.services import PATIENCE, Service, failed, running
 from tests.shared.sessions import Relay, Request, packed, sessions_of
@@ -227,8 +228,6 @@ def rests(member: ServiceMember) -> bool:
 WRONG: dict[str, Callable[[Answer], object]] = {
     "half a node": lambda answer: setattr(answer, "nodes", answer.nodes[:-1]),
     "too many nodes": lambda answer: setattr(answer, "nodes", bytes(11 * 9)),
-    "no names at first": lambda answer: answer.ClearField("datastores"),
-    "names twice": lambda answer: answer.datastores.extend(["one", "one"]),
 }
 
 
@@ -333,6 +332,19 @@ def test_another_service_takes_over(service: Service, steady: Service, end: Call
             until(lambda: not fails(stepper))
         assert len(stepper.step()) > 0, "a service that drains costs no step"
         assert openings(relay)[0].tokens == packed(stepper.text)
+
+
+def test_without_names_a_datastore_that_was_removed_costs_a_call(numbers: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    with DatastoreClient(address, timeout=PATIENCE) as client, DatastoreClient(address, timeout=PATIENCE) as other:
+        with running(f"one={numbers}", f"two={numbers}", listen=[address]):
+            stepper = Stepper(client)
+            assert len(stepper.step()) > 0
+            twice = other.count([1])
+        with running(f"one={numbers}", listen=[address]):
+            refused(UnknownDatastoreError, lambda: other.count([1]), "'two'")
+            assert 2 * other.count([1]) == twice
+            until(lambda: not fails(stepper))
 
 
 def test_one_late_session_costs_others_nothing(steady: Service) -> None:

@@ -11,7 +11,6 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
-from rest_store.datastore.datastore import Datastore
 from rest_store.service.errors import STATUSES
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.services import PATIENCE, Service, reason_of, running
@@ -58,13 +57,6 @@ def contexts_of(*tokens: list[int]) -> list[pb.Context]:
     return [pb.Context(tokens=each) for each in tokens]
 
 
-def test_the_tokenizer_chooses_where_no_name_does(stub: Stub, directories: dict[str, Path]) -> None:
-    for fingerprint_of, names in (("one", ["one", "two"]), ("other", ["other"])):
-        fingerprint = Datastore.open(directories[fingerprint_of]).tokenizer.fingerprint
-        request = pb.DraftRequest(selection=pb.Selection(tokenizer_fingerprint=fingerprint))
-        assert list(stub.Draft(request).datastores) == names
-
-
 ONE = pb.Selection(datastores=["one"])
 
 
@@ -97,6 +89,7 @@ REFUSED: list[tuple[str, str, Message]] = [
     ("LIMIT", "102", draft(*[[1]] * 51, selection=BOTH)),
     ("LIMIT", "number of tokens is 97, expected at most 96", count(*[1] * 97)),
     ("TOKENIZER_MISMATCH", "several", chosen()),
+    ("TOKENIZER_MISMATCH", "several", chosen("one", "other")),
     ("TOKENIZER_MISMATCH", "sha256:00", chosen(tokenizer="sha256:00")),
     ("TOKENIZER_MISMATCH", "'one'", chosen("one", tokenizer="sha256:00")),
     ("UNKNOWN_DATASTORE", "'three'", chosen("one", "three")),

@@ -253,7 +253,7 @@ def test_memory_does_not_grow_with_requests(service: Service) -> None:
         with service.stub() as stub:
             for _ in range(0, number, 100):
                 calls = [stub.Draft.future(request) for request in requests]
-                assert all(call.result().datastores == ["served"] for call in calls)
+                assert all(len(call.result().trees) == 1 for call in calls)
 
     ask(max(number // 3, 3000))  # allocators keep some for later
     before, descriptors = service.resident_bytes(), service.open_descriptors()

@@ -144,7 +144,7 @@ GOOD: dict[str, list[Request]] = {
     "the largest tree": [opening(1, 2, nodes=1024), step(3, nodes=0)],
     "costs that are taken back": [opening(1, 2), costing(1.0, 1.1), costing()],
     "six datastores": [selecting(*NAMES[:6])],
-    "all of a tokenizer": [selecting(tokenizer_fingerprint=identity(301).fingerprint)],
+    "one of a tokenizer": [selecting("other", tokenizer_fingerprint=identity(301).fingerprint)],
 }
 
 

@@ -45,7 +45,8 @@ class DatastoreClient:
             parts has a list of such lists, one for each part: `[["a:1", "b:1"], ["a:2", "b:2"]]`. As one string, as on
             command lines: `a:1,b:1;a:2,b:2`; with the name of a datastore: `a:1/code`, `unix:/path#code`. All parts are
             asked at once, and all have to answer; in a draft session, a part that does not is left out of a step.
-        datastore: name or names of the datastores to ask; None: all whose tokenizer matches.
+        datastore: name or names of the datastores to ask; None: all whose tokenizer matches, of those that are
+            there when the client connects.
         namespace: whose documents are asked, of live datastores, and written; "": those without one.
         tokenizer: the tokenizer in use: an object, a path or a name, as for `Datastore.open`; a service with another is
             refused.

@@ -102,7 +102,7 @@ class ServiceUpstream:
 
     @property
     def _requests(self) -> Requests:
-        if self._part.requests is None:
+        if not self._part.is_known:
             self._parts.describe(time.monotonic() + WRITE_SECONDS)
         assert self._part.requests is not None
         return self._part.requests

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NoReturn
 
 import numpy as np
@@ -20,6 +20,7 @@ from rest_store.errors import (
     ServiceError,
     ServiceUnavailableError,
     TokenizerMismatchError,
+    UnknownDatastoreError,
     describe,
 )
 from rest_store.service.client.part import Part, Parts
@@ -77,7 +78,8 @@ class ServiceMember:
         self._length = 0  # tokens that it has been told
         self._sent_at: float | None = None  # when a tree was asked for, if its answer has not been read yet
         self._rows = 1  # that `node_top_k` has next: the text's, and each node's of the tree; 0: the tree is unknown
-        self._origins = b""  # masks of origins of its trees, as ours; empty: it has not answered yet
+        self._origins = b""  # masks of origins of its trees, as ours
+        self._has_answered = False
         # Of the present step:
         self._limits = DraftLimits(0)
         self._asked_at = 0.0
@@ -86,7 +88,7 @@ class ServiceMember:
         self._failures = 0  # since the last answer
         self._failure: RestStoreError | None = None  # the latest
         self._rests_until = 0.0
-        if part.requests is not None:  # the session is opened ahead of its first step, which says what is wrong
+        if part.is_known:  # the session is opened ahead of its first step, which says what is wrong
             try:
                 self._open()
                 self._send_next()
@@ -108,7 +110,7 @@ class ServiceMember:
         if self._failure is not None and time.monotonic() < self._rests_until:
             raise type(self._failure)(str(self._failure))  # without the traceback of that step
         self._limits = limits
-        self._is_due = self._part.requests is None  # what the service is takes a call that waits
+        self._is_due = not self._part.is_known  # what the service is takes a call that waits
         if not self._is_due:
             try:
                 self._send_step()
@@ -145,7 +147,7 @@ class ServiceMember:
 
     def _is_brief(self) -> bool:
         """Return whether the first answer of this session is hardly waited for, as others have waited in vain."""
-        if self._part.unanswered < _SILENT_ANSWERS or self._origins:
+        if self._part.unanswered < _SILENT_ANSWERS or self._has_answered:
             return False
         return not self._is_due or self._asked_at < self._part.unanswered_at + _DESCRIBE_SECONDS
 
@@ -235,6 +237,7 @@ class ServiceMember:
         opening.prompt_lookup = settings.prompt_lookup
         opening.recycled_logits = settings.recycled_logits or b""
         opening.fixed_calibration = not settings.learn
+        self._origins = self._masks(len(opening.selection.datastores))
         self._stream = self._endpoint.open_session()
 
     def _read(self, message: bytes) -> TokenTree:
@@ -245,18 +248,16 @@ class ServiceMember:
         response = parse(pb.DraftSessionResponse, message, target)
         if not asked:
             raise ProtocolError(describe(target, "answer", "a second one", "one for each request"))
-        origins = self._origins or self._masks(requests.require_names(response.datastores, target))
-        tree = read_session_tree(response.nodes, requests.vocabulary_size, self._limits, origins, target)
-        self._origins = origins
-        self._rows = 1 + len(tree)
+        tree = read_session_tree(response.nodes, requests.vocabulary_size, self._limits, self._origins, target)
+        self._has_answered, self._rows = True, 1 + len(tree)
         self._failures, self._failure, self._part.unanswered = 0, None, 0
         self._part.preferred = self._endpoint
         return tree
 
-    def _masks(self, datastores: Sequence[str]) -> bytes:
+    def _masks(self, datastores: int) -> bytes:
         """Return our origins for each mask of the service, whose bits are its datastores, and what the session has."""
         origins = self._settings.origins
-        bits = [origins.datastores] * len(datastores)
+        bits = [origins.datastores] * datastores
         if self._settings.prompt_lookup:
             bits.append(origins.prompt_lookup)
         if self._settings.recycled_logits is not None:
@@ -268,8 +269,10 @@ class ServiceMember:
 
     def _fail(self, error: RestStoreError) -> None:
         """Drop the stream, and rest."""
-        self._failures = 0 if self._origins else self._failures + 1  # none before, if it has answered
+        self._failures = 0 if self._has_answered else self._failures + 1  # none before, if it has answered
         self._failure = error
+        if isinstance(error, UnknownDatastoreError):
+            self._part.is_known = False
         self._drop()
         untried = len(self._part.endpoints) - self._failures
         pause = 0.0
@@ -291,7 +294,7 @@ class ServiceMember:
         if stream is not None:
             stream.close()
         self._next = pb.DraftSessionRequest()
-        self._origins, self._sent_at, self._rows = b"", None, 1
+        self._has_answered, self._sent_at, self._rows = False, None, 1
 
 
 def _add_top_k(message: pb.TopK, rows: TopK | None) -> None:

@@ -9,7 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from rest_store.datastore.tokenizer import TokenizerIdentity
-from rest_store.errors import DeadlineError, OverloadedError, RestStoreError, ServiceUnavailableError
+from rest_store.errors import (
+    DeadlineError,
+    OverloadedError,
+    RestStoreError,
+    ServiceUnavailableError,
+    UnknownDatastoreError,
+)
 from rest_store.service.channel import Dialer
 from rest_store.service.client.descriptions import ServiceInfo, info_of_parts, require_one_build, service_info
 from rest_store.service.client.endpoint import Endpoint
@@ -37,6 +43,7 @@ class Part:
     Attributes:
         endpoints, preferred: all of them, and the one to ask first.
         requests: makes requests by the latest description; None: the service has not been described yet.
+        is_known: whether that is what the service was, as far as its answers have shown.
         unanswered: how many first answers and steps of sessions have been waited for in vain since one came.
         unanswered_at: when the latest of them was asked for (`time.monotonic`).
     """
@@ -57,6 +64,7 @@ class Part:
         self._live = live
         self.preferred = self.endpoints[0]
         self.requests: Requests | None = None
+        self.is_known = False
         self.unanswered, self.unanswered_at = 0, 0.0
 
     def after(self, endpoint: Endpoint) -> Endpoint:
@@ -87,6 +95,9 @@ class Part:
                 except (ServiceUnavailableError, DeadlineError, OverloadedError) as error:
                     endpoint.require_usable()
                     failure, endpoint = error, self.after(endpoint)
+                except UnknownDatastoreError:
+                    self.is_known = False
+                    raise
                 else:
                     self.preferred = endpoint
                     return decoded
@@ -109,7 +120,7 @@ class Part:
     def learn(self, info: ServiceInfo) -> None:
         """Make requests as a description says from now on; the first one fixes the tokenizer."""
         self._tokenizer = info.tokenizer
-        self.requests = Requests(self._names, info, self._namespace)
+        self.requests, self.is_known = Requests(info, self._namespace), True
 
     def close(self) -> None:
         """Close all channels."""
@@ -143,7 +154,7 @@ class Parts:
 
     def ask(self, make: Callable[[Requests], Request[T]], ends: float) -> list[T]:
         """Ask all parts at once what `make` makes, first what they are unless that is known; return their answers."""
-        if any(part.requests is None for part in self.members):
+        if not all(part.is_known for part in self.members):
             self.describe(ends)
 
         def ask(part: Part) -> T:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -61,22 +61,23 @@ class Requests:
     """Makes the requests to a service that has been described. Immutable.
 
     Args:
-        names: of the datastores to ask, as the user named them; empty: all whose tokenizer matches.
-        info: the description of the service.
+        info: what the client asks of the service.
         namespace: of live datastores, that is read, and written unless a request says another.
 
     Attributes:
         info: as given.
         vocabulary_size: of its tokenizer.
-        selection: what every request selects. It names the tokenizer, so that no other endpoint can answer in ids that
-            mean something else.
+        selection: what every request selects. It names the datastores and the tokenizer, so that no other endpoint can
+            answer for others, or in ids that mean something else.
     """
 
-    def __init__(self, names: Sequence[str], info: ServiceInfo, namespace: str) -> None:
+    def __init__(self, info: ServiceInfo, namespace: str) -> None:
         self.info = info
         self.vocabulary_size = info.tokenizer.vocabulary_size
         self.selection = pb.Selection(
-            datastores=names, tokenizer_fingerprint=info.tokenizer.fingerprint, namespace=namespace
+            datastores=[datastore.name for datastore in info.datastores],
+            tokenizer_fingerprint=info.tokenizer.fingerprint,
+            namespace=namespace,
         )
 
     def _selected(self, datastore: str | None) -> pb.Selection:
@@ -90,14 +91,6 @@ class Requests:
         selected.datastores[:] = [datastore]
         return selected
 
-    def require_names(self, names: Iterable[str], target: str, asked: pb.Selection | None = None) -> tuple[str, ...]:
-        """Return the names of the datastores that answered; raise ProtocolError unless they are those asked."""
-        answering, expected = tuple(names), tuple((asked or self.selection).datastores)
-        if not answering or len(set(answering)) != len(answering) or (expected and answering != expected):
-            expected = expected or ("one or more, each once",)
-            raise ProtocolError(describe(target, "datastores that answer", f"{answering[:8]}", expected))
-        return answering
-
     def count(self, tokens: IntSequence, datastore: str | None) -> Request[int]:
         """Ask for the occurrences of `tokens` in one datastore, or all together."""
         sequence = tail(tokens, MAX_SEQUENCE, self.vocabulary_size, "tokens")
@@ -108,9 +101,8 @@ class Requests:
 
         def decode(answer: bytes, target: str) -> int:
             response = parse(pb.CountResponse, answer, target)
-            names = self.require_names(response.datastores, target, asked)
-            if len(response.counts) != len(names):
-                raise ProtocolError(describe(target, "number of counts", len(response.counts), len(names)))
+            if len(response.counts) != len(asked.datastores):
+                raise ProtocolError(describe(target, "number of counts", len(response.counts), len(asked.datastores)))
             return sum(response.counts)
 
         return Request("Count", message.SerializeToString(), decode)
@@ -129,12 +121,11 @@ class Requests:
 
         def decode(answer: bytes, target: str) -> list[list[TokenTree]]:
             response = parse(pb.DraftResponse, answer, target)
-            names = self.require_names(response.datastores, target, asked)
-            expected = len(tails) * len(names)
+            step = len(asked.datastores)
+            expected = len(tails) * step
             if len(response.trees) != expected:
                 raise ProtocolError(describe(target, "number of trees", len(response.trees), expected))
             trees = [read_tree(tree, self.vocabulary_size, limits, target) for tree in response.trees]
-            step = len(names)
             return [trees[start : start + step] for start in range(0, len(trees), step)]
 
         return Request("Draft", message.SerializeToString(), decode)

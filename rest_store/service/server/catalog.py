@@ -176,28 +176,19 @@ class Catalog:
         Raises:
             LimitError: more names than there are datastores.
             UnknownDatastoreError: no datastore has one of the names.
-            TokenizerMismatchError: of these or of all datastores, or there are several tokenizers and none is selected.
+            TokenizerMismatchError: they have another tokenizer than the client, or several.
             PermissionDeniedError: `grant` does not allow to read the namespace.
             DocumentError: that is not a name.
         """
-        require_few("datastores named", len(selection.datastores), len(self._served))
-        selected = self._matching(selection.datastores, selection.tokenizer_fingerprint)
+        names, most = selection.datastores or [*self._served], len(self._served)
+        selected = [self._named(name, selection.tokenizer_fingerprint) for name in names[: most + 1]]
+        require_few("datastores named", len(names), most)
+        if len({served.fingerprint for served in selected}) > 1:
+            expected = "datastores of one: name these"
+            raise TokenizerMismatchError(describe("request", "selection", "of several tokenizers", expected))
         if any(served.store.is_live for served in selected):
             grant.require_namespace(selection.namespace)
         return tuple(served.of_namespace(selection.namespace) for served in selected)
-
-    def _matching(self, names: Sequence[str], fingerprint: str) -> tuple[HostedDatastore, ...]:
-        if names:
-            return tuple(self._named(name, fingerprint) for name in names)
-        known = sorted({datastore.fingerprint for datastore in self.served})
-        if not fingerprint and len(known) > 1:
-            expected = "a tokenizer or names: the datastores have several tokenizers"
-            raise TokenizerMismatchError(describe("request", "selection", "empty", expected))
-        matching = tuple(datastore for datastore in self.served if fingerprint in ("", datastore.fingerprint))
-        if not matching:
-            found, expected = reprlib.repr(fingerprint), "one of " + ", ".join(known)
-            raise TokenizerMismatchError(describe("service", "the client's tokenizer", found, expected))
-        return matching
 
     def _named(self, name: str, fingerprint: str) -> HostedDatastore:
         served = self._served.get(name)

@@ -48,7 +48,7 @@ class Queries:
         del request  # frees the memory of a message while its work waits
         small = trees * max_nodes <= _SMALL_NODES
         columns = await self._executor.run(partial(_drafts, served, contexts, limits), small=small)
-        response = pb.DraftResponse(datastores=[datastore.name for datastore in served])
+        response = pb.DraftResponse()
         nodes = 0
         for of_context in zip(*columns, strict=True):
             for tree in of_context:
@@ -66,7 +66,7 @@ class Queries:
         tokens = list(request.tokens)
         with reading(served):
             counts = [datastore.store.count(tokens) for datastore in served]
-        return pb.CountResponse(counts=counts, datastores=[datastore.name for datastore in served]).SerializeToString()
+        return pb.CountResponse(counts=counts).SerializeToString()
 
     async def describe(self, data: bytes, _: Grant) -> bytes:
         """Answer a DescribeRequest."""

@@ -75,7 +75,6 @@ class ServedSession:
         self._token_memory = int(kernel.TOKEN_MEMORY)
         self._node_memory = int(kernel.NODE_MEMORY) + len(served) * int(kernel.EVIDENCE_MEMORY)
         self._tokens_reserved = self._nodes_reserved = self._length = 0
-        self._names_sent = False
         self._native: Any = None  # the kernel session, once it is open
         self._datastores: list[OpenStore] = []  # that the kernel session reads
         self._opening = opening
@@ -121,14 +120,6 @@ class ServedSession:
         nodes = _packed_nodes(self._native.draft(*step.limits))
         require_readable(self._served)
         return nodes
-
-    def answer(self, nodes: bytes) -> bytes:
-        """Return the DraftSessionResponse with a draft."""
-        response = pb.DraftSessionResponse(nodes=nodes)
-        if not self._names_sent:
-            self._names_sent = True
-            response.datastores.extend(datastore.name for datastore in self._served)
-        return response.SerializeToString()
 
     def follow_changes(self) -> None:
         """Release shards that live datastores have replaced, with their files and memory; not during a step."""

@@ -17,7 +17,6 @@ from rest_store.errors import (
     LimitError,
     MessageOrderError,
     RestStoreError,
-    TokenizerMismatchError,
     describe,
 )
 from rest_store.service.server.calls import GRANT, Context, ending, shutting_down
@@ -121,21 +120,18 @@ class SessionStreams:
         if nodes is None:
             return None
         self._metrics.count_trees(_NAME, 1, len(nodes) // _NODE_BYTES)
-        return session.answer(nodes)
+        return pb.DraftSessionResponse(nodes=nodes).SerializeToString()
 
     def _begin(self, opening: pb.SessionOpening, served: Sequence[HostedDatastore]) -> ServedSession:
         """Return a new session over the datastores `served`. Its text is not read yet.
 
         Raises:
             LimitError: the text or a key is too long, or there are too many datastores.
-            TokenizerMismatchError: the datastores have several tokenizers.
             OverloadedError: the sessions take too much memory.
         """
         most = int(native_kernel().MAX_STORES)
         if len(served) > most:
             raise LimitError(describe("session", "number of datastores", len(served), f"at most {most}"))
-        if len({datastore.fingerprint for datastore in served}) > 1:
-            raise TokenizerMismatchError(describe("session", "datastores", "of several tokenizers", "those of one"))
         recycled = self._recycled_logits(opening.recycled_logits) if opening.recycled_logits else None
         session = ServedSession(opening, served, recycled, self._limits, self.memory)
         self.sessions.add(session)
