@@ -50,8 +50,7 @@ def _rows(info: ServiceInfo) -> Iterator[tuple[str, str]]:
     yield "service", info.target
     yield "version", info.version
     for datastore in info.datastores:
-        part = "" if datastore.part is None else f", {datastore.part}"
-        yield "datastore", f"{datastore.name}{part}"
+        yield "datastore", str(datastore)
         yield "tokens", f"{datastore.token_count:,} in {counted(datastore.document_count, 'document')}"
         yield "size", f"{counted(datastore.size, 'byte')} in {counted(datastore.shard_count, 'shard')}"
         yield "tokenizer", f"{datastore.tokenizer.name}, {counted(datastore.tokenizer.vocabulary_size, 'id')}"

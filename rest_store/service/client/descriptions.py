@@ -51,6 +51,9 @@ class ServedDatastore:
     is_live: bool
     part: ServedPart | None = None
 
+    def __str__(self) -> str:
+        return self.name if self.part is None else f"{self.name}, {self.part}"
+
 
 @dataclass(frozen=True)
 class ServiceInfo:
@@ -157,36 +160,13 @@ def _chosen(
 
 
 def require_one_build(infos: Sequence[ServiceInfo], parts: int) -> None:
-    """Check that descriptions are those of different parts of one build.
-
-    Args:
-        infos: descriptions of some of the parts.
-        parts: how many parts the client asks.
-
-    Raises:
-        PartError: a part is of another build, is there twice, or is one of another number of parts.
-        TokenizerMismatchError: a part has another tokenizer.
-    """
-    builds: dict[str, str] = {}  # of the first part, by datastore
-    taken: dict[int, str] = {}  # number of a part -> its target
-    for info in infos:
-        infos[0].tokenizer.require_same(info.tokenizer, info.target)
-        found = {}
-        for datastore in info.datastores:
-            part = datastore.part
-            if part is None or part.parts != parts:
-                what = f"datastore '{datastore.name}'"
-                raise PartError(describe(info.target, what, part or "the whole", f"one of {parts} parts"))
-            found[datastore.name] = part.build
-        builds = builds or found
-        if found != builds:
-            what, other = (", ".join(f"'{name}' {build}" for name, build in one.items()) for one in (found, builds))
-            raise PartError(describe(info.target, "build", what, f"{other} as of {infos[0].target}"))
-        assert part is not None
-        if part.number in taken:
-            where, expected = f"also at {taken[part.number]}", "each part at one place in the list of targets"
-            raise PartError(describe(info.target, f"part {part.number}/{parts}", where, expected))
-        taken[part.number] = info.target
+    """Raise PartError unless descriptions are those of different parts of one build that has so many `parts`."""
+    served = [datastore for info in infos for datastore in info.datastores]
+    builds = {frozenset((one.name, one.part and one.part.build) for one in info.datastores) for info in infos}
+    are_of_so_many = all(one.part is not None and one.part.parts == parts for one in served)
+    if not are_of_so_many or len(builds) > 1 or len({(one.name, one.part) for one in served}) < len(served):
+        found = [f"{info.target} ({', '.join(map(str, info.datastores))})" for info in infos]
+        raise PartError(describe("client", "what is served", ", ".join(found), f"{parts} parts of one build"))
 
 
 def info_of_parts(infos: Sequence[ServiceInfo]) -> ServiceInfo:
