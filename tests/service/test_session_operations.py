@@ -124,6 +124,9 @@ def test_long_texts_wait_for_a_thread_of_their_own_and_are_dropped_with_their_cl
     monkeypatch.setattr(served_session, "text_of", held)
     long, heavy = opening(*[1] * 5000), pb.DraftRequest(contexts=[pb.Context(tokens=[1])] * 500)
 
+    def opened(server: Server) -> int:
+        return sum(stream.session is not None for stream in server._streams.open)
+
     async def run() -> None:
         server = Server(Options([("a", original)], [Address.parse("127.0.0.1:0")], drain_seconds=0), "1")
         (target,) = await server.start()
@@ -134,7 +137,7 @@ def test_long_texts_wait_for_a_thread_of_their_own_and_are_dropped_with_their_cl
                 await call.write(long)
                 while not begun:  # the first one has the thread
                     await asyncio.sleep(0.01)
-            while len(server._streams.sessions) < len(waiting):
+            while opened(server) < len(waiting):
                 await asyncio.sleep(0.01)
             other = stub.DraftSession(timeout=PATIENCE)
             for message in (opening(1, 2), step(3), step(4, nodes=200)):  # a large tree takes a thread, too
@@ -143,7 +146,7 @@ def test_long_texts_wait_for_a_thread_of_their_own_and_are_dropped_with_their_cl
             assert len((await stub.Draft(heavy, timeout=PATIENCE)).trees) == 500
             for call in waiting[1:]:
                 call.cancel()
-            while len(server._streams.sessions) > 2:
+            while opened(server) > 2:
                 await asyncio.sleep(0.01)
             go_on.set()
             assert (await waiting[0].read()).nodes

@@ -9,10 +9,9 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.datastore.kernel import MAX_SUFFIX
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.datastore.tree import SuffixMatch, TokenTree
-from rest_store.datastore.validation import Contexts, IntSequence, batch, label, limit, limits, tail, tails
+from rest_store.datastore.validation import Contexts, IntSequence, batch, label, limits, tail, tails
 from rest_store.drafting.members import MemberSettings
 from rest_store.errors import TargetError, describe
 from rest_store.live.added import AddedDocuments
@@ -118,9 +117,7 @@ class DatastoreClient:
             QueryError: as there.
             ServiceError: as `draft`.
         """
-        tree_limits = (1, limit("max_suffix", max_suffix, MAX_SUFFIX), 1)
-        [tree] = self._draft(lambda size: [tail(context, tree_limits[1], size)], tree_limits, datastore)
-        return tree.match
+        return self.draft(context, max_nodes=1, max_suffix=max_suffix, max_depth=1, datastore=datastore).match
 
     def count(self, tokens: IntSequence, *, datastore: str | None = None) -> int:
         """Return what `Datastore.count` does; of several datastores, and of parts, the sum. Raises as `draft`."""

@@ -39,13 +39,11 @@ class HostedDatastore:
 
     Attributes:
         name: under which clients select it.
-        store: the datastore.
-        part: which part of a built datastore it is; None: all of it.
+        store: the datastore, or a part of it.
     """
 
     name: str
     store: Datastore | LiveDatastore
-    part: Part | None = None
 
     @property
     def fingerprint(self) -> str:
@@ -79,10 +77,9 @@ class HostedDatastore:
             built=0 if info.built is None else int(info.built.timestamp()),
             live=self.store.is_live,
         )
-        if self.part is not None:
-            assert isinstance(self.store, Datastore)
-            description.part.number, description.part.parts = self.part.number, self.part.parts
-            description.part.build = self.store.manifest.digest
+        if isinstance(self.store, Datastore) and (part := self.store.part) is not None:
+            build = self.store.manifest.digest
+            description.part.CopyFrom(pb.PartDescription(number=part.number, parts=part.parts, build=build))
         return description
 
 
@@ -132,7 +129,7 @@ class Catalog:
         if part is not None and live:
             found = f"live datastore {live[0][0]!r}"
             raise ServeError(describe("service", found, "one to serve in parts", "a built one"))
-        self._served = {name: _opened(name, path, part) for name, path in built}
+        self._served = {name: HostedDatastore(name, Datastore.open(path, part=part)) for name, path in built}
         if tokenizer is None and len({datastore.fingerprint for datastore in self.served}) == 1:
             store = self.served[0].store
             tokenizer = store.path if (store.path / TOKENIZER_FILE_NAME).is_file() else store.tokenizer
@@ -203,24 +200,19 @@ class Catalog:
     def reload(self) -> dict[str, str]:
         """Open every built datastore again, and serve it from now on; return why each was refused, "" if it was not.
 
-        Answers under way end with the datastore that they began with.
+        Answers under way end with the datastore that they began with. The content is not read: `rest-store check` does.
         """
         outcomes = {}
-        for old in self.served:
-            if not old.store.is_live:
-                outcomes[old.name] = ""
+        for name, served in [*self._served.items()]:
+            if isinstance(old := served.store, Datastore):
+                outcomes[name] = ""
                 try:
-                    new = _opened(old.name, old.store.path, old.part)
-                    old.store.tokenizer.require_same(new.store.tokenizer, old.store.path)
-                    self._served[old.name] = new
+                    new = Datastore.open(old.path, part=old.part)
+                    old.tokenizer.require_same(new.tokenizer, old.path)
+                    self._served[name] = HostedDatastore(name, new)
                 except (RestStoreError, OSError, ValueError, MemoryError) as error:
-                    outcomes[old.name] = str(error)
+                    outcomes[name] = str(error)
         return outcomes
-
-
-def _opened(name: str, path: Path, part: Part | None) -> HostedDatastore:
-    """Open a built datastore; its content is not read, which `rest-store check` does before it replaces another."""
-    return HostedDatastore(name, Datastore.open(path, part=part), part)
 
 
 def _live_datastore(path: Path, tokenizer: object) -> LiveDatastore:

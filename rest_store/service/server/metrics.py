@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, PlatformCollector, ProcessCollector
@@ -41,8 +40,7 @@ class Metrics:
         self.registry = registry = CollectorRegistry()
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
-        build = Gauge("rest_store_build_info", "Version; always 1.", ["version", "python"], registry=registry)
-        build.labels(version, platform.python_version()).set(1)
+        Gauge("rest_store_build_info", "Version; always 1.", ["version"], registry=registry).labels(version).set(1)
         self._requests = requests = Counter(
             "rest_store_requests",
             "Requests (of sessions: messages), by gRPC status.",

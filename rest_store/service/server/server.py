@@ -128,7 +128,7 @@ class Server:
             lambda: self._catalog.served,
             in_flight=lambda: admission.requests.used,
             streams=lambda: admission.streams.used,
-            sessions=lambda: len(streams.sessions),
+            sessions=lambda: sum(stream.session is not None for stream in tuple(streams.open)),
             session_bytes=lambda: streams.memory.used,
         )
         return HttpServer(address, metrics.registry, lambda: self._is_ready)

@@ -56,7 +56,7 @@ class SessionStreams:
 
     Attributes:
         memory: bytes that sessions have reserved, besides recycled logits.
-        sessions: those that are open now.
+        open: the streams that are open now.
     """
 
     def __init__(self, catalog: Catalog, limits: Limits, metrics: Metrics, executor: Executor) -> None:
@@ -65,9 +65,8 @@ class SessionStreams:
         self._metrics = metrics
         self._executor = executor
         self.memory = Budget("bytes of memory for sessions", limits.max_session_memory)
-        self.sessions: set[ServedSession] = set()
         self._tables: dict[bytes, RecycledLogits] = {}  # by key, the latest last
-        self._streams: set[_Stream] = set()
+        self.open: set[_Stream] = set()
         self._is_draining = False
 
     async def run(self, _: object, context: Context) -> None:
@@ -83,7 +82,7 @@ class SessionStreams:
 
     async def _converse(self, stream: _Stream, context: Context) -> None:
         """Answer the messages of a stream, one after the other, until its client ends it or this service drains."""
-        self._streams.add(stream)
+        self.open.add(stream)
         try:
             while (data := await context.read()) is not _EOF:
                 start = perf_counter()
@@ -96,9 +95,8 @@ class SessionStreams:
                 if self._is_draining:
                     raise shutting_down()
         finally:  # before the client hears of the end
-            self._streams.discard(stream)
+            self.open.discard(stream)
             if stream.session is not None:
-                self.sessions.discard(stream.session)
                 self.memory.give_back(stream.session.memory)
 
     async def _step(self, stream: _Stream, data: bytes) -> bytes | None:
@@ -133,9 +131,7 @@ class SessionStreams:
         if len(served) > most:
             raise LimitError(describe("session", "number of datastores", len(served), f"at most {most}"))
         recycled = self._recycled_logits(opening.recycled_logits) if opening.recycled_logits else None
-        session = ServedSession(opening, served, recycled, self._limits, self.memory)
-        self.sessions.add(session)
-        return session
+        return ServedSession(opening, served, recycled, self._limits, self.memory)
 
     def _recycled_logits(self, key: bytes) -> RecycledLogits:
         """Return what sessions with the same key share, and keep it for later ones."""
@@ -150,14 +146,14 @@ class SessionStreams:
 
     def follow_changes(self) -> None:
         """Have sessions between two steps release what live datastores have replaced; to be called every second."""
-        for stream in self._streams:
+        for stream in self.open:
             if stream.session is not None and not stream.in_step:
                 stream.session.follow_changes()
 
     def drain(self) -> None:
         """End streams between two steps, each as soon as its present one is answered; new ones likewise."""
         self._is_draining = True
-        for stream in self._streams:
+        for stream in self.open:
             if not stream.in_step:
                 stream.ending = shutting_down()
                 stream.task.cancel()
