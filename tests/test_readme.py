@@ -19,7 +19,7 @@ from rest_store import errors
 from rest_store.cli import main
 from rest_store.engines.metrics import COUNTERS
 from rest_store.service.address import Address
-from rest_store.service.server.server import Options, Server
+from rest_store.service.server.server import ServeOptions, Server
 from tests.shared.models import byte_level_bpe
 from tests.shared.pages import PAGES, README, ROOT, commands, python_blocks, words_of
 from tests.shared.scripts import script
@@ -166,7 +166,7 @@ def test_the_reference_has_every_public_name() -> None:
     assert set(rest_store.__all__) - {"__version__", "RestStoreError"} <= named
 
 
-async def metrics_of_a_server(options: Options) -> set[str]:
+async def metrics_of_a_server(options: ServeOptions) -> set[str]:
     """The names of our metrics, as Prometheus shows them."""
     server = Server(options, "0.1.0")
     await server.start()
@@ -176,7 +176,8 @@ async def metrics_of_a_server(options: Options) -> set[str]:
 
 
 def test_the_reference_has_every_metric(tmp_path: Path) -> None:
-    options = Options([("a", write_datastore(tmp_path, Corpus(300, [[[1, 2]]])))], metrics=Address.parse("127.0.0.1:0"))
+    directory = write_datastore(tmp_path, Corpus(300, [[[1, 2]]]))
+    options = ServeOptions([("a", directory)], metrics=Address.parse("127.0.0.1:0"))
     served = asyncio.run(metrics_of_a_server(options))
     engines = {f"rest_store_engine_{name}_total" for name in COUNTERS} | {"rest_store_engine_sessions"}
     assert min(len(served), len(engines)) >= 10

@@ -24,7 +24,7 @@ from rest_store.live.live_datastore import LiveDatastore
 from rest_store.service.client.client import DatastoreClient
 from rest_store.service.server import writes
 from rest_store.service.server.catalog import Catalog
-from rest_store.service.server.limits import Limits
+from rest_store.service.server.limits import ServiceLimits
 from rest_store.service.server.writes import Writes
 from rest_store.service.tokens import ALL_ALLOWED
 from rest_store.v1 import datastore_pb2 as pb
@@ -177,7 +177,7 @@ def test_what_waits_to_be_written_is_bounded(
     request = request_.SerializeToString()
     least = len(request) + (1 + parts) * writes._PART_BYTES
     monkeypatch.setattr(writes, "_MOST_BYTES", int(2.5 * least))
-    handlers = Writes(catalog, Limits())
+    handlers = Writes(catalog, ServiceLimits())
     handle = handlers.add if isinstance(request_, pb.AddRequest) else handlers.delete
 
     async def run() -> None:

@@ -13,7 +13,7 @@ from rest_store.datastore.datastore import Datastore
 from rest_store.errors import LimitError
 from rest_store.service.server.catalog import Catalog
 from rest_store.service.server.executor import Executor
-from rest_store.service.server.limits import Limits
+from rest_store.service.server.limits import ServiceLimits
 from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.queries import Queries
 from rest_store.service.server.servicer import METHODS
@@ -21,7 +21,7 @@ from rest_store.service.tokens import ALL_ALLOWED
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.strategies import Corpus, refused, write_datastore
 
-LIMITS = Limits()
+LIMITS = ServiceLimits()
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,8 @@ def test_of_a_long_context_only_the_end_is_read(catalog: Catalog) -> None:
 
 
 def test_the_largest_requests_that_are_allowed_are_answered(catalog: Catalog) -> None:
-    for limits in (LIMITS, Limits(max_contexts=1), Limits(max_contexts=100_000, max_message_bytes=64 << 20)):
+    large = ServiceLimits(max_contexts=100_000, max_message_bytes=64 << 20)
+    for limits in (LIMITS, ServiceLimits(max_contexts=1), large):
         contexts = [pb.Context(tokens=[(1 << 32) - 1] * 64)] * limits.max_contexts
         assert pb.DraftRequest(contexts=contexts).ByteSize() < limits.max_request_bytes
     assert answer(catalog, "Draft", pb.DraftRequest(limits=LARGE, contexts=[pb.Context(tokens=[1])] * 102))

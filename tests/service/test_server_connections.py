@@ -16,8 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from rest_store.service.address import Address
 from rest_store.service.server import calls
-from rest_store.service.server.limits import Limits
-from rest_store.service.server.server import Options, Server
+from rest_store.service.server.limits import ServiceLimits
+from rest_store.service.server.server import ServeOptions, Server
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.live import until
 from tests.shared.services import PATIENCE, Service, metrics_of, running
@@ -85,17 +85,17 @@ def test_a_connection_without_life_is_ended(
     directory: Path, monkeypatch: pytest.MonkeyPatch, option: str, written: bytes
 ) -> None:
     others = {"grpc.server_handshake_timeout_ms", "grpc.keepalive_time_ms", "grpc.max_connection_idle_ms"} - {option}
-    channel_options = Limits.channel_options
+    channel_options = ServiceLimits.channel_options
 
-    def changed(self: Limits) -> list[tuple[str, int]]:
+    def changed(self: ServiceLimits) -> list[tuple[str, int]]:
         of_others = dict.fromkeys(others, 1_000_000)
         own = {option: 100, "grpc.keepalive_timeout_ms": 100, "grpc.http2.ping_timeout_ms": 100}
         return [*{**dict(channel_options(self)), **of_others, **own}.items()]
 
-    monkeypatch.setattr(Limits, "channel_options", changed)
+    monkeypatch.setattr(ServiceLimits, "channel_options", changed)
 
     async def run() -> None:
-        server = Server(Options([("served", directory)], [Address.parse("127.0.0.1:0")], drain_seconds=0), "1")
+        server = Server(ServeOptions([("served", directory)], [Address.parse("127.0.0.1:0")], drain_seconds=0), "1")
         (target,) = await server.start()
         host, _, port = target.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
@@ -115,7 +115,7 @@ def test_health_checks_beyond_their_limit_are_refused_and_cost_nobody_else(
     monkeypatch.setattr(calls, "_MOST_HEALTH_CHECKS", 3)
 
     async def run() -> None:
-        server = Server(Options([("served", directory)], [Address.parse("127.0.0.1:0")], drain_seconds=0), "1")
+        server = Server(ServeOptions([("served", directory)], [Address.parse("127.0.0.1:0")], drain_seconds=0), "1")
         (target,) = await server.start()
         async with grpc.aio.insecure_channel(target) as channel:
             health = health_pb2_grpc.HealthStub(channel)

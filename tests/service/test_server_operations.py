@@ -24,7 +24,7 @@ import rest_store
 from rest_store.datastore.datastore import Datastore
 from rest_store.service.address import Address
 from rest_store.service.server.queries import Queries
-from rest_store.service.server.server import Options, Server
+from rest_store.service.server.server import ServeOptions, Server
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
 from tests.shared.live import until
@@ -215,7 +215,7 @@ def test_work_whose_client_has_gone_is_dropped(directory: Path, monkeypatch: pyt
     heavy = pb.DraftRequest(limits=pb.DraftLimits(max_nodes=1024), contexts=[pb.Context(tokens=[1, 2])] * 64)
 
     async def run() -> None:
-        server = Server(Options([("served", directory)], [Address.parse("127.0.0.1:0")]), "1")
+        server = Server(ServeOptions([("served", directory)], [Address.parse("127.0.0.1:0")]), "1")
         (target,) = await server.start()
         threads = server._executor.workers._max_workers
         in_flight = server._admission.requests
@@ -267,7 +267,7 @@ def test_a_defect_is_reported_as_such_and_logged(
     monkeypatch.setattr(Queries, "draft", lambda self, data, grant: 1 // 0)
 
     async def run() -> None:
-        server = Server(Options([("served", directory)], [Address.parse("127.0.0.1:0")]), "1")
+        server = Server(ServeOptions([("served", directory)], [Address.parse("127.0.0.1:0")]), "1")
         (target,) = await server.start()
         async with grpc.aio.insecure_channel(target) as channel:
             stub = datastore_pb2_grpc.DatastoreServiceStub(channel)

@@ -16,7 +16,7 @@ import pytest
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.service.address import Address
 from rest_store.service.server import served_session
-from rest_store.service.server.server import Options, Server
+from rest_store.service.server.server import ServeOptions, Server
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
 from tests.shared.live import until
@@ -128,7 +128,7 @@ def test_long_texts_wait_for_a_thread_of_their_own_and_are_dropped_with_their_cl
         return sum(stream.session is not None for stream in server._streams.open)
 
     async def run() -> None:
-        server = Server(Options([("a", original)], [Address.parse("127.0.0.1:0")], drain_seconds=0), "1")
+        server = Server(ServeOptions([("a", original)], [Address.parse("127.0.0.1:0")], drain_seconds=0), "1")
         (target,) = await server.start()
         async with grpc.aio.insecure_channel(target) as channel:
             stub = datastore_pb2_grpc.DatastoreServiceStub(channel)

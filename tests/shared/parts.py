@@ -11,7 +11,7 @@ from typing import Any
 
 from rest_store.datastore.part import Part
 from rest_store.service.address import Address
-from rest_store.service.server.server import Options, Server
+from rest_store.service.server.server import ServeOptions, Server
 from tests.shared.services import PATIENCE
 
 
@@ -33,7 +33,7 @@ class Serving:
         address = Address.parse(f"unix:{self._folder}/{name}")
 
         async def start() -> Server:
-            own = Options(
+            own = ServeOptions(
                 [("served", directory)],
                 [address],
                 drain_seconds=0.1,

@@ -19,7 +19,7 @@ from rest_store.service.address import is_name
 from rest_store.service.channel import Dialer, Targets, Tls, seconds_of, split_location, target_groups
 from rest_store.service.client.descriptions import ServiceInfo
 from rest_store.service.client.member import ServiceMember
-from rest_store.service.client.part import Part, Parts
+from rest_store.service.client.part import PartClient, Parts
 from rest_store.service.client.requests import WRITE_SECONDS, Request, Requests
 from rest_store.service.client.trees import TreeLimits, sum_of_trees
 
@@ -85,7 +85,7 @@ class DatastoreClient:
         identity = None if tokenizer is None else identity_of(tokenizer)
         dialer = Dialer(token, tls)
         space = label("client", "a namespace", namespace)
-        self._parts = Parts([Part(group, dialer, names, identity, space) for group in groups])
+        self._parts = Parts([PartClient(group, dialer, names, identity, space) for group in groups])
         self._before_close: dict[Callable[[DatastoreClient], object], None] = {}
 
     @property

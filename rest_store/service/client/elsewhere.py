@@ -17,7 +17,7 @@ from rest_store.live.upstream import Changes, DocumentRecord, Removal
 from rest_store.loading.remote_files import RemoteFiles, scheme_of
 from rest_store.service.channel import Dialer, Tls, split_location, target_of
 from rest_store.service.client.endpoint import Endpoint
-from rest_store.service.client.part import Part, Parts
+from rest_store.service.client.part import PartClient, Parts
 from rest_store.service.client.requests import WRITE_SECONDS, Request, Requests, parse
 from rest_store.v1 import datastore_pb2 as pb
 
@@ -91,7 +91,7 @@ class ServiceUpstream:
     def __init__(self, location: str, token: str | None = None, tls: Tls | None = None) -> None:
         self.location = location
         target, name = split_location(location)
-        self._part = Part([target_of(target)], Dialer(token, tls), [name] if name else [], live=True)
+        self._part = PartClient([target_of(target)], Dialer(token, tls), [name] if name else [], live=True)
         self._parts = Parts([self._part])
 
     @property

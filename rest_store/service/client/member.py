@@ -23,7 +23,7 @@ from rest_store.errors import (
     UnknownDatastoreError,
     describe,
 )
-from rest_store.service.client.part import Part, Parts
+from rest_store.service.client.part import PartClient, Parts
 from rest_store.service.client.requests import parse
 from rest_store.service.client.stream_call import StreamCall
 from rest_store.service.client.trees import read_session_tree
@@ -56,7 +56,7 @@ class ServiceMember:
     def __init__(
         self,
         parts: Parts,
-        part: Part,
+        part: PartClient,
         settings: MemberSettings,
         text: Callable[[], npt.NDArray[np.int32]],
         *,

@@ -29,7 +29,7 @@ _LONGEST_PAUSE = 1.0
 _MOST_THREADS = 64  # that ask parts at once
 
 
-class Part:
+class PartClient:
     """Endpoints that serve the same, tried in turn; the one that answered last comes first. Thread-safe.
 
     Args:
@@ -129,14 +129,14 @@ class Part:
 
 
 class Parts:
-    """All parts of a datastore, each a `Part`; a datastore that is whole has one. Thread-safe."""
+    """All parts of a datastore, each a `PartClient`; a datastore that is whole has one. Thread-safe."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[PartClient]) -> None:
         self.members = tuple(parts)
         self._threads = ThreadPoolExecutor(_MOST_THREADS, "rest-store part") if len(parts) > 1 else None
 
     def describe(self, ends: float) -> ServiceInfo:
-        """Ask all parts what they are; raise as `Part.describe`, and as `require_one_build`."""
+        """Ask all parts what they are; raise as `PartClient.describe`, and as `require_one_build`."""
         infos = self._together(lambda part: part.describe(ends))
         if len(infos) > 1:
             require_one_build(infos, len(infos))
@@ -144,7 +144,7 @@ class Parts:
             part.learn(info)
         return infos[0] if len(infos) == 1 else info_of_parts(infos)
 
-    def describe_part(self, part: Part, ends: float) -> None:
+    def describe_part(self, part: PartClient, ends: float) -> None:
         """Ask one part what it is, and learn it; raise as `describe`."""
         info = part.describe(ends)
         if len(self.members) > 1:
@@ -157,13 +157,13 @@ class Parts:
         if not all(part.is_known for part in self.members):
             self.describe(ends)
 
-        def ask(part: Part) -> T:
+        def ask(part: PartClient) -> T:
             assert part.requests is not None
             return part.ask(make(part.requests), ends)
 
         return self._together(ask)
 
-    def _together(self, call: Callable[[Part], T]) -> list[T]:
+    def _together(self, call: Callable[[PartClient], T]) -> list[T]:
         if self._threads is None:
             return [call(self.members[0])]
         for part in self.members:

@@ -15,7 +15,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from rest_store.errors import RestStoreError, ServiceUnavailableError
 from rest_store.service.errors import DETAILS_KEY, DOMAIN, status_of
-from rest_store.service.server.limits import Budget, Limits
+from rest_store.service.server.limits import Budget, ServiceLimits
 from rest_store.service.server.metrics import Metrics
 from rest_store.service.tokens import ALL_ALLOWED, BearerTokens, Grant
 
@@ -46,7 +46,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
         calls: tasks of both.
     """
 
-    def __init__(self, tokens: BearerTokens, limits: Limits, metrics: Metrics) -> None:
+    def __init__(self, tokens: BearerTokens, limits: ServiceLimits, metrics: Metrics) -> None:
         self._tokens = tokens
         self._metrics = metrics
         self.requests = Budget("requests in flight", limits.max_in_flight)

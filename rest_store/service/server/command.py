@@ -19,13 +19,13 @@ import rest_store
 from rest_store.errors import PartError
 from rest_store.options import FILE, FloatRange
 from rest_store.service.address import Address
-from rest_store.service.server.limits import Limits
+from rest_store.service.server.limits import ServiceLimits
 from rest_store.service.server.workers import fork_workers
 from rest_store.service.tokens import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     from rest_store.datastore.part import Part
-    from rest_store.service.server.server import Options
+    from rest_store.service.server.server import ServeOptions
 
 _MOST_FILES = 1 << 16
 _LIMITS = {
@@ -41,9 +41,9 @@ _LIMITS = {
 def _limit_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add an option for each of these limits."""
     for name, text in reversed(_LIMITS.items()):
-        option = f"--{name.replace('_', '-')}"
+        option, default = f"--{name.replace('_', '-')}", getattr(ServiceLimits, name)
         greatest = click.IntRange(1, 1 << (50 if name == "max_session_memory" else 30))
-        command = click.option(option, metavar="N", type=greatest, default=getattr(Limits, name), help=text)(command)
+        command = click.option(option, metavar="N", type=greatest, default=default, help=text)(command)
     return command
 
 
@@ -150,11 +150,11 @@ def serve(
         number, announce = fork_workers(workers, partial(_announce, [address.text for address in addresses]))
         if metrics_address is not None and metrics_address.port:
             metrics_address = metrics_address.with_port(metrics_address.port + number)
-    from rest_store.service.server.server import Options
+    from rest_store.service.server.server import ServeOptions
 
-    limits = Limits(**{name: options.pop(name) for name in _LIMITS})
+    limits = ServiceLimits(**{name: options.pop(name) for name in _LIMITS})
     _run(
-        Options(
+        ServeOptions(
             datastores=[_name_and_directory(text) for text in datastores],
             live=[_name_and_directory(text) for text in live],
             addresses=addresses,
@@ -179,7 +179,7 @@ def _allow_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 
 
-def _run(options: Options, announce: Callable[..., None]) -> None:
+def _run(options: ServeOptions, announce: Callable[..., None]) -> None:
     """Serve until a signal ends it, with a log on standard error."""
     import uvloop  # saves a tenth of each request
 

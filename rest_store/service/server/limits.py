@@ -14,7 +14,7 @@ _GREATEST_OPTION = (1 << 31) - 1  # gRPC takes a C int
 
 
 @dataclass(frozen=True)
-class Limits:
+class ServiceLimits:
     """Limits of a service; `Describe` publishes them.
 
     Attributes:

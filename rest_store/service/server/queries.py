@@ -10,7 +10,7 @@ from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import limits as tree_limits
 from rest_store.service.server.catalog import Catalog, HostedDatastore, reading
 from rest_store.service.server.executor import Executor
-from rest_store.service.server.limits import Limits
+from rest_store.service.server.limits import ServiceLimits
 from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.requests import parse, require_few
 from rest_store.service.tokens import Grant
@@ -27,7 +27,9 @@ class Queries:
     an error of the table in service/errors.py.
     """
 
-    def __init__(self, catalog: Catalog, limits: Limits, metrics: Metrics, executor: Executor, version: str) -> None:
+    def __init__(
+        self, catalog: Catalog, limits: ServiceLimits, metrics: Metrics, executor: Executor, version: str
+    ) -> None:
         self._catalog = catalog
         self._limits = limits
         self._metrics = metrics

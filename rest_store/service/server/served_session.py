@@ -18,7 +18,7 @@ from rest_store.drafting.limits import DraftLimits
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import LimitError, describe
 from rest_store.service.server.catalog import HostedDatastore, reading, require_readable
-from rest_store.service.server.limits import Budget, Limits
+from rest_store.service.server.limits import Budget, ServiceLimits
 from rest_store.service.server.requests import Accepted, accepted_of, step_costs, text_of
 from rest_store.v1 import datastore_pb2 as pb
 
@@ -31,7 +31,7 @@ _SMALL_NODES, _SMALL_TOKENS = 64, 4096  # drafted, and appended, within about a 
 _TOKENS_AHEAD = 1024  # for which memory is reserved at once
 
 
-class Step(NamedTuple):
+class SessionStep(NamedTuple):
     """The work of one message, without the message.
 
     Attributes:
@@ -62,7 +62,7 @@ class ServedSession:
         opening: pb.SessionOpening,
         served: Sequence[HostedDatastore],
         recycled: RecycledLogits | None,
-        limits: Limits,
+        limits: ServiceLimits,
         budget: Budget,
     ) -> None:
         self._recycled = recycled  # which it may share; None where they are no source
@@ -95,7 +95,7 @@ class ServedSession:
             self.memory, self._tokens_reserved, self._nodes_reserved = memory, reserved, most_nodes
         self._length = length
 
-    def step(self, request: pb.DraftSessionRequest) -> Step:
+    def step(self, request: pb.DraftSessionRequest) -> SessionStep:
         """Return the work of a message; raise an error of the table in service/errors.py for one that is malformed."""
         limits, draft = None, request.draft
         if request.HasField("draft"):
@@ -105,9 +105,9 @@ class ServedSession:
         tokens = sum(len(one.tokens) for one in accepted)
         nodes = 0 if limits is None else limits.max_nodes
         self._grow(tokens, nodes)
-        return Step(accepted, limits, nodes <= _SMALL_NODES and tokens <= _SMALL_TOKENS)
+        return SessionStep(accepted, limits, nodes <= _SMALL_NODES and tokens <= _SMALL_TOKENS)
 
-    def run(self, step: Step) -> bytes | None:
+    def run(self, step: SessionStep) -> bytes | None:
         """Append what the model produced, and return a draft as packed nodes, if one is asked for; in any thread.
 
         Raises as `step`; and DatastoreUnavailableError if a datastore cannot be read.

@@ -24,7 +24,7 @@ from rest_store.service.server.copies import Copies
 from rest_store.service.server.executor import Executor
 from rest_store.service.server.feeds import Feeds
 from rest_store.service.server.http_server import HttpServer
-from rest_store.service.server.limits import Limits
+from rest_store.service.server.limits import ServiceLimits
 from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.queries import Queries
 from rest_store.service.server.servicer import METHODS, SERVICE, datastore_service
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Options:
+class ServeOptions:
     """How a service runs: its datastores by name, and the options of `rest-store serve`, whose help explains them."""
 
     datastores: Sequence[tuple[str, Path]]
@@ -51,7 +51,7 @@ class Options:
     token: str | None = None
     insecure: bool = False
     metrics: Address | None = None
-    limits: Limits = field(default_factory=Limits)
+    limits: ServiceLimits = field(default_factory=ServiceLimits)
     drain_seconds: float = 10.0
     live: Sequence[tuple[str, Path]] = ()
     live_tokenizer: object = None  # as `LiveDatastore.open` takes it
@@ -74,7 +74,7 @@ class Server:
         DatastoreError: a datastore cannot be opened.
     """
 
-    def __init__(self, options: Options, version: str) -> None:
+    def __init__(self, options: ServeOptions, version: str) -> None:
         self._options = options
         limits = options.limits
         tokens = BearerTokens(options.token_file, options.token)
@@ -185,7 +185,7 @@ class Server:
         _log.info("stopped")
 
 
-def _credentials(options: Options) -> grpc.ServerCredentials | None:
+def _credentials(options: ServeOptions) -> grpc.ServerCredentials | None:
     """Return the credentials of ports with TLS; raise ServeError for files that cannot be used."""
     if options.certificate is None:
         return None
@@ -197,7 +197,7 @@ def _credentials(options: Options) -> grpc.ServerCredentials | None:
     return grpc.ssl_server_credentials([(key, certificate)], authority, authority is not None)
 
 
-def _require_secure(options: Options, has_tokens: bool) -> None:
+def _require_secure(options: ServeOptions, has_tokens: bool) -> None:
     """Raise ServeError if a public address lacks TLS or authentication, unless that is asked for."""
     authenticates = has_tokens or options.client_authority is not None
     missing = [*(["TLS"] if options.certificate is None else []), *([] if authenticates else ["a token"])]
@@ -214,7 +214,7 @@ def _require_secure(options: Options, has_tokens: bool) -> None:
             raise ServeError(describe("service", f"address {address.text}", found, f"{expected}, or --insecure"))
 
 
-async def serve(options: Options, version: str, ready: Callable[..., object]) -> None:
+async def serve(options: ServeOptions, version: str, ready: Callable[..., object]) -> None:
     """Run a service until SIGTERM or SIGINT; SIGHUP reloads. Calls `ready` with its addresses once it answers.
 
     Raises:

@@ -14,7 +14,7 @@ import grpc
 from rest_store.service.server.calls import GRANT, Context, ending
 from rest_store.service.server.copies import Copies
 from rest_store.service.server.feeds import Feeds
-from rest_store.service.server.limits import Limits
+from rest_store.service.server.limits import ServiceLimits
 from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.queries import Queries
 from rest_store.service.server.requests import require_size
@@ -36,7 +36,7 @@ def datastore_service(
     streams: SessionStreams,
     feeds: Feeds,
     copies: Copies,
-    limits: Limits,
+    limits: ServiceLimits,
     metrics: Metrics,
 ) -> Any:
     """Return the handler of all methods, for a server of grpc.aio."""

@@ -22,7 +22,7 @@ from rest_store.errors import (
 from rest_store.service.server.calls import GRANT, Context, ending, shutting_down
 from rest_store.service.server.catalog import Catalog, HostedDatastore
 from rest_store.service.server.executor import Executor
-from rest_store.service.server.limits import Budget, Limits
+from rest_store.service.server.limits import Budget, ServiceLimits
 from rest_store.service.server.metrics import Metrics
 from rest_store.service.server.requests import parse, require_size
 from rest_store.service.server.served_session import ServedSession
@@ -59,7 +59,7 @@ class SessionStreams:
         open: the streams that are open now.
     """
 
-    def __init__(self, catalog: Catalog, limits: Limits, metrics: Metrics, executor: Executor) -> None:
+    def __init__(self, catalog: Catalog, limits: ServiceLimits, metrics: Metrics, executor: Executor) -> None:
         self._catalog = catalog
         self._limits = limits
         self._metrics = metrics

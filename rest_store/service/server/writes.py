@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from rest_store.errors import StorageError, WriterError
 from rest_store.service.server.catalog import Catalog, HostedDatastore
-from rest_store.service.server.limits import Budget, Limits
+from rest_store.service.server.limits import Budget, ServiceLimits
 from rest_store.service.server.requests import document_of, parse, require_few
 from rest_store.service.tokens import Grant
 from rest_store.v1 import datastore_pb2 as pb
@@ -34,7 +34,7 @@ class Writes:
     an error of the table in service/errors.py.
     """
 
-    def __init__(self, catalog: Catalog, limits: Limits) -> None:
+    def __init__(self, catalog: Catalog, limits: ServiceLimits) -> None:
         self._catalog = catalog
         self._limits = limits
         self._waiting = Budget("bytes that wait to be written", _MOST_BYTES)
