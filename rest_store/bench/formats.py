@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -22,7 +23,8 @@ class RecordedOutput(NamedTuple):
         output: ids or text.
         top_k: rows of likely tokens of each position, if they are known.
         family: kind of task.
-        key: of the task, with the family before a plain number; empty: the prompt alone says which it is.
+        key: of the task, with the family before a plain number, or of what a user said first; empty: the prompt alone
+            says which it is.
         drafters: by name of another drafter, the tokens that it would bring at each position of the output.
     """
 
@@ -64,9 +66,9 @@ def recorded_outputs(line: str, where: str) -> Iterator[RecordedOutput]:
         elif "messages" in fields and "choices" in fields:
             before = len([*_answers(fields["messages"], family, key)])  # a choice that calls a tool adds none
             for choice in fields["choices"]:
-                yield from [*_answers([*fields["messages"], choice["message"]], family, key or where)][before:]
+                yield from [*_answers([*fields["messages"], choice["message"]], family, key)][before:]
         elif "messages" in fields:
-            yield from _answers(fields["messages"], family, key or where)
+            yield from _answers(fields["messages"], family, key)
         elif "prompt" in fields and {"output", "answer"} & fields.keys():
             output = fields["output"] if "output" in fields else fields["answer"]
             drafters = {drafter: fields[drafter] for drafter in _DRAFTERS if fields.get(drafter) is not None}
@@ -84,11 +86,13 @@ def recorded_outputs(line: str, where: str) -> Iterator[RecordedOutput]:
 
 
 def _answers(messages: Sequence[Mapping[str, Any]], family: str, key: str) -> Iterator[RecordedOutput]:
-    """Yield each answer of the assistant, with the messages before it."""
+    """Yield each answer of the assistant and the messages before it; without a `key`, what a user said first is one."""
     before: list[tuple[str, str]] = []
     for message in messages:
         role, content = str(message["role"]), message.get("content") or ""
         text = content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
+        if role == "user" and not key:
+            key = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
         if role == "assistant" and before and text:
             yield RecordedOutput(list(before), text, family=family, key=key)
         if text:

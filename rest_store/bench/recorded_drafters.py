@@ -36,7 +36,7 @@ def replay_other(recordings: Sequence[Recording], name: str, batch: Batch, lengt
         prompt, tokens = one.prompt.size, one.output.size
         steps, seconds = batch.drafted_by(name, one.drafters[name].tolist(), prompt, length)
         plain = batch.plain(prompt, prompt + tokens)
-        outcome.replays.append(Replayed(one.family, tokens, steps, steps * length, 0.0, plain, seconds))
+        outcome.replays.append(Replayed(one.family, tokens, steps, steps * length, 0.0, plain, seconds, one.key))
     return outcome
 
 

@@ -44,7 +44,7 @@ class Recording:
         prompt: int32[p].
         output: int32[n].
         top_k: int32[p + n, k], most likely tokens after each position of prompt + output; k may be 0.
-        key: of the task, with the family before a plain number; empty without an id.
+        key: of the task, as in `RecordedOutput`.
         file: hash of the file that it was read from. A calibration keeps the hashes of the files it was fitted to.
         drafters: by name of another drafter, int32[n]: the tokens that it would bring in a step that begins after so
             many tokens of the output, the bonus token counted.

@@ -53,6 +53,7 @@ class Replayed(NamedTuple):
         seconds: of drafting and accepting, as measured here.
         plain: modelled seconds of the same steps without drafts; 0 without a cost model.
         modelled: modelled seconds of the steps.
+        task: that the recording belongs to; empty: it is alone.
     """
 
     family: str
@@ -62,6 +63,7 @@ class Replayed(NamedTuple):
     seconds: float = 0.0
     plain: float = 0.0
     modelled: float = 0.0
+    task: str = ""
 
 
 @dataclass
@@ -125,8 +127,12 @@ class Outcome:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Where M lies for 95% of samples of as many recordings."""
-        return interval([replay[1:3] for replay in self.replays] or [(0, 1)], lambda sums: sums[0] / sums[1])
+        """Where M lies for 95% of samples of as many tasks, each with all of its recordings."""
+        of_tasks: dict[object, tuple[int, int]] = {}
+        for number, one in enumerate(self.replays):
+            tokens, steps = of_tasks.get(one.task or number, (0, 0))
+            of_tasks[one.task or number] = tokens + one.tokens, steps + one.steps
+        return interval([*of_tasks.values()] or [(0, 1)], lambda sums: sums[0] / sums[1])
 
     def __str__(self) -> str:
         """M, and its interval."""
@@ -269,8 +275,8 @@ def walk(
                 drafted, seconds = drafted + len(tree), seconds + took
                 known, position, steps = end - 1, end, steps + 1
         plain = 0.0 if batch is None else batch.plain(begin, text.size)
-        replayed = Replayed(recording.family, text.size - begin, steps, drafted, seconds, plain, modelled)
-        outcome.replays.append(replayed)
+        sizes = text.size - begin, steps, drafted
+        outcome.replays.append(Replayed(recording.family, *sizes, seconds, plain, modelled, recording.key))
     return outcome
 
 

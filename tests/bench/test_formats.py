@@ -51,6 +51,11 @@ def test_each_answer_of_a_conversation_is_a_recording(tmp_path: Path) -> None:
     assert (first.prompt.tolist(), first.output.tolist()) == ([2], [4])  # messages before, characters
     assert (second.prompt.tolist(), second.output.tolist()) == ([4], [8])
     assert first.key == second.key != ""
+    (tmp_path / "other").mkdir()
+    [shorter, _, other] = read(
+        tmp_path / "other", {"messages": messages[:3]}, {"messages": messages[3:6]}, {"messages": messages[1:3]}
+    )
+    assert shorter.part == other.part == first.part, "whatever its file and line are"
 
 
 @pytest.mark.parametrize("nested", [False, True])

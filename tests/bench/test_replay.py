@@ -155,6 +155,10 @@ def test_few_recordings_have_a_wide_interval() -> None:
     assert str(few) == f"2.50 ({low:.2f} to {high:.2f})"
     assert many.interval == pytest.approx((2.3, 2.7), abs=0.05)
     assert Outcome(few.replays[:1]).interval == (1, 1)
+    of_tasks = Outcome([one._replace(task=str(one.tokens)) for one in many.replays])
+    assert of_tasks.interval == pytest.approx((1.5, 3.5), abs=0.25), (
+        "recordings of one task are no samples of their own"
+    )
 
 
 def test_parts_are_fixed_and_tasks_stay_together() -> None:
