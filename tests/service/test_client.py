@@ -43,11 +43,8 @@ SECOND = Corpus(VOCABULARY, [[[token + 3 for token in document] for document in 
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("datastores")
-    found = {}
-    for name, corpus in (("one", CORPUS), ("two", SECOND), ("other", Corpus(70_000, [SHARD]))):
-        (root / name).mkdir()
-        found[name] = write_datastore(root / name, corpus)
-    return found
+    corpora = {"one": CORPUS, "two": SECOND, "other": Corpus(70_000, [SHARD])}
+    return {name: write_datastore(root / name, corpus) for name, corpus in corpora.items()}
 
 
 @pytest.fixture(scope="module")

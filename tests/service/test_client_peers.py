@@ -79,7 +79,6 @@ ASKING: dict[str, Any] = {
         ("draft", pb.DraftResponse(trees=[BROKEN])),
         ("draft", pb.DraftResponse(trees=[pb.Tree()] * 2)),
         ("match", pb.DraftResponse(trees=[pb.Tree(match_length=17, match_count=1)])),
-        ("match", pb.DraftResponse(trees=[pb.Tree(match_length=1)])),
         ("count", pb.CountResponse()),
         ("count", pb.CountResponse(counts=[1, 2])),
     ],

@@ -148,7 +148,7 @@ def target(served: Serving, tmp_path_factory: pytest.TempPathFactory) -> Callabl
     root = tmp_path_factory.mktemp("builds")
     shards = [[[1, 2, 3, number]] for number in range(4)]
     builds = {"one": Corpus(300, shards), "other": Corpus(300, shards[::-1]), "tokenizer": Corpus(400, shards)}
-    directories = {name: write_datastore(make(root / name), corpus) for name, corpus in builds.items()}
+    directories = {name: write_datastore(root / name, corpus) for name, corpus in builds.items()}
     started: dict[tuple[str, str | None], list[str]] = {}
     names = (f"service{number}" for number in itertools.count())
 
@@ -158,11 +158,6 @@ def target(served: Serving, tmp_path_factory: pytest.TempPathFactory) -> Callabl
         return started[name, part]
 
     return group
-
-
-def make(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
 
 
 MIXED: dict[str, list[tuple[str, str | None]]] = {

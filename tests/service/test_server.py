@@ -30,11 +30,8 @@ def some_corpus(seed: int, vocabulary_size: int = 300) -> Corpus:
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("datastores")
-    found = {}
-    for seed, (name, size) in enumerate([("one", 300), ("two", 300), ("other", 70_000)]):
-        (root / name).mkdir()
-        found[name] = write_datastore(root / name, some_corpus(seed, size))
-    return found
+    sizes = {"one": 300, "two": 300, "other": 70_000}
+    return {name: write_datastore(root / name, some_corpus(len(name), size)) for name, size in sizes.items()}
 
 
 @pytest.fixture(scope="module")

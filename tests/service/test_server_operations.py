@@ -38,11 +38,6 @@ ASKED = pb.DraftRequest(contexts=[pb.Context(tokens=[1, 2])])
 OPENING = opening(1, 2, selection=pb.Selection(datastores=["served"]))
 
 
-def datastore(parent: Path, name: str, corpus: Corpus) -> Path:
-    (parent / name).mkdir()
-    return write_datastore(parent / name, corpus)
-
-
 def replace(old: Path, new: Path) -> None:
     """Put the datastore `new` in the place of `old`, as the builder does."""
     old.rename(old.with_name(old.name + ".old"))
@@ -51,7 +46,7 @@ def replace(old: Path, new: Path) -> None:
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
-    return datastore(tmp_path, "served", FIRST)
+    return write_datastore(tmp_path / "served", FIRST)
 
 
 @pytest.fixture
@@ -133,7 +128,7 @@ def test_a_rebuilt_datastore_is_taken_without_one_failed_request(service: Servic
         for thread in threads:
             thread.start()
         for turn in range(4):
-            replace(directory, datastore(directory.parent, f"new-{turn}", (REBUILT, FIRST)[turn % 2]))
+            replace(directory, write_datastore(directory.parent / f"new-{turn}", (REBUILT, FIRST)[turn % 2]))
             shutil.rmtree(directory.parent / "served.old")
             (line,) = reload(service)
             assert "reloaded served" in line
@@ -151,7 +146,8 @@ def test_a_rebuilt_datastore_is_taken_without_one_failed_request(service: Servic
 def test_a_bad_new_datastore_is_refused_and_the_old_one_stays(service: Service, directory: Path, bad: str) -> None:
     with service.stub() as stub:
         before = stub.Draft(ASKED).trees[0]
-        new = datastore(directory.parent, "new", Corpus(301, REBUILT.shards) if bad == "other tokenizer" else REBUILT)
+        vocabulary_size = 301 if bad == "other tokenizer" else 300
+        new = write_datastore(directory.parent / "new", Corpus(vocabulary_size, REBUILT.shards))
         if bad == "absent":
             (new / "shard-00000.tokens").unlink()
         elif bad == "damaged header":
@@ -170,7 +166,7 @@ def test_a_bad_new_datastore_is_refused_and_the_old_one_stays(service: Service, 
 
 
 def test_a_reload_that_is_asked_for_during_another_reads_what_is_newer(service: Service, directory: Path) -> None:
-    new = datastore(directory.parent, "new", REBUILT)
+    new = write_datastore(directory.parent / "new", REBUILT)
     service.signal(signal.SIGHUP)
     replace(directory, new)
     service.signal(signal.SIGHUP)
