@@ -259,6 +259,7 @@ def added(number: int, symbols: bytes = b"\0\1\0\2") -> pb.Changes:
 
 NOT_CHANGES = pb.FollowResponse(changes=b"\xff", checksum=zlib.crc32(b"\xff")).SerializeToString()
 LIES: dict[str, tuple[bytes, str]] = {
+    "an end": (b"", "the service ended the stream"),
     "no message": (b"\xff", "FollowResponse is 1 malformed bytes"),
     "no changes": (NOT_CHANGES, "Changes is 1 malformed bytes"),
     "a message that is too large": (bytes(70 << 20), "message is too large"),
@@ -271,7 +272,7 @@ LIES: dict[str, tuple[bytes, str]] = {
 @pytest.mark.parametrize("lie", LIES)
 def test_a_replica_of_a_service_that_lies_keeps_what_it_has_and_says_why(lie: str, tmp_path: Path) -> None:
     sent, fragment = LIES[lie]
-    liar = Impostor(Follow=[message_of(added(1)), sent])
+    liar = Impostor(Follow=[message_of(added(1)), *filter(None, [sent])])
     with LiveDatastore.open(f"{liar.target}/chat", cache=tmp_path) as replica:
         until(lambda: fragment in str(replica.info().failure))
         assert liar.target in str(replica.info().failure)

@@ -11,7 +11,7 @@ from typing import TypeVar
 from rest_store.datastore.fetch import fetch
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.validation import IntSequence
-from rest_store.errors import DeadlineError, ProtocolError, describe
+from rest_store.errors import DeadlineError, ProtocolError, ServiceUnavailableError, describe
 from rest_store.live.added import AddedDocuments
 from rest_store.live.upstream import Changes, DocumentRecord, Removal
 from rest_store.loading.remote_files import RemoteFiles, scheme_of
@@ -122,7 +122,7 @@ class ServiceUpstream:
                     is_alive, changes = True, _changes(answer, self.location)
                     after, datastore_id = changes.last, changes.datastore_id
                     yield changes
-                return
+                raise ServiceUnavailableError(f"{self.location}: the service ended the stream")
             except DeadlineError:  # of a service that is well a message comes every few seconds
                 if not is_alive:
                     raise
