@@ -60,6 +60,7 @@ class BatchDrafts:
         except Exception as error:
             self._drafter.metrics.count_error("batch", error)
         self._sizes = {request.rid: len(tree) for request, tree in zip(requests, trees, strict=True)}
+        self._likely = None  # of the nodes of another tree from now on
         return verify_arrays(last, trees, self._nodes)
 
     def _step(self, request: Req, newest: Sequence[int], cached: int) -> StepRequest:
