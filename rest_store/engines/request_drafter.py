@@ -56,6 +56,7 @@ class RequestDrafter:
         self._returned = clock()  # when the latest draft was made
         self._is_idle = True  # for long, and what was written is remembered
         self._waited = 0.0  # seconds, for services in the latest step
+        self._written = self._of_services = 0  # requests that wrote since then; tokens that services alone brought them
         self._lock = threading.RLock()
         self._closed = threading.Event()
         keeper = threading.Thread(target=_work, args=(weakref.ref(self), self._closed), name="rest-store", daemon=True)
@@ -105,6 +106,7 @@ class RequestDrafter:
         with self._lock:
             trees = [NO_TREE] * len(steps)
             try:
+                self._accept(steps)
                 self._draft(steps, shape, began, trees)
             except Exception as error:
                 trees = [NO_TREE] * len(steps)
@@ -114,23 +116,50 @@ class RequestDrafter:
             self.metrics.count("seconds", self._returned - began)
         return trees
 
-    def _draft(self, steps: Sequence[StepRequest], shape: str, began: float, trees: list[TokenTree]) -> None:
-        known = [(index, step) for index, step in enumerate(steps) if step.id in self._requests]
-        requests = [self._requests[step.id] for _, step in known]
-        self._count_verified(requests, [step for _, step in known], began - self._returned)
-        grown = []
-        for request, (_, step) in zip(requests, known, strict=True):
+    def accept(self, steps: Sequence[StepRequest]) -> None:
+        """Take in what requests have written, where no draft is asked for; `draft` does so itself."""
+        began = self._clock()
+        with self._lock:
+            try:
+                self._accept(steps)
+            except Exception as error:
+                self._start_over(error)
+            self.metrics.count("seconds", self._clock() - began)
+
+    def _accept(self, steps: Sequence[StepRequest]) -> None:
+        """Count what became of the drafts that the engine verified, and have sessions accept what was written."""
+        grown: list[tuple[DraftSession, StepRequest]] = []
+        for step in steps:
+            if not step.tokens.size or (request := self._requests.get(step.id)) is None:
+                continue
+            origins, accepted = request.verified(step)
+            self.metrics.count_draft(origins, accepted)
+            # From the first node on that only services proposed, something else would have been drafted here.
+            here = (i for i, node in enumerate(accepted) if not origins[node] & self._sources.here)
+            self._of_services += len(accepted) - next(here, len(accepted))
+            self._written += 1
             request.extend(step.tokens)
-            if request.session is None:
-                self._open(request)
-            elif step.tokens.size:
-                grown.append((request, request.session, step))
-        self._accept(grown)
-        asked = [
-            (request, request.session, index, step.max_nodes)
-            for request, (index, step) in zip(requests, known, strict=True)
-            if request.session is not None and step.max_nodes > 0
-        ]
+            request.drafted = None
+            if request.session is not None:
+                grown.append((request.session, step))
+        accept_all(
+            [session for session, _ in grown],
+            [step.tokens for _, step in grown],
+            [step.top_k for _, step in grown],
+            node_top_k=[step.node_top_k for _, step in grown],
+        )
+
+    def _draft(self, steps: Sequence[StepRequest], shape: str, began: float, trees: list[TokenTree]) -> None:
+        if self._waited:
+            seconds = max(began - self._returned, 1e-6)
+            self._services.settle(self._of_services / max(1, self._written) - self._waited / seconds)
+            self._waited = 0.0
+        self._written = self._of_services = 0
+        asked: list[tuple[EngineRequest, DraftSession, int, int]] = []
+        for index, step in enumerate(steps):
+            request = self._requests.get(step.id)
+            if request is not None and (session := self._session(request)) is not None and step.max_nodes > 0:
+                asked.append((request, session, index, step.max_nodes))
         if not asked:
             return
         drafted = draft_all(
@@ -151,39 +180,14 @@ class RequestDrafter:
                 request.drafted = trees[index] = tree
         self._waited = sum(session.sources.waited for _, session, _, _ in asked)
 
-    def _open(self, request: EngineRequest) -> None:
-        if request.has_foreign_tokens:
-            return
-        try:
-            request.session = self._sources.session(request.text, request.new.references)
-        except Exception as error:
-            self.metrics.count_error("open", error)
-
-    def _accept(self, grown: Sequence[tuple[EngineRequest, DraftSession, StepRequest]]) -> None:
-        """Have sessions accept what their requests have written."""
-        accept_all(
-            [session for _, session, _ in grown],
-            [step.tokens for _, _, step in grown],
-            [step.top_k for _, _, step in grown],
-            node_top_k=[step.node_top_k for _, _, step in grown],
-        )
-        for request, _, _ in grown:
-            request.drafted = None
-
-    def _count_verified(self, requests: Sequence[EngineRequest], steps: Sequence[StepRequest], seconds: float) -> None:
-        """Count what became of the drafts that the engine verified in a step that took `seconds`."""
-        of_services = 0
-        for request, step in zip(requests, steps, strict=True):
-            if not step.tokens.size:
-                continue
-            origins, accepted = request.verified(step)
-            self.metrics.count_draft(origins, accepted)
-            # From the first node on that only services proposed, something else would have been drafted here.
-            here = (i for i, node in enumerate(accepted) if not origins[node] & self._sources.here)
-            of_services += len(accepted) - next(here, len(accepted))
-        if self._waited and steps:
-            self._services.settle(of_services / len(steps) - self._waited / max(seconds, 1e-6))
-            self._waited = 0.0
+    def _session(self, request: EngineRequest) -> DraftSession | None:
+        """Return the session of a request, which is opened if it is not yet; None if that fails."""
+        if request.session is None and not request.has_foreign_tokens:
+            try:
+                request.session = self._sources.session(request.text, request.new.references)
+            except Exception as error:
+                self.metrics.count_error("open", error)
+        return request.session
 
     def finish(self, ids: Iterable[str]) -> None:
         """End requests: what they wrote is remembered, and their sessions are closed. Unknown ids are skipped."""

@@ -68,6 +68,22 @@ def test_what_was_verified_counts_and_not_what_was_drafted(drafter: RequestDraft
     assert totals(drafter, "draft_tokens") == totals(drafter, "accepted_tokens") == {"": 2}
 
 
+def test_what_is_accepted_without_a_draft_is_a_part_of_the_step(
+    drafter: RequestDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = [Written(drafter, MODEL, name, [20, 21]) for name in "ab"]
+    write(requests, 4)
+    settled: list[float] = []
+    monkeypatch.setattr(drafter._services, "settle", settled.append)
+    drafter._waited, drafter._sources.here = 1e-9, 0
+    ended, going = (request.step() for request in requests)
+    drafter.accept([ended])
+    assert not settled
+    drafter.draft([going])
+    assert settled == [pytest.approx(requests[1].tree.tokens.size)]
+    assert totals(drafter, "steps") == {"": 5}
+
+
 def test_finished_requests_are_remembered_once(tmp_path: Path) -> None:
     memory = str(tmp_path / "memory")
     drafter = drafter_with(remember=memory)

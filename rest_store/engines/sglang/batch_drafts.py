@@ -119,8 +119,7 @@ class BatchDrafts:
         try:
             known = self._drafter.length(rid) - len(request.origin_input_ids_unpadded)
             new = _tokens(request.output_ids[known : request.finished_len])
-            if new.size:
-                self._drafter.draft([StepRequest(rid, new, 0, node_top_k=self._likely_rows(rid))])
+            self._drafter.accept([StepRequest(rid, new, 0, node_top_k=self._likely_rows(rid))])
         except Exception as error:
             self._drafter.metrics.count_error("finish", error)
         self._drafter.finish([rid])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,7 +107,7 @@ class Speculator:
             self._requests.pop(id, None)
             self.drafter.drop([id])
         if is_idle:
-            self._draft([], self._read())
+            self._settle()
 
     def propose(self, batch: Any, num_sampled: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
         """Return the draft tokens of each row for the next step, int64[R, K].
@@ -119,11 +119,8 @@ class Speculator:
         """
         try:
             likely = None if self._logits is None else self._logits.take()
-            step = Step(batch, self._states, num_sampled, self._most + 1, likely)
-            written = self._read() if self._lag else {}
-            self._step = step
-            written = written if self._lag else self._read()
-            return self._drafts(batch, written, otherwise)
+            self._settle(Step(batch, self._states, num_sampled, self._most + 1, likely))
+            return self._drafts(batch, otherwise)
         except Exception as error:
             self.drafter.metrics.count_error("propose", error)
             return otherwise
@@ -133,10 +130,22 @@ class Speculator:
         if self._logits is not None:
             self._logits.take()
 
-    def _read(self) -> dict[str, StepRequest]:
-        """Return what each request has written in the step under way, once that is done."""
-        step, self._step = self._step, None
-        requests: dict[str, StepRequest] = {}
+    def _settle(self, latest: Step | None = None) -> None:
+        """Take in what was written before the step that is now under way, and end the requests that end.
+
+        Args:
+            latest: a step; it is under way with `lag`, and waited for otherwise. None: no step is under way any more.
+        """
+        if self._lag:
+            latest, self._step = self._step, latest
+        self.drafter.accept(list(self._read(latest)))
+        self.drafter.finish(self._ended)
+        for id in self._ended:
+            self._requests.pop(id, None)
+        self._ended = []
+
+    def _read(self, step: Step | None) -> Iterator[StepRequest]:
+        """Yield what each request has written in a step, once that is done."""
         for written in () if step is None else step.read():
             request = self._requests.get(written.id)
             if request is None or self.drafter.length(written.id) + written.tokens.size != written.length:
@@ -144,38 +153,32 @@ class Speculator:
             request.learn(written)
             chain = request.draft.chain if request.draft.is_chosen else Chain([], [])
             verified = Chain(chain.tokens[: written.verified], chain.origins[: written.verified])
-            requests[written.id] = StepRequest(written.id, written.tokens, 0, verified, written.top_k)
             request.draft = Draft()
             if request.offered is not None and written.tokens.size:
                 request.draft = request.offered.draft(written.tokens)
             request.offered = None
-        return requests
+            yield StepRequest(written.id, written.tokens, 0, verified, written.top_k)
 
-    def _draft(self, asked: Sequence[str], written: dict[str, StepRequest]) -> None:
-        """Take in what was written, look up what may follow for the requests of `asked`, and end those that end."""
+    def _look_up(self, ids: Sequence[str]) -> None:
+        """Look up what may follow the texts of requests."""
         nothing = torch.empty(0, dtype=torch.int32).numpy()
-        steps = {id: StepRequest(id, nothing, 0, Chain([], [])) for id in asked if id in self._requests} | written
-        for id in asked:
-            if id in steps:
-                left = self._longest - 1 - self.drafter.length(id) - steps[id].tokens.size
-                steps[id] = steps[id]._replace(max_nodes=max(0, min(self._lag + self._most, left)))
-        trees = self.drafter.draft(list(steps.values()), shape="chain")
-        for id, tree in zip(steps, trees, strict=True):
+        steps = []
+        for id in ids:
+            left = self._longest - 1 - self.drafter.length(id)
+            steps.append(StepRequest(id, nothing, max(0, min(self._lag + self._most, left))))
+        for id, tree in zip(ids, self.drafter.draft(steps, shape="chain"), strict=True):
             request = self._requests[id]
             if len(tree):
                 request.offered = Candidate.of(tree, self._lag, self._most, request.is_worth)
                 if not self._lag:
                     request.draft = request.offered.draft(nothing)
-        self.drafter.finish(self._ended)
-        for id in self._ended:
-            self._requests.pop(id, None)
-        self._ended = []
 
-    def _drafts(self, batch: Any, written: dict[str, StepRequest], otherwise: torch.Tensor) -> torch.Tensor:
+    def _drafts(self, batch: Any, otherwise: torch.Tensor) -> torch.Tensor:
         ids, rows = batch.req_ids[: batch.num_reqs], batch.idx_mapping[: batch.num_reqs]
         # Rows that are in the middle of their prompts write nothing.
         read = batch.num_computed_prefill_tokens_np + batch.num_scheduled_tokens >= batch.prefill_len_np
-        self._draft([id for id, writes in zip(ids, read[: batch.num_reqs].tolist(), strict=True) if writes], written)
+        writing = zip(ids, read[: batch.num_reqs].tolist(), strict=True)
+        self._look_up([id for id, writes in writing if writes and id in self._requests])
         offered = [request.offered if (request := self._requests.get(id)) else None for id in ids]
         known = [self.drafter.length(id) for id in ids]
         texts, lengths = self._states.all_token_ids.gpu, self._states.total_len.gpu

@@ -93,6 +93,7 @@ def test_the_last_step_is_accepted(drafter: RequestDrafter) -> None:
     engine.prefill(one)
     engine.run()
     assert counted(drafter, "accepted_tokens") + engine.steps + 1 == len(one.output_ids)
+    assert counted(drafter, "steps") == engine.steps
 
 
 def test_what_the_model_found_likely_is_drafted_again(drafter: RequestDrafter) -> None:
