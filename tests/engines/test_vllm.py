@@ -111,6 +111,22 @@ def test_a_lookup_ahead_loses_little(vllm: Vllm, place: str) -> None:
     assert steps[0] <= steps[1] < 1.5 * steps[0]
 
 
+@pytest.mark.parametrize("lag", [False, True])
+def test_a_name_that_is_used_again_at_once_is_that_of_two_requests(
+    vllm: Vllm, place: str, tmp_path: Path, lag: bool
+) -> None:
+    engine = Engine(vllm, {"datastores": [place], "remember": str(tmp_path / "memory"), "lag": lag}, MODEL)
+    for prompt, most in (([100, 101], 12), ([50, 51], 40)):
+        engine.waiting.append(request := Request(prompt, most, id="same"))
+        while request in engine.requests + engine.waiting:
+            engine.step()
+    engine.step()
+    assert engine.steps < 20
+    engine.ours.drafter.close()
+    with rest_store.LiveDatastore.open(tmp_path / "memory", read_only=True) as live:
+        assert sorted(len(document.tokens) for document in live.documents()) == [14, 42]
+
+
 def test_aborted_requests_leave_the_others_as_they_are(vllm: Vllm, place: str) -> None:
     engine = Engine(vllm, {"datastores": [place], "lag": True}, MODEL)
     asked = requests(3)

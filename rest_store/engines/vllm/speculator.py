@@ -91,6 +91,8 @@ class Speculator:
 
     def begin(self, request: NewRequest) -> None:
         """Begin a request, or begin it again after it was put off."""
+        if request.id in self._ended:  # of another request, which has the same name
+            self._settle()
         self._requests[request.id] = _Request(None if self._head is None else self._head.for_text())
         self.drafter.begin(request)
 
