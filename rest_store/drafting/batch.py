@@ -18,6 +18,7 @@ from rest_store.errors import BatchError, ContextTypeError, EmptyContextError, d
 def draft_all(
     sessions: Sequence[DraftSession],
     max_nodes: int | Sequence[int] = 16,
+    costs: npt.ArrayLike | None = None,
     *,
     shape: str = "tree",
     services: bool = True,
@@ -25,17 +26,18 @@ def draft_all(
     """Return the next draft of each session: what its `draft` alone would return.
 
     Services are asked for all sessions first. One call of the kernel, without the GIL, drafts for the sessions in this
-    process meanwhile: four to eight together, on as many cores as that needs.
+    process meanwhile: four to eight together, on as many cores as that needs; with costs one after the other.
 
     Args:
         sessions: different ones. They may share sources and a calibration, which learns in `accept_all` only.
         max_nodes: most draft tokens of each, or one number for each session, 0..1024.
+        costs: as in `DraftSession.draft`.
         shape: as in `DraftSession.draft`.
         services: the same.
 
     Raises:
         BatchError: a session is given twice, something is no session, or there are not as many numbers as sessions.
-        LimitError: `max_nodes` out of range, or an unknown `shape`.
+        LimitError: as in `DraftSession.draft`.
         SessionClosedError: a session is closed.
 
     If this raises, no session was asked. Interrupts pass through as in `DraftSession.draft`, for all sessions.
@@ -45,7 +47,7 @@ def draft_all(
     if len(numbers) != len(sessions):
         expected = f"{len(sessions)}, one for each session"
         raise BatchError(describe("draft_all", "number of max_nodes", len(numbers), expected))
-    limits = [DraftLimits.of(most, None, shape) for most in numbers]
+    limits = [DraftLimits.of(most, costs, shape) for most in numbers]
     trees = draft_step([session.sources for session in sessions], limits, services=services)
     for session in sessions:
         session.statistics.add_step(session.sources.drops)

@@ -127,6 +127,8 @@ def require_target(target: object) -> None:
     add, fault = getattr(target, "add", None), ""
     if isinstance(target, type) or not callable(add) or inspect.isbuiltin(add):  # as that of a set
         fault = kind_of(target)
+    elif inspect.iscoroutinefunction(add):
+        fault = f"{kind_of(target)}, whose add is a coroutine"
     elif getattr(target, "read_only", False) is True:
         fault = f"{kind_of(target)} opened for reading"
     if fault:

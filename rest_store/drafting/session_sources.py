@@ -330,7 +330,7 @@ def draft_step(sessions: Sequence[SessionSources], limits: Sequence[DraftLimits]
 
     Args:
         sessions: different ones.
-        limits: of each; for several sessions without costs, with one shape.
+        limits: of each; with one shape, and all of them with costs or none.
         services: whether members are asked.
     """
     try:
@@ -363,9 +363,9 @@ def _draft_here(
 def _draft_by_kernel(
     sessions: Sequence[SessionSources], limits: Sequence[DraftLimits], chosen: Collection[int]
 ) -> dict[int, PackedDraft]:
-    if len(sessions) == 1:
-        return {i: sessions[i].native.draft(*limits[i]) for i in chosen}
     if not chosen:
         return {}
+    if len(sessions) == 1 or limits[0].costs.size:
+        return {i: sessions[i].native.draft(*limits[i]) for i in chosen}
     natives, nodes = [sessions[i].native for i in chosen], [limits[i].max_nodes for i in chosen]
     return dict(zip(chosen, native_kernel().draft_all(natives, nodes, limits[0].is_chain), strict=True))

@@ -1,7 +1,7 @@
 """Attention of a model while trees are verified: an implementation that takes the mask of a tree.
 
-It is registered with transformers under a name of its own, and models use it from the prompt's pass to the end of a
-generation.
+It is registered with transformers under a name of its own, and models use it from the end of the prompt's pass
+to that of a generation.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.tree import TokenTree
+from rest_store.drafting.batch import draft_all
 from rest_store.drafting.limits import TOP_K, TopK
 from rest_store.drafting.merge import part_of
 from rest_store.drafting.session import DraftSession
@@ -22,8 +23,6 @@ from rest_store.errors import (
     DatastoreClosedError,
     DraftingWarning,
     SessionError,
-    TokenRangeError,
-    TreeError,
     error_text,
 )
 
@@ -107,29 +106,38 @@ class DraftSessions:
         return any(session is not None for session in self._sessions)
 
     def draft(
-        self, row: int, max_nodes: int, max_depth: int, costs: npt.NDArray[np.float64] | None, *, services: bool
-    ) -> TokenTree:
-        """Return a tree for `row` that can be verified, empty if its session fails.
+        self, depths: Sequence[int], max_nodes: int, costs: npt.NDArray[np.float64] | None, *, services: bool
+    ) -> list[TokenTree]:
+        """Return a tree for each row that can be verified, empty if there is none.
 
-        Arguments as in `DraftSession.draft`, but for `max_depth`: more tokens cannot be accepted.
+        Arguments as in `draft_all`, but for `depths`: how many tokens of each row can be accepted; 0: it has ended.
         """
-        session = self._sessions[row]
-        if session is None:
-            return EMPTY
-        self.counts.asked += 1
+        sessions = {row: one for row, one in enumerate(self._sessions) if one is not None and depths[row] > 0}
+        trees = [EMPTY] * len(depths)
+        self.counts.asked += len(sessions)
         try:
-            tree = session.draft(max_nodes=max_nodes, costs=costs, services=services)
-            self.waited += session.sources.waited
-            if len(tree) > max_nodes or tree.origins is None:  # the tree of somebody else's member
-                raise TreeError(f"{len(tree)} nodes, at most {max_nodes} asked for; or without origins")
-            if len(tree) and not 0 <= int(tree.tokens.min()) <= int(tree.tokens.max()) < self._vocabulary_size:
-                raise TokenRangeError(f"a token outside the model's 0..{self._vocabulary_size - 1}")
+            drafted = draft_all([*sessions.values()], max_nodes, costs, services=services)
         except Exception as error:
-            self._fail(row, f"draft: {error_text(error)}")
-            return EMPTY
-        self.counts.empty += not len(tree)
-        self._drafted[row] = len(tree)
-        return pruned(tree, max_depth)
+            for row in sessions:
+                self._fail(row, f"draft: {error_text(error)}")
+            return trees
+        self.waited = max((session.sources.waited for session in sessions.values()), default=0.0)
+        for row, tree in zip(sessions, drafted, strict=True):
+            if wrong := self._fault(tree, max_nodes):
+                self._fail(row, f"draft: {wrong}")
+                continue
+            self.counts.empty += not len(tree)
+            self._drafted[row] = len(tree)
+            trees[row] = pruned(tree, depths[row])
+        return trees
+
+    def _fault(self, tree: TokenTree, max_nodes: int) -> str:
+        """Return what is wrong with a tree, perhaps that of somebody else's member; empty: nothing."""
+        if len(tree) > max_nodes or tree.origins is None:
+            return f"{len(tree)} nodes, at most {max_nodes} asked for; or without origins"
+        if len(tree) and not 0 <= int(tree.tokens.min()) <= int(tree.tokens.max()) < self._vocabulary_size:
+            return f"a token outside the model's 0..{self._vocabulary_size - 1}"
+        return ""
 
     def of_services(self, piece: Piece) -> int:
         """Return how many of the accepted draft tokens would not have been without services."""
@@ -148,6 +156,7 @@ class DraftSessions:
                 continue
             try:
                 session.accept(tokens, **self._top_k(top_tokens, row, piece))
+                self._drafted[row] = 0
             except Exception as error:  # it no longer knows the context
                 self._fail(row, f"accept: {error_text(error)}")
 
@@ -194,7 +203,7 @@ class DraftSessions:
             return {"top_k": likely}
         top, path, nodes = top_tokens.indices[row], piece.paths[row], len(piece.trees[row])
         likely[: len(path) - 1, : top.shape[1]] = top[list(path[1:])]
-        is_whole = 0 < nodes == self._drafted[row]
+        is_whole = nodes == self._drafted[row]  # also where there is no tree: the row of the context is known
         return {"top_k": likely, "node_top_k": top[: 1 + nodes] if is_whole else None}
 
 

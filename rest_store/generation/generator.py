@@ -98,6 +98,7 @@ class Generator:
             expected = "none: each of several generations would continue it"
             raise ModeNotSupportedError(describe("Generator", "past_key_values", "passed with compare=True", expected))
         drafting = replace(self._options, references=self._tokens_of(references), group=group, epoch=epoch)
+        options = self._with_stop_strings(options)
         comparison = self._compare(prompt, drafting, options) if compare else None
         with self._begin(prompt, drafting, options) as generation:
             if on_piece is not None:
@@ -120,7 +121,7 @@ class Generator:
         a cache of yours: close it for that.
         """
         drafting = replace(self._options, references=self._tokens_of(references), group=group, epoch=epoch)
-        return self._begin(prompt, drafting, options)
+        return self._begin(prompt, drafting, self._with_stop_strings(options))
 
     def _begin(self, prompt: Any, drafting: Options, options: Mapping[str, Any]) -> Generation:
         if options.get("streamer") is not None:
@@ -128,7 +129,7 @@ class Generator:
             raise ModeNotSupportedError(describe("Generator", "streamer", "passed", expected))
         generation: Generation = self.model.generate(
             **self._inputs(prompt),
-            **self._with_stop_strings(options),
+            **options,
             custom_generate=Generation,
             options=drafting,
             text_tokenizer=self.tokenizer,
@@ -147,7 +148,6 @@ class Generator:
 
     def _compare(self, prompt: Any, drafting: Options, options: dict[str, Any]) -> Comparison:
         """Generate plainly and with drafts in turns, without a trace."""
-        plain_options = self._with_stop_strings(options)
         devices = [self.model.device] if self.model.device.type == "cuda" else []
         outputs: list[Any] = []
 
@@ -158,10 +158,11 @@ class Generator:
                 return time.perf_counter() - began
 
         def plain() -> float:
-            return timed(lambda: self.model.generate(**self._inputs(prompt), **plain_options))
+            return timed(lambda: self.model.generate(**self._inputs(prompt), **options))
 
         def drafted(**changes: Any) -> float:
-            return timed(lambda: self._output(self._begin(prompt, replace(_copied(drafting), **changes), options)))
+            own = replace(_copied(drafting), **changes)
+            return timed(lambda: self._output(self._begin(prompt, own, options)))
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DraftingWarning)  # the generation itself issues it

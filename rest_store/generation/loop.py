@@ -179,20 +179,16 @@ class Generation:
 
     def _draft(self, sessions: DraftSessions) -> tuple[bool, list[TokenTree]]:
         """Return whether sessions were asked, and the tree of each row, empty where there is none."""
-        trees = [EMPTY] * len(self._rows)
-        rooms = [0 if row.ended else int(min(self._longest, 2**31)) - len(row.tokens) for row in self._rows]
-        if not sessions.active or self._max_nodes == 0 or max(rooms) <= 1:
-            return False, trees
+        longest = int(min(self._longest, 2**31)) - 1  # the bonus token comes last
+        depths = [0 if row.ended else longest - len(row.tokens) for row in self._rows]
+        if not sessions.active or self._max_nodes == 0 or max(depths) <= 0:
+            return False, [EMPTY] * len(self._rows)
         if self._policy is not None and not self._policy.wants_drafts():
             sessions.counts.paused += 1
-            return False, trees
+            return False, [EMPTY] * len(self._rows)
         costs = None if self._policy is None else self._policy.costs(self._max_nodes)
         services = self._policy is None or self._policy.wants_services()
-        sessions.waited = 0.0
-        for row, room in enumerate(rooms):
-            if room > 1:
-                trees[row] = sessions.draft(row, self._max_nodes, room - 1, costs, services=services)
-        return True, trees
+        return True, sessions.draft(depths, self._max_nodes, costs, services=services)
 
     def _read(self, logits: torch.Tensor, sessions: DraftSessions) -> TopTokens:
         """Wait for the logits of a forward pass; return what is needed of them on the host."""

@@ -106,7 +106,7 @@ def prefill(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -
         length=int(cache.get_seq_length()),
         patterns=_patterns_of(model.config.get_text_config(decoder=True), len(cache.layers)),
         seen=mask.bool() if mask is not None and not bool((mask == 1).all()) else None,
-        positions=model_kwargs["position_ids"][..., -1:] + 1,
+        positions=inputs["position_ids"][..., -1:] + 1,
         extras={name: value for name, value in model_kwargs.items() if name not in _NOT_FORWARDED},
     )
 

@@ -14,7 +14,7 @@ from rest_store.bench.baselines import tree_of
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.costs import DraftPolicy
 from rest_store.drafting.session_sources import SessionSources
-from rest_store.drafting.sources import PromptLookup
+from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import DraftingWarning
 from rest_store.generation.cache import TreeKVCache
 from rest_store.generation.draft_sessions import pruned
@@ -148,3 +148,29 @@ def test_a_draft_is_cut_to_the_depth_that_can_be_accepted() -> None:
     assert len(pruned(tree, 0)) == len(pruned(tree, -1)) == 0
     scored = pruned(TokenTree([1, 2, 3], [-1, 0, -1], [1] * 3, origins=[1, 2, 3], scores=[0.5, 0.25, 1.0]), 1)
     assert (scored.origins.tolist(), scored.scores.tolist()) == ([1, 3], [0.5, 1.0])  # type: ignore[union-attr]
+
+
+def test_likely_tokens_are_learnt_from_passes_without_drafts() -> None:
+    """Else recycled logits alone would never have anything to draft."""
+    recycled = RecycledLogits()
+    statistics = (
+        Generator(tiny_model("llama"), None, [recycled], adaptive=False).generate(prompts(1), **FIXED).statistics
+    )
+    assert statistics.drafts.nodes > 0
+    assert len(recycled) > 0
+
+
+def test_services_are_asked_for_all_rows_before_any_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    for name in ("send", "merge"):
+        method = getattr(SessionSources, name)
+
+        def called(
+            self: SessionSources, *arguments: Any, name: str = name, method: Any = method, **options: Any
+        ) -> Any:
+            calls.append(name)
+            return method(self, *arguments, **options)
+
+        monkeypatch.setattr(SessionSources, name, called)
+    Generator(tiny_model("llama"), None, [PromptLookup()], adaptive=False).generate(prompts(3), **FIXED)
+    assert calls[:6] == ["send"] * 3 + ["merge"] * 3

@@ -297,6 +297,12 @@ def test_a_forked_process_writes_what_it_remembers_itself() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "5 6 7 8\n1 2 3 4\n", "")
 
 
+class Coroutine:
+    """What nobody would wait for."""
+
+    async def add(self, documents: Any, ids: Any = None) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("target", "found"),
     [
@@ -304,6 +310,7 @@ def test_a_forked_process_writes_what_it_remembers_itself() -> None:
         (set(), "a set"),
         (rest_store.PromptLookup(), "a PromptLookup"),
         (rest_store.LiveDatastore, "the class LiveDatastore"),
+        (Coroutine(), "a Coroutine, whose add is a coroutine"),
     ],
 )
 def test_what_takes_no_documents_is_refused_at_once(model: Any, target: Any, found: str) -> None:
