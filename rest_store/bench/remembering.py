@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from rest_store.bench.recordings import Recording
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.drafting.output_document import OutputDocument
@@ -44,8 +42,8 @@ def logits_of(recordings: Iterable[Recording]) -> RecycledLogits:
     logits = RecycledLogits()
     for recording in recordings:
         if recording.top_k.size:
-            text = np.concatenate([recording.prompt, recording.output])
-            DraftSession([logits]).accept(text, recording.top_k)
+            known = max(0, recording.prompt.size - 1)
+            DraftSession([logits], recording.prompt).accept(recording.output, recording.top_k[known:])
     return logits
 
 

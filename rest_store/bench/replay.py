@@ -1,7 +1,8 @@
 """Replay of recordings: the tokens that each step would have given, without running the model.
 
 Each step drafts from the context, walks the tree along the recorded output, and accepts the matching path and one bonus
-token. It sees no later token: a session gets the recorded top-k only up to the token before the last accepted one.
+token. It sees no later token: a session gets the recorded top-k only up to the token before the last accepted one, and
+as in generation none of the prompt but for its last token. That of rejected nodes, which generation has, is unknown.
 """
 
 from __future__ import annotations
@@ -252,7 +253,8 @@ def walk(
             continue
         text = np.concatenate([recording.prompt, recording.output])
         begin = position = recording.prompt.size + skip
-        steps = known = drafted = 0
+        steps = drafted = 0
+        known = max(0, begin - 1)  # a prompt's pass gives what follows it alone
         seconds = modelled = 0.0
         with opening(text[:begin]) as drafter:
             while position < text.size:
