@@ -19,7 +19,7 @@ import rest_store
 from rest_store.drafting.batch import accept_all
 from rest_store.drafting.remembering import flush
 from rest_store.engines import metrics, request_drafter
-from rest_store.engines.vllm import plugin
+from rest_store.engines.vllm import plugin, speculator
 from rest_store.engines.vllm.candidates import Candidate, drafts_on_device
 from rest_store.errors import DatastoreNotFoundError, EngineSettingsError, TokenizerMismatchError
 from tests.shared.engine import VOCABULARY, Engine, Request, ScriptedHead, Vllm, cyclic, plain_output, written_datastore
@@ -245,16 +245,20 @@ def test_a_prediction_is_drafted_from(vllm: Vllm, tmp_path: Path) -> None:
     assert steps[1] < 0.5 * steps[0]
 
 
-def test_whatever_fails_leaves_the_native_drafts(vllm: Vllm, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = Engine(vllm, {"datastores": [place]}, MODEL)
-    engine.waiting += requests(0)
+@pytest.mark.parametrize("lag", [False, True])
+@pytest.mark.parametrize(("part", "name"), [(Candidate, "of"), (speculator, "Step"), (speculator.Step, "read")])
+def test_whatever_fails_leaves_the_native_drafts_meanwhile(
+    vllm: Vllm, place: str, monkeypatch: pytest.MonkeyPatch, part: Any, name: str, lag: bool
+) -> None:
+    engine = Engine(vllm, {"datastores": [place], "lag": lag}, MODEL)
+    engine.waiting += requests(0, 4)
     with monkeypatch.context() as patched:
-        patched.setattr(Candidate, "of", lambda *_: 1 / 0)
+        patched.setattr(part, name, lambda *_: 1 / 0)
         for _ in range(5):
             engine.step()
-    assert totals(engine, "errors") == {"propose": 5}
+    assert totals(engine, "errors") == {"propose": 5 - (lag and name == "read")}
     outputs_are_plain(engine, [])
-    assert engine.accepted > 0
+    assert engine.accepted > 80
 
 
 def test_models_whose_logits_cannot_be_seen_are_drafted_for(vllm: Vllm, place: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,11 +21,13 @@ class _Request:
     """What this knows of a request.
 
     Attributes:
+        new: how it began, without its text.
         head: what the trained head is worth for it; None: there is none.
         offered: what may follow the step under way.
         draft: what the step under way verifies.
     """
 
+    new: NewRequest
     head: Head | None
     offered: Candidate | None = None
     draft: Draft = Draft()  # noqa: RUF009  a named tuple is immutable
@@ -93,10 +95,11 @@ class Speculator:
         """Begin a request, or begin it again after it was put off."""
         if request.id in self._ended:  # of another request, which has the same name
             self._settle()
-        self._requests[request.id] = _Request(None if self._head is None else self._head.for_text())
+        head = None if self._head is None else self._head.for_text()
+        self._requests[request.id] = _Request(request._replace(tokens=()), head)
         self.drafter.begin(request)
 
-    def finish(self, finished: Iterable[str], put_off: Iterable[str], *, is_idle: bool) -> None:
+    def finish(self, finished: Iterable[str], put_off: Collection[str], *, is_idle: bool) -> None:
         """End requests.
 
         Args:
@@ -105,11 +108,11 @@ class Speculator:
             is_idle: whether no step follows for now.
         """
         self._ended += finished
+        if is_idle or put_off:  # their rows may soon be those of others
+            self._settle()
         for id in put_off:
             self._requests.pop(id, None)
             self.drafter.drop([id])
-        if is_idle:
-            self._settle()
 
     def propose(self, batch: Any, num_sampled: torch.Tensor, otherwise: torch.Tensor) -> torch.Tensor:
         """Return the draft tokens of each row for the next step, int64[R, K].
@@ -147,19 +150,21 @@ class Speculator:
         self._ended = []
 
     def _read(self, step: Step | None) -> Iterator[StepRequest]:
-        """Yield what each request has written in a step, once that is done."""
+        """Yield what each request has written in a step, once that is done; one that lacks a step begins anew."""
         for written in () if step is None else step.read():
             request = self._requests.get(written.id)
-            if request is None or self.drafter.length(written.id) + written.tokens.size != written.length:
-                continue
-            request.learn(written)
-            chain = request.draft.chain if request.draft.is_chosen else Chain([], [])
-            verified = Chain(chain.tokens[: written.verified], chain.origins[: written.verified])
-            request.draft = Draft()
-            if request.offered is not None and written.tokens.size:
-                request.draft = request.offered.draft(written.tokens)
-            request.offered = None
-            yield StepRequest(written.id, written.tokens, 0, verified, written.top_k)
+            if request is not None and self.drafter.length(written.id) + written.tokens.size == written.length:
+                request.learn(written)
+                chain = request.draft.chain if request.draft.is_chosen else Chain([], [])
+                verified = Chain(chain.tokens[: written.verified], chain.origins[: written.verified])
+                request.draft = Draft()
+                if request.offered is not None and written.tokens.size:
+                    request.draft = request.offered.draft(written.tokens)
+                request.offered = None
+                yield StepRequest(written.id, written.tokens, 0, verified, written.top_k)
+            elif request is not None and written.id not in self._ended:  # whose row may be another's
+                text = self._states.all_token_ids.gpu[written.row, : written.length].tolist()
+                self.begin(request.new._replace(tokens=text))
 
     def _look_up(self, ids: Sequence[str]) -> None:
         """Look up what may follow the texts of requests."""

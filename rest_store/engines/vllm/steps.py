@@ -16,6 +16,7 @@ class Written(NamedTuple):
 
     Attributes:
         id: of the request.
+        row: where vLLM's `RequestState` has its text.
         length: tokens of its text with these.
         tokens: int32[n].
         verified: draft tokens that the engine verified.
@@ -23,6 +24,7 @@ class Written(NamedTuple):
     """
 
     id: str
+    row: int
     length: int
     tokens: Tokens
     verified: int
@@ -56,7 +58,7 @@ class Step:
         lengths = states.total_len.gpu[rows].long()
         where = lengths[:, None] - most + torch.arange(most, device=lengths.device)
         tokens = states.all_token_ids.gpu[rows[:, None], where.clamp(min=0)].long()
-        columns = [lengths[:, None], num_sampled[: batch.num_reqs, None].long(), tokens]
+        columns = [rows[:, None].long(), lengths[:, None], num_sampled[: batch.num_reqs, None].long(), tokens]
         self._columns = torch.cat(columns, dim=1).to("cpu", non_blocking=True)
         is_placed = likely is not None and len(likely) == self._ends[-1]
         self._likely = likely.to("cpu", non_blocking=True) if likely is not None and is_placed else None
@@ -71,11 +73,11 @@ class Step:
             self._event.synchronize()
         columns = self._columns.numpy()
         likely = None if self._likely is None else self._likely.numpy()
-        for row, id in enumerate(self._ids):
-            length, count = columns[row, :2].tolist()
+        for place, id in enumerate(self._ids):
+            row, length, count = columns[place, :3].tolist()
             top_k = None
             if likely is not None and count:
                 top_k = np.full((count + 1, likely.shape[1]), -1, np.int32)
-                top_k[:count] = likely[self._ends[row] :][:count]  # not after the last one, which was not read yet
-            new = columns[row, columns.shape[1] - count :].astype(np.int32)
-            yield Written(id, length, new, self._verified[row], top_k)
+                top_k[:count] = likely[self._ends[place] :][:count]  # not after the last one, which was not read yet
+            new = columns[place, columns.shape[1] - count :].astype(np.int32)
+            yield Written(id, row, length, new, self._verified[place], top_k)
