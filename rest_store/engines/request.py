@@ -108,6 +108,7 @@ class EngineRequest:
         self.drafted: TokenTree | None = None
         self._text = array("i", np.asarray(new.tokens, np.int32).tobytes())
         self._latest: list[int] = []  # tokens of the last two steps
+        self._start = new.prompt  # of what no document has yet
 
     def __len__(self) -> int:
         """Return the number of tokens of the text."""
@@ -135,14 +136,16 @@ class EngineRequest:
         self._latest = [*self._latest[-1:], tokens.size]
 
     def document(self) -> OutputDocument | None:
-        """Return what the model wrote; None if it is too short to be remembered.
+        """Return what the model wrote since the last document; None if it is too short to be remembered.
 
         Engines let steps run that began before a request's end was known. What these wrote is left out where the end
         shows: at the most tokens of output, or at an end token.
         """
-        prompt, most = self.new.prompt, self.new.most
-        output = self._text[prompt : None if most is None else prompt + most].tolist()
-        unsure = max(0, len(self._text) - prompt - sum(self._latest))  # from here on, an end token is the end
-        end = next((i for i in range(unsure, len(output)) if output[i] in self.new.ends), len(output) - 1)
-        beginning = self._text[max(0, prompt - PROMPT_TOKENS) : prompt].tolist()
-        return OutputDocument.of(beginning, output[: end + 1], self.new.group, self.new.epoch)
+        start, most = self._start, self.new.most
+        last = len(self._text) if most is None else min(self.new.prompt + most, len(self._text))
+        unsure = max(start, len(self._text) - sum(self._latest))  # from here on, an end token is the end
+        end = next((i + 1 for i in range(unsure, last) if self._text[i] in self.new.ends), last)
+        before = self._text[max(0, start - PROMPT_TOKENS) : start]
+        document = OutputDocument.of(before, self._text[start:end], self.new.group, self.new.epoch)
+        self._start = start if document is None else end
+        return document

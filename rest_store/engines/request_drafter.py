@@ -21,7 +21,7 @@ from rest_store.engines.sources import EngineSources
 from rest_store.errors import describe
 
 _WORK_SECONDS = 0.5
-_IDLE_SECONDS = 3.0  # without a step, after which outputs count as complete: some engines then tell of no end
+_IDLE_SECONDS = 60.0  # without a draft, longer than prompts are read for: some engines tell of no end when they rest
 NO_TREE = TokenTree([], [], [], scores=[], origins=[])
 
 
@@ -54,7 +54,6 @@ class RequestDrafter:
         self._requests: dict[str, EngineRequest] = {}
         self._services = Pauses()
         self._returned = clock()  # when the latest draft was made
-        self._is_idle = True  # for long, and what was written is remembered
         self._waited = 0.0  # seconds, for services in the latest step
         self._written = self._of_services = 0  # requests that wrote since then; tokens that services alone brought them
         self._lock = threading.RLock()
@@ -111,7 +110,7 @@ class RequestDrafter:
             except Exception as error:
                 trees = [NO_TREE] * len(steps)
                 self._start_over(error)
-            self._returned, self._is_idle = self._clock(), False
+            self._returned = self._clock()
             self.metrics.count("steps")
             self.metrics.count("seconds", self._returned - began)
         return trees
@@ -200,8 +199,7 @@ class RequestDrafter:
     def _remember(self, requests: Iterable[EngineRequest]) -> None:
         """Queue what requests wrote to be remembered; what was remembered before is not added again."""
         try:
-            documents = _distinct(requests)
-            if documents and self._sources.target is not None:
+            if self._sources.target is not None and (documents := _distinct(requests)):
                 counts = RememberCounts()
                 self.metrics.documents.append(counts)
                 remember(self._sources.target, documents, counts)
@@ -232,8 +230,7 @@ class RequestDrafter:
     def work(self) -> None:
         """Remember what was written when the engine rests, and tell others what was done."""
         with self._lock:
-            if not self._is_idle and self._clock() - self._returned >= _IDLE_SECONDS:
-                self._is_idle = True
+            if self._clock() - self._returned >= _IDLE_SECONDS:
                 self._remember(self._requests.values())
             self.metrics.publish(len(self._requests))
 

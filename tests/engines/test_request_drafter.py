@@ -147,18 +147,23 @@ def test_what_cannot_be_read_or_encoded_costs_its_references_alone(
 
 
 def test_what_was_written_is_remembered_when_the_engine_rests(tmp_path: Path) -> None:
+    """What is written after it alone, if the engine did not rest after all; reading prompts is no rest."""
     clock = Clock()
     clock.look = 0.0
     drafter = drafter_with(clock, remember=str(tmp_path / "memory"))
-    request = Written(drafter, MODEL, "a", [5, 6])
-    for steps in (5, 3):
+    memory, request = drafter._sources.target, Written(drafter, MODEL, "a", [5, 6])
+    assert isinstance(memory, rest_store.LiveDatastore)
+    for steps, seconds, documents in ((20, 50, 0), (3, 70, 1), (6, 70, 2)):
         write([request], steps)
-        clock.now += 10
+        clock.now += seconds
         for _ in range(2):
             drafter.work()
-    assert flush(drafter._sources.target, None)
+        assert flush(memory, None)
+        assert memory.info().document_count == documents
+    assert memory.count(request.text[:4]) == memory.count(request.text[-4:]) == 1
+    drafter.finish(["a"])
+    assert flush(memory, None)
     assert totals(drafter, "remembered_documents") == {"": 2}
-    assert list(drafter._requests) == ["a"]
     drafter.close()
 
 
