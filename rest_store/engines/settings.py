@@ -6,13 +6,30 @@ import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from rest_store.drafting.sources import require_source_timeout
 from rest_store.errors import EngineSettingsError, LimitError, describe
 from rest_store.service.options import Access
 
 _SOURCE_TIMEOUT = 0.02  # seconds: about a step of an engine
+_DRAFTING = ("local", "remote")
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str) and bool(value)
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(map(_is_text, value))
+
+
+def _is_timeout(value: object) -> bool:
+    try:
+        require_source_timeout("", value)
+    except LimitError:
+        return False
+    return value is not None
 
 
 @dataclass(frozen=True)
@@ -35,7 +52,15 @@ class EngineSettings:
         tls_cert: PEM file of a client certificate.
         tls_key: PEM file of its key.
         tls_server_name: name in the services' certificates, if not the host.
+        kinds: of settings that are not texts: what they may be, in code and in words.
     """
+
+    kinds: ClassVar[dict[str, tuple[Callable[[object], bool], str]]] = {
+        "datastores": (_are_texts, "a list of strings"),
+        "drafting": (lambda value: value in _DRAFTING, f"one of {', '.join(_DRAFTING)}"),
+        "source_timeout": (_is_timeout, "seconds from 0 on"),
+        "tls": (lambda value: isinstance(value, bool), "true or false"),
+    }
 
     datastores: Sequence[str] = ()
     remember: str | None = None
@@ -68,7 +93,7 @@ class EngineSettings:
         for name, value in settings.items():
             if name not in known:
                 raise EngineSettingsError(describe(where, "a key", ascii(name), f"one of {', '.join(known)}"))
-            holds, expected = _KINDS.get(name, (_is_text, "a string"))
+            holds, expected = cls.kinds.get(name, (_is_text, "a string"))
             if not holds(value):
                 raise EngineSettingsError(describe(where, name, reprlib.repr(value), expected))
         return cls(**settings)
@@ -78,29 +103,3 @@ class EngineSettings:
         paths = [self.token_file, self.tls_ca, self.tls_cert, self.tls_key]
         token_file, ca, cert, key = (None if path is None else Path(path) for path in paths)
         return Access(token_file, self.tls, ca, cert, key, self.tls_server_name).arguments()
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str) and bool(value)
-
-
-def _are_texts(value: object) -> bool:
-    return isinstance(value, list | tuple) and all(map(_is_text, value))
-
-
-def _is_timeout(value: object) -> bool:
-    try:
-        require_source_timeout("", value)
-    except LimitError:
-        return False
-    return value is not None
-
-
-_DRAFTING = ("local", "remote")
-_KINDS: dict[str, tuple[Callable[[object], bool], str]] = {  # of settings that are not texts
-    "datastores": (_are_texts, "a list of strings"),
-    "drafting": (lambda value: value in _DRAFTING, f"one of {', '.join(_DRAFTING)}"),
-    "source_timeout": (_is_timeout, "seconds from 0 on"),
-    "lag": (lambda value: isinstance(value, bool), "true or false"),
-    "tls": (lambda value: isinstance(value, bool), "true or false"),
-}

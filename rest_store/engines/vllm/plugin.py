@@ -53,6 +53,7 @@ class VllmSettings(EngineSettings):
             what it has written; None: where vLLM schedules steps ahead.
     """
 
+    kinds = EngineSettings.kinds | {"lag": EngineSettings.kinds["tls"]}
     lag: bool | None = None
 
 
