@@ -53,14 +53,14 @@ class Step:
         self._ids = list(batch.req_ids[: batch.num_reqs])
         per_row = batch.num_draft_tokens_per_req
         self._verified = [0] * batch.num_reqs if per_row is None else np.asarray(per_row).tolist()
-        self._ends = np.asarray(batch.cu_num_logits_np).tolist()
+        self._starts = np.asarray(batch.cu_num_logits_np).tolist()
         rows = batch.idx_mapping[: batch.num_reqs]
         lengths = states.total_len.gpu[rows].long()
         where = lengths[:, None] - most + torch.arange(most, device=lengths.device)
         tokens = states.all_token_ids.gpu[rows[:, None], where.clamp(min=0)].long()
         columns = [rows[:, None].long(), lengths[:, None], num_sampled[: batch.num_reqs, None].long(), tokens]
         self._columns = torch.cat(columns, dim=1).to("cpu", non_blocking=True)
-        is_placed = likely is not None and len(likely) == self._ends[-1]
+        is_placed = likely is not None and len(likely) == self._starts[-1]
         self._likely = likely.to("cpu", non_blocking=True) if likely is not None and is_placed else None
         self._event = None
         if lengths.device.type != "cpu":
@@ -78,6 +78,6 @@ class Step:
             top_k = None
             if likely is not None and count:
                 top_k = np.full((count + 1, likely.shape[1]), -1, np.int32)
-                top_k[:count] = likely[self._ends[place] :][:count]  # not after the last one, which was not read yet
+                top_k[:count] = likely[self._starts[place] :][:count]  # not after the last one, which was not read yet
             new = columns[place, columns.shape[1] - count :].astype(np.int32)
             yield Written(id, row, length, new, self._verified[place], top_k)
