@@ -65,7 +65,6 @@ class RestStoreAlgorithm(CustomSpecAlgo):  # type: ignore[misc]  # SGLang need n
         """
         _require_seam()
         read_settings()
-        _require_arguments(server_args)
         defaults = {
             "max_running_requests": _REQUESTS,
             "speculative_num_draft_tokens": _NODES,
@@ -74,6 +73,7 @@ class RestStoreAlgorithm(CustomSpecAlgo):  # type: ignore[misc]  # SGLang need n
         for name, value in defaults.items():
             if getattr(server_args, name) is None:
                 setattr(server_args, name, value)
+        _require_arguments(server_args)
         steps = server_args.speculative_num_draft_tokens // server_args.speculative_eagle_topk
         server_args.speculative_num_steps = max(1, steps)
         server_args.enable_mixed_chunk = False

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -155,6 +156,8 @@ def test_links_that_sglang_derives_are_those_of_the_trees() -> None:
     [
         ({"datastore": ["x"]}, {}, "REST_STORE_SGLANG: a key is 'datastore'"),
         ({"datastores": []}, {"pp_size": 2}, "REST_STORE: --pp-size is 2, expected 1"),
+        ({"datastores": []}, {"page_size": 16}, "REST_STORE: --page-size is 16, expected 1, or "),
+        ({"datastores": []}, {"page_size": 16, "speculative_ngram_max_bfs_breadth": 1}, ""),  # chains
     ],
 )
 def test_what_does_not_go_together_is_refused_by_name(
@@ -169,8 +172,9 @@ def test_what_does_not_go_together_is_refused_by_name(
     monkeypatch.setenv("REST_STORE_SGLANG", json.dumps(settings))
     arguments = SimpleNamespace(
         **{"device": "cpu", "pp_size": 1, "attn_dp_size": 1, "page_size": 1, "attention_backend": "torch_native"}
-        | {"speculative_eagle_topk": None}
+        | {"speculative_eagle_topk": None, "speculative_ngram_max_bfs_breadth": 10, "max_running_requests": None}
+        | {"speculative_num_draft_tokens": None}
         | server
     )
-    with pytest.raises(EngineSettingsError, match=re.escape(message)):
+    with pytest.raises(EngineSettingsError, match=re.escape(message)) if message else nullcontext():
         SpeculativeAlgorithm.from_string(NAME).handle_server_args(arguments)
