@@ -102,7 +102,7 @@ class DejavuuRequest:
     def __init__(self, drafter: Any, width: int, vocabulary_size: int, prompt: Tokens) -> None:
         self._drafter, self._width, self._vocabulary_size = drafter, width, vocabulary_size
         self._text: list[int] = prompt.tolist()
-        self._observed = 0
+        self._observed = max(0, prompt.size - 1)  # what comes before has no rows
         drafter.reset(self._text)
 
     def draft(self, max_nodes: int, costs: object = None) -> TokenTree:
