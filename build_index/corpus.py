@@ -80,6 +80,7 @@ class Corpus:
 
     Attributes:
         spec: what to read.
+        source: where its files are.
         reader: see `reader_of`; `"tree"`: each file of a directory has its own.
         row_group_bytes: most bytes of a row group of a parquet file; None: no bound.
         counts: of the current iteration.
@@ -97,7 +98,7 @@ class Corpus:
         self.reader = reader
         self.row_group_bytes: int | None = None
         self.counts = CorpusCounts()
-        self._source = source
+        self.source = source
         self._globs = Globs(spec.include, spec.exclude)
 
     def __iter__(self) -> Iterator[Document]:
@@ -125,7 +126,7 @@ class Corpus:
             CorpusNotFoundError: the corpus has vanished.
             CorpusError: a directory or the metadata of a file cannot be read.
         """
-        return self._source.files(self._globs, counts)
+        return self.source.files(self._globs, counts)
 
     def documents(self, file: CorpusFile, counts: CorpusCounts) -> Generator[Document, None, None]:
         """Yield the documents of one file; `max_documents` of the spec is for all files together, not for this one.
@@ -137,8 +138,8 @@ class Corpus:
         Raises:
             RestStoreError: as iterating does.
         """
-        is_named = not self._source.is_directory
-        where = self.spec.path if is_named else f"{self._source.top}/{file.relative}"
+        is_named = not self.source.is_directory
+        where = self.spec.path if is_named else f"{self.source.top}/{file.relative}"
         records = RecordReader(counts, self.spec.field, strict=is_named)
         before = counts.bytes_read
         try:
@@ -171,9 +172,9 @@ class Corpus:
             What is not UTF-8 in a path or an option is U+FFFD.
         """
         counts, spec = self.counts, self.spec
-        globs = (spec.include, spec.exclude) if self._source.is_directory else ((), ())
+        globs = (spec.include, spec.exclude) if self.source.is_directory else ((), ())
         include, exclude = ([well_formed(glob) for glob in some] for some in globs)
-        options: dict[str, Any] = {"etag": self._source.etag, "include": include, "exclude": exclude}
+        options: dict[str, Any] = {"etag": self.source.etag, "include": include, "exclude": exclude}
         options |= {"field": well_formed(spec.field or ""), "max_documents": spec.max_documents}
         return {
             "corpus": well_formed(spec.path),

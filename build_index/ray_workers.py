@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import rest_store
-from build_index.path import local_path
 from build_index.shard_sorter import sort_shard
 from build_index.size import size_text
 from build_index.slices import Setup, Slice, SliceReport, tokenize
@@ -180,8 +179,8 @@ def _require_files(setup: Setup) -> None:
     if not setup.directory.is_dir():
         expected = "a directory that all nodes see, such as one on NFS"
         raise ClusterError(describe(_node(), f"the output {setup.directory}", "not visible", expected))
-    for path in (corpus.spec.path for corpus in setup.corpora):
-        if scheme_of(path) is None and not local_path(path).exists():
+    for path in (corpus.source.top for corpus in setup.corpora):
+        if scheme_of(path) is None and not Path(path).exists():
             raise ClusterError(describe(_node(), f"the corpus {path}", "absent", "a path that all nodes see"))
 
 

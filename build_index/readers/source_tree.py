@@ -70,7 +70,7 @@ class LocalCorpus:
     """A file or directory on this machine; made by `at`. Can be pickled.
 
     Attributes:
-        top: its path.
+        top: its absolute path.
         is_directory: whether it is one.
         etag: of a file at an address; empty here.
     """
@@ -85,19 +85,18 @@ class LocalCorpus:
 
         Raises:
             CorpusNotFoundError: there is nothing.
-            CorpusError: it cannot be read, or is neither a file nor a directory, or is a datastore.
+            CorpusError: it cannot be read, or is neither a file nor a directory, or the path is empty.
         """
-        if "\0" in where:
-            raise CorpusError(describe(where, "path", "invalid (a NUL)", "one of a file or a directory"))
-        path = local_path(where)
+        if not where or "\0" in where:
+            problem = "invalid (a NUL)" if where else "empty"
+            raise CorpusError(describe(where or "corpus", "path", problem, "one of a file or a directory"))
         with read_errors(where):
+            path = local_path(where).absolute()  # workers may run in other directories
             mode = path.stat().st_mode
-        if stat.S_ISREG(mode):
-            return cls(os.fspath(path), is_directory=False)
-        if not stat.S_ISDIR(mode):
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             expected = "a regular file or a directory"
             raise CorpusError(describe(where, "corpus", "a pipe, socket or device", expected))
-        return cls(where.rstrip("/") or "/", is_directory=True)
+        return cls(os.fspath(path), is_directory=stat.S_ISDIR(mode))
 
     def files(self, globs: Globs, counts: CorpusCounts) -> Iterator[CorpusFile]:
         """Yield the file, or the regular files below the directory, sorted by name in each directory.
@@ -113,13 +112,13 @@ class LocalCorpus:
         Raises:
             CorpusError: a directory or the metadata of a file cannot be read.
         """
-        path = local_path(self.top)
         if self.is_directory:
-            yield from self._walk(os.fspath(path), "", globs, counts)
+            yield from self._walk(self.top, "", globs, counts)
             return
+        path = Path(self.top)
         with read_errors(self.top):
             status = path.stat()
-        yield CorpusFile(os.fspath(path), path.name, status.st_size, str(status.st_mtime_ns))
+        yield CorpusFile(self.top, path.name, status.st_size, str(status.st_mtime_ns))
 
     def _walk(self, directory: str, prefix: str, globs: Globs, counts: CorpusCounts) -> Iterator[CorpusFile]:
         """Yield the files below a directory, whose path from the top is `prefix`."""

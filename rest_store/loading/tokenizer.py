@@ -57,6 +57,8 @@ def load_tokenizer(tokenizer: object) -> LoadedTokenizer:
     if not isinstance(tokenizer, str | os.PathLike):
         return _serialized(tokenizer, str(getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__))
     name = os.fspath(tokenizer)
+    if not name:  # which would be the working directory
+        raise TokenizerLoadError(describe("tokenizer", "name", "empty", _EXPECTED))
     path = Path(os.path.expanduser(name))  # noqa: PTH111  Path.expanduser fails for users that do not exist
     try:
         if path.is_file():

@@ -96,6 +96,8 @@ def test_bad_usage_is_status_2(arguments, message):
     [
         ({"--out": "/"}, "/: directory is "),
         ({"--corpus": "~no-such-user"}, "~no-such-user: corpus is absent, expected a file, a directory or an address"),
+        ({"--corpus": ""}, "corpus: path is empty, expected one of a file or a directory"),
+        ({"--tokenizer": ""}, "tokenizer: name is empty, expected a tokenizer.json"),
         ({"--tokenizer": __file__}, "test_build_cli.py: tokenizer is "),
         ({"--tokenizer": "~no-such-user"}, "~no-such-user: tokenizer is absent"),
         ({"--chat-template": "~no-such-user"}, "~no-such-user: chat template is not readable"),

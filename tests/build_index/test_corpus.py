@@ -58,6 +58,14 @@ def test_an_abandoned_iteration_closes_its_file(tmp_path):
     assert not entry.is_symlink()
 
 
+def test_a_corpus_may_be_read_from_another_directory(tmp_path, monkeypatch):
+    write_files(tmp_path, {"tree/a.txt": "a"})
+    monkeypatch.chdir(tmp_path)
+    corpora = [open_corpus(CorpusSpec(path)) for path in ("tree", "tree/a.txt")]
+    monkeypatch.chdir("/")
+    assert [[document.text for document in corpus] for corpus in corpora] == [["a"], ["a"]]
+
+
 def test_a_corpus_read_file_by_file_elsewhere_is_the_same(tmp_path):
     table = pa.table({"content": ["x = 1", "", "y = 1"], "lang": ["Python", "Python", "C"]})
     write_files(
