@@ -172,11 +172,10 @@ class SessionSources:
 
     def send(self, limits: DraftLimits, *, services: bool) -> None:
         """Ask the members for the next step, if `services` are to be asked."""
+        self._merged, self._drops, self._answers, self._waiting, self.waited = None, [], [], [], 0.0
         if not self.members:
-            self.waited = 0.0
             return
         began = perf_counter()
-        self._merged, self._drops, self._answers, self._waiting = None, [], [], []
         self._ends = None if self._timeout is None else monotonic() + self._timeout
         for opened in self.members.copy():
             opened.nodes = None

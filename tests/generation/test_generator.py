@@ -93,7 +93,14 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("model"))
 
 
-def test_text_in_and_stop_strings(model_directory: Path) -> None:
+def test_text_in_and_stop_strings(model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[list[str]] = []
+
+    def criterion(tokenizer: Any, stop_strings: list[str]) -> Any:
+        built.append(stop_strings)
+        return transformers.StopStringCriteria(tokenizer, stop_strings)
+
+    monkeypatch.setattr("rest_store.generation.generator.StopStringCriteria", criterion)
     model, words = load_model(str(model_directory))
     generator = rest_store.Generator(model, words, [rest_store.PromptLookup()])
     prompt = "for i in range(10):"
@@ -107,6 +114,7 @@ def test_text_in_and_stop_strings(model_directory: Path) -> None:
     plain = model.generate(**words(prompt, return_tensors="pt"), **FIXED, stop_strings=[stop], tokenizer=words)
     assert plain.shape[1] < whole.shape[1]
     output = generator.generate(prompt, **FIXED, stop_strings=[stop], compare=True)
+    assert built == [[stop]], "takes as long as some steps, which no way is to be charged for"
     assert torch.equal(output.sequences, plain)
     assert output.comparison is not None
     assert output.comparison.identical
