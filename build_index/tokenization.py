@@ -20,7 +20,9 @@ from rest_store.loading import tokenizer as loading
 __all__ = ["TargetTokenizer", "load_tokenizer", "loaded_apart"]
 
 _LOAD = """
-import json, sys
+import sys
+sys.path[:] = filter(None, sys.path)  # without the working directory, whose files are not to be run
+import json
 sys.modules["torch"] = None  # which transformers would import, and tokenizers do not need
 from dataclasses import asdict
 from pathlib import Path

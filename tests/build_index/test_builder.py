@@ -310,6 +310,9 @@ def test_a_directory_of_a_tokenizer_is_loaded_without_torch(tmp_path, monkeypatc
     (tmp_path / "tokenizer" / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     (tmp_path / "torch.py").write_text("import os; os._exit(3)")
     monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "cwd").mkdir()
+    (tmp_path / "cwd" / "json.py").write_text("import os; os._exit(4)")
+    monkeypatch.chdir(tmp_path / "cwd")  # from which nothing is run
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     loaded = load_tokenizer(loaded_apart(tmp_path / "tokenizer"))
     assert loaded.identity == load_tokenizer(tokenizer).identity
