@@ -18,13 +18,13 @@ interface Recording {
 async function replay(service: Service, { prompt, output, topk = [] }: Recording, maxNodes: number): Promise<number> {
   const session = new DraftSession(service, prompt, { lateMs: LATE_MS });
   const unknown = topk[0]?.map(() => -1);
-  let [place, known, steps] = [0, 0, 0];
-  while (place < output.length) {
+  let [position, known, steps] = [0, Math.max(0, prompt.length - 1), 0]; // a prompt's pass gives what follows it alone
+  while (position < output.length) {
     const tree = await session.draft(maxNodes);
     // A model verifies the tree here: it accepts a path, and adds a token of its own, which it has not read yet.
-    const tokens = output.slice(place, place + acceptedLength(tree, output.slice(place)) + 1);
-    place += tokens.length;
-    const read = prompt.length + place - 1;
+    const tokens = output.slice(position, position + acceptedLength(tree, output.slice(position)) + 1);
+    position += tokens.length;
+    const read = prompt.length + position - 1;
     session.accept(tokens, unknown && [...topk.slice(known, read), unknown]);
     known = read;
     steps += 1;
