@@ -129,8 +129,15 @@ def _build(
     progress: ProgressListener | None,
 ) -> BuildSummary:
     """Build; `unfinished` is the plan of the build to resume, None: build from the beginning."""
-    positions = unfinished.get("shard_positions") if unfinished is not None and options.resume else options.shard_tokens
-    memory = _memory(options, corpora, tokenizer, positions)
+    positions = options.shard_tokens
+    if positions is None and unfinished is not None and (options.resume or options.memory is None):
+        positions = unfinished.get("shard_positions")  # the free memory is another one each time
+    try:
+        memory = _memory(options, corpora, tokenizer, positions)
+    except MemoryBudgetError as error:
+        if unfinished is None or options.resume:
+            raise
+        raise ResumeError(str(error)) from error
     plan = {**build_plan(options, corpora, tokenizer), "shard_positions": memory.shard_positions}
     if unfinished is None:
         staging.start(plan)

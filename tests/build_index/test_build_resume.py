@@ -192,6 +192,18 @@ def test_the_same_build_goes_on_with_what_is_there(interrupted, expected, tmp_pa
     assert contents(interrupted.out) == expected
 
 
+def test_other_free_memory_changes_nothing_as_long_as_the_shards_fit(corpus, tokenizer, out, monkeypatch):
+    summaries = []
+    for free in (64 << 30, 8 << 30):
+        monkeypatch.setattr(builder, "available_bytes", lambda: 16 << 30)
+        with interrupt(builder, "_manifest", 1), pytest.raises(KilledError):
+            build_quick(corpus, tokenizer, out, memory=None)
+        monkeypatch.setattr(builder, "available_bytes", lambda free=free: free)
+        summaries.append(build_quick(corpus, tokenizer, out, memory=None))
+    assert [summary.resumed_shards for summary in summaries] == [1, 0]
+    assert summaries[0].shard_positions > summaries[1].shard_positions
+
+
 def test_another_build_begins_anew(interrupted, tokenizer, tmp_path):
     summary = build(replace(interrupted, resume=False, shard_tokens=None))
     assert (summary.shards, summary.resumed_shards) == (1, 0)
