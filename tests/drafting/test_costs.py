@@ -203,14 +203,6 @@ def test_promises_that_are_not_kept_cost_little(
     assert run(policy, cost, likely, 0.02, steps, kept=0.0).speed >= part * plain.speed
 
 
-@pytest.mark.parametrize("likely", [0.1, 0.4, 0.8])
-def test_one_step_shows_that_no_draft_token_pays(likely: float) -> None:
-    """Each takes as long as a plain step, so that a chain is many times as long as what was known."""
-    policy, plain = DraftPolicy(), run(None, heavy, likely, 0)
-    run(policy, heavy, likely, 0.02, 200, kept=0.0)
-    assert run(policy, heavy, likely, 0.02, kept=0.0).speed >= 0.98 * plain.speed
-
-
 @pytest.mark.parametrize("drafting", [0.0, 0.05])
 @pytest.mark.parametrize("steps", [16, 64, 512])
 def test_a_generation_whose_scores_are_wrong_loses_two_steps_and_a_fiftieth(drafting: float, steps: int) -> None:
@@ -245,21 +237,6 @@ def test_a_generation_does_not_distrust_scores_for_what_others_were() -> None:
     assert run(policy, cpu, 0.8, 0.1, 60).asked >= 58
 
 
-@pytest.mark.parametrize("likely", [0.3, 0.6, 0.8])
-def test_chance_changes_hardly_a_choice(likely: float) -> None:
-    """Promises that are kept on average are believed, though some steps accept nothing."""
-    chance, scores = np.random.default_rng(0), [likely**depth for depth in range(1, 9)]
-    judged, other = learned(cpu), learned(cpu)
-    same = 0
-    for _ in range(400):
-        judged.wants_drafts()
-        count = cut(judged, scores)
-        same += count == cut(other, scores)
-        run_length = int(np.cumprod(chance.random(8) < likely).sum())
-        judged.learn(count, sum(scores[:count]), min(run_length, count), 0.0)
-    assert same >= 380
-
-
 def test_slow_drafting_pauses() -> None:
     """As of a service that takes as long as a step, for drafts that are worth less."""
     policy = DraftPolicy()
@@ -269,13 +246,6 @@ def test_slow_drafting_pauses() -> None:
 
 def test_drafting_that_costs_nothing_to_speak_of_does_not_pause() -> None:
     assert run(DraftPolicy(), cpu, 0.0, 0.05).asked > 590
-
-
-@pytest.mark.parametrize("share", [0.02, 0.1, 1.0, 3.0])
-def test_asking_for_nothing_costs_little(share: float) -> None:
-    """As of a service whose datastore knows nothing of the text: `share` is of a plain step."""
-    plain = run(None, cpu, 0.0, 0)
-    assert run(DraftPolicy(), cpu, 0.0, share * 21.45).speed >= 0.95 * plain.speed
 
 
 @pytest.mark.parametrize("number", [1, 2, 20])
@@ -336,34 +306,12 @@ def some_slow(chance: Random) -> Callable[[], float]:
     return lambda: 1 + chance.expovariate(0.5) * (chance.random() < 1 / 3)
 
 
-def slow_for_a_while(chance: Random) -> Callable[[], float]:
-    """Steps take three times as long, or not, for twenty steps on average."""
-    slow = iter([number % 2 for number in range(99) for _ in range(round(chance.expovariate(1 / 20)))])
-    return lambda: 1 + 2 * next(slow)
-
-
-def slow_at_first(chance: Random) -> Callable[[], float]:
-    slow = iter([1] * chance.randrange(1, 5))
-    return lambda: 1 + 3 * next(slow, 0)
-
-
-def slow_later(chance: Random) -> Callable[[], float]:
-    fast = iter([1] * chance.randrange(2, 60))
-    return lambda: 3 - 2 * next(fast, 0)
-
-
-LOADS_OF_OTHERS = [some_slow, slow_for_a_while, slow_at_first, slow_later]
-
-
-@pytest.mark.parametrize("load", LOADS_OF_OTHERS)
 @pytest.mark.parametrize("likely", [0.4, 0.6, 0.8])
-def test_other_work_on_the_machine_hardly_changes_what_is_drafted(
-    load: Callable[[Random], Callable[[], float]], likely: float
-) -> None:
+def test_other_work_on_the_machine_hardly_changes_what_is_drafted(likely: float) -> None:
     """Of new policies, in a first generation of 128 steps: M moves by a few percent, seldom by more."""
     quiet, ratios = run(DraftPolicy(), cpu, likely, 0.1, 128).tokens, []
     for seed in range(24):
-        factor = load(Random(seed))
+        factor = some_slow(Random(seed))
         loaded = run(DraftPolicy(), lambda drafted: cpu(drafted) * factor(), likely, 0.1, 128)  # noqa: B023
         ratios.append(loaded.tokens / quiet)
     assert 0.93 < np.mean(ratios) < 1.07
