@@ -266,9 +266,9 @@ def is_datastore(directory: Path) -> bool:
 
 
 def is_staging(directory: Path) -> bool:
-    """Whether a directory is that of an unfinished build."""
+    """Whether a directory is that of an unfinished build, which has its lock from the beginning."""
     name = directory.name
-    return name.startswith(".") and name.endswith(".building") and (directory / "slices").is_dir()
+    return name.startswith(".") and name.endswith(".building") and (directory / _LOCK_NAME).is_file()
 
 
 def building_directory(directory: Path) -> Path:

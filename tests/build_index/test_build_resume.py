@@ -119,6 +119,13 @@ def test_the_size_of_shards_is_that_of_the_unfinished_build(corpus, tokenizer, o
     assert positions < build_quick(corpus, tokenizer, out).shard_positions
 
 
+def test_a_build_inside_its_corpus_is_resumed(corpus, tokenizer, tmp_path):
+    out = tmp_path / "ds"
+    with interrupt(builder, "_manifest", 1), pytest.raises(KilledError):
+        build_quick(tmp_path, tokenizer, out)
+    assert build_quick(tmp_path, tokenizer, out, resume=True).resumed_shards == 1
+
+
 # --- What is refused -------------------------------------------------------------------------------------------------
 
 

@@ -152,7 +152,7 @@ def test_datastores_and_unfinished_builds_in_a_tree_are_left_out(tmp_path):
     write_files(tmp_path, dict.fromkeys(["a.txt", "web/app.js", "z.txt", ".y.building/notes.txt"], "text"))
     write_files(tmp_path, {"web/manifest.json": '{"name": "an app"}', "big/manifest.json": "[" * 5000})
     write_files(tmp_path, {"ds/manifest.json": MANIFEST, "ds/tokenizer.json": "{}", "ds/deep/x.txt": "x"})
-    write_files(tmp_path, {".ds.building/slices/0000-0000000": "", ".ds.building/datastore/tokenizer.json": "{}"})
+    write_files(tmp_path, {".ds.building/lock": "", ".ds.building/datastore/tokenizer.json": "{}"})
     write_files(tmp_path, {"live/documents.sqlite": "", "live/writer.lock": "", "live/tokenizer.json": "{}"})
     corpus, documents = read_corpus(tmp_path)
     expected = [".y.building/notes.txt", "a.txt", "big/manifest.json", "web/app.js", "web/manifest.json", "z.txt"]
