@@ -21,7 +21,7 @@ from rest_store.engines.sources import EngineSources
 from rest_store.errors import describe
 
 _WORK_SECONDS = 0.5
-_IDLE_SECONDS = 60.0  # without a draft, longer than prompts are read for: some engines tell of no end when they rest
+_IDLE_SECONDS = 10.0  # without a draft, longer than most prompts are read for: some engines tell of no end at rest
 NO_TREE = TokenTree([], [], [], scores=[], origins=[])
 
 

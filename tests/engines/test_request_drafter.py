@@ -153,7 +153,7 @@ def test_what_was_written_is_remembered_when_the_engine_rests(tmp_path: Path) ->
     drafter = drafter_with(clock, remember=str(tmp_path / "memory"))
     memory, request = drafter._sources.target, Written(drafter, MODEL, "a", [5, 6])
     assert isinstance(memory, rest_store.LiveDatastore)
-    for steps, seconds, documents in ((20, 50, 0), (3, 70, 1), (6, 70, 2)):
+    for steps, seconds, documents in ((20, 8, 0), (3, 12, 1), (6, 12, 2)):
         write([request], steps)
         clock.now += seconds
         for _ in range(2):
