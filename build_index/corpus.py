@@ -82,7 +82,7 @@ class Corpus:
         spec: what to read.
         source: where its files are.
         reader: see `reader_of`; `"tree"`: each file of a directory has its own.
-        row_group_bytes: most bytes of a row group of a parquet file; None: no bound.
+        row_group_bytes: most bytes of the documents in a row group of a parquet file; None: no bound.
         counts: of the current iteration.
 
     Iterating yields the documents in a fixed order, each time from the beginning and with new counts. One iteration at

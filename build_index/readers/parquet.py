@@ -23,8 +23,8 @@ def read_parquet(file: BinaryIO, where: str, records: RecordReader, most_bytes: 
         file: its bytes.
         where: its name in messages.
         records: extracts the document of each row.
-        most_bytes: most uncompressed bytes of a row group, as the file's metadata say: pyarrow holds a part of it that
-            depends on how its writer cut it into pages.
+        most_bytes: most uncompressed bytes of the document's column in a row group, as the file's metadata say: pyarrow
+            holds a part of it that depends on how its writer cut it into pages.
 
     Yields:
         Documents, with the file and the row as `origin`.
@@ -33,7 +33,7 @@ def read_parquet(file: BinaryIO, where: str, records: RecordReader, most_bytes: 
         CorpusFormatError: not an intact parquet file, or the needed column is absent.
         CorpusError: not readable.
         DocumentSizeError: see `RecordReader.too_large`.
-        MemoryBudgetError: a row group is larger than `most_bytes`.
+        MemoryBudgetError: the column is larger than `most_bytes` in a row group.
     """
     row = 0
     with _pyarrow(where) as pyarrow:
@@ -43,10 +43,12 @@ def read_parquet(file: BinaryIO, where: str, records: RecordReader, most_bytes: 
             expected = KNOWN_FIELDS if records.field is None else f"'{records.field}'"
             raise CorpusFormatError(describe(where, "the list of columns", "without a known one", expected))
         for number in range(table.num_row_groups):
-            size = table.metadata.row_group(number).total_byte_size
+            size = _column_bytes(table.metadata.row_group(number), column)
             if size > most_bytes:
                 expected = f"at most {size_text(most_bytes)}, as --memory and --workers allow"
-                raise MemoryBudgetError(describe(where, f"the size of row group {number}", size_text(size), expected))
+                raise MemoryBudgetError(
+                    describe(where, f"the size of '{column}' in row group {number}", size_text(size), expected)
+                )
             for batch in table.iter_batches(_ROWS, [number], [column], use_threads=False):
                 for value in _values(batch.column(0)):
                     if isinstance(value, bytes):
@@ -92,6 +94,12 @@ def _pyarrow(where: str) -> Iterator[Any]:
             raise
         problem = f"damaged or truncated ({first_line(error)})"
         raise CorpusFormatError(describe(where, "parquet file", problem, "intact")) from error
+
+
+def _column_bytes(row_group: Any, name: str) -> int:
+    """Return the uncompressed bytes of a column with all of its fields in a row group."""
+    chunks = map(row_group.column, range(row_group.num_columns))
+    return sum(chunk.total_uncompressed_size for chunk in chunks if f"{chunk.path_in_schema}.".startswith(f"{name}."))
 
 
 def _values(column: Any) -> Iterator[Any]:
