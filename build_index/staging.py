@@ -226,6 +226,8 @@ def shard_name(number: int) -> str:
 
 def final_place(out: Path) -> Path:
     """Return the path of a new datastore with links resolved, or raise OutputError if it cannot be put there."""
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", os.fspath(out)):  # Path has joined the slashes
+        raise OutputError(describe(out, "location", "an address", "a directory of this machine"))
     directory = _resolved(out)
     with output_errors(directory):
         require_replaceable(directory)

@@ -102,6 +102,7 @@ def test_bad_usage_is_status_2(arguments, message):
         ({"--tokenizer": "~no-such-user"}, "~no-such-user: tokenizer is absent"),
         ({"--chat-template": "~no-such-user"}, "~no-such-user: chat template is not readable"),
         ({"--corpus": "x" * 300}, "x: the corpus cannot be read (File name too long)"),
+        ({"--out": "s3://bucket/ds"}, "s3:/bucket/ds: location is an address, expected a directory of this machine"),
         ({"--out": "x" * 300}, ": the datastore cannot be written (File name too long)"),
     ],
 )
