@@ -64,7 +64,7 @@ class RemoteFiles:
         location: address of its directory. A web server has to answer requests for a range of a file.
 
     Raises:
-        FetchError: there is no such scheme, or the hub cannot be reached.
+        FetchError: there is no such scheme.
         MissingExtraError: its package is not installed.
     """
 
@@ -73,15 +73,15 @@ class RemoteFiles:
     def __init__(self, location: str) -> None:
         self.location = location.rstrip("/")
         self._system = file_system(location, FetchError)
-        require_hub(location, FetchError)
 
     def read(self, name: str, offset: int) -> Iterator[bytes]:
         """Yield a file in pieces from the byte `offset` on.
 
         Raises:
             DatastoreNotFoundError: there is none.
-            FetchError: it cannot be read.
+            FetchError: it cannot be read, or the hub cannot be reached.
         """
+        require_hub(self.location, FetchError)
         try:
             with self._system.open(f"{self.location}/{name}", block_size=_PIECE_BYTES, cache_type="none") as file:
                 file.seek(offset)

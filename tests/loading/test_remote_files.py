@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -79,3 +80,13 @@ def test_what_cannot_be_reached_is_named_at_once(monkeypatch: pytest.MonkeyPatch
         list(RemoteFiles(address).read(FILE_NAME, 0))
     assert type(error.value) is FetchError
     assert "\n" not in str(error.value)
+
+
+def test_without_the_hub_the_latest_copy_is_opened(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    source = write_datastore(tmp_path / "source", Corpus(300, [[[1, 2, 3]]]))
+    files = SimpleNamespace(open=lambda path, **_: (source / Path(path).name).open("rb"))
+    monkeypatch.setattr(remote_files, "file_system", lambda *_: files)
+    monkeypatch.setattr(remote_files, "hub_failure", lambda name, kind: None)
+    copy = fetch(RemoteFiles("hf://datasets/owner/name/ds"), tmp_path)
+    monkeypatch.setattr(remote_files, "hub_failure", lambda name, kind: "no route")
+    assert fetch(RemoteFiles("hf://datasets/owner/name/ds"), tmp_path) == copy
