@@ -62,7 +62,8 @@ def references_of(prediction: object) -> list[IntSequence | str]:
         return []
     if all(isinstance(token, int) for token in content):
         return [content]
-    return [part["text"] if isinstance(part, Mapping) else part for part in content]
+    texts = [part.get("text") if isinstance(part, Mapping) else part for part in content]
+    return [text for text in texts if text is not None]  # parts of other types have none
 
 
 class Chain(NamedTuple):

@@ -181,7 +181,7 @@ def test_a_service_that_is_away_is_done_without(tmp_path: Path, caplog: pytest.L
 def test_references_are_texts_or_tokens() -> None:
     tokenizer = SimpleNamespace(identity=identity(VOCABULARY), encode=lambda text, add_special_tokens: [7, len(text)])
     made = opened(tokenizer=tokenizer)
-    given = references_of({"type": "content", "content": [{"type": "text", "text": "four"}, [1, 2]]})
+    given = references_of({"type": "content", "content": [{"type": "text", "text": "four"}, [1, 2], {"type": "other"}]})
     assert [reference.tolist() for reference in made.encoded(given)] == [[7, 4], [1, 2]]
     assert [references_of(given) for given in ("a", ["a", "b"], [1, 2], None, 3)] == [
         ["a"],
