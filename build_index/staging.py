@@ -64,8 +64,8 @@ class Staging:
         OutputError: `out` must not be replaced (a file, a directory with other content, a mount point), the directory
             cannot be made or locked, or another process is building there.
 
-    A context manager: leaving it releases the lock. Not thread-safe. All methods raise OutputError if the directory
-    cannot be read or written.
+    A context manager: entering it removes files that a kill left incomplete, and leaving it releases the lock. Not
+    thread-safe. All methods raise OutputError if the directory cannot be read or written.
     """
 
     def __init__(self, out: Path) -> None:
@@ -82,6 +82,9 @@ class Staging:
         self._release = release
 
     def __enter__(self) -> Staging:
+        with suppress(OSError):
+            for part in self.path.rglob(".*.part"):  # of a process that was killed
+                part.unlink()
         return self
 
     def __exit__(

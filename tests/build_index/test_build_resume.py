@@ -126,6 +126,18 @@ def test_a_build_inside_its_corpus_is_resumed(corpus, tokenizer, tmp_path):
     assert build_quick(tmp_path, tokenizer, out, resume=True).resumed_shards == 1
 
 
+def test_incomplete_files_that_kills_left_do_not_pile_up(corpus, tokenizer, out):
+    staging = out.with_name(".ds.building")
+    with interrupt(builder, "_manifest", 1), pytest.raises(KilledError):
+        build_quick(corpus, tokenizer, out)
+    for name in (".plan.json.1.part", "slices/.0000.1.part", "datastore/.shard-00000.tokens.1.part"):
+        (staging / name).write_text("")
+    with interrupt(builder, "_manifest", 1), pytest.raises(KilledError):
+        build_quick(corpus, tokenizer, out)
+    assert kept_shards(out) == 1
+    assert list(staging.rglob("*.part")) == []
+
+
 # --- What is refused -------------------------------------------------------------------------------------------------
 
 
