@@ -75,9 +75,9 @@ def build(
     from build_index.builder import BuildOptions
     from build_index.builder import build as build_datastore
     from build_index.corpus_spec import CorpusSpec
-    from build_index.path import local_path
     from build_index.size import parse_size
     from rest_store.datastore.datastore import Datastore
+    from rest_store.loading.path import local_path
 
     globs = _texts(include), _texts(exclude)
     options = BuildOptions(

@@ -171,8 +171,7 @@ def _build(
     staging.put_in_place()
     skipped: Counter[str] = Counter()
     for entry in manifest.corpora:
-        skipped.update(entry["skipped"])
-        skipped["without tokens"] += entry["without_tokens"]
+        skipped.update({**entry["skipped"], "without tokens": entry["without_tokens"]})
     size = sum(shard.tokens_size + shard.suffixes_size for shard in shards)
     return BuildSummary(
         out=str(staging.out),

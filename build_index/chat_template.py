@@ -12,8 +12,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from build_index.path import local_path
 from rest_store.errors import CorpusError, TokenizerLoadError, describe, first_line
+from rest_store.loading.path import local_path
 
 if TYPE_CHECKING:
     import jinja2

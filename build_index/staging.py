@@ -29,7 +29,6 @@ from types import TracebackType
 from typing import Any
 
 from build_index.errors import output_errors
-from build_index.path import local_path
 from rest_store.datastore.durable import put, sync
 from rest_store.datastore.file_lock import take_lock
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
@@ -38,6 +37,7 @@ from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest
 from rest_store.datastore.mapped_file import regular_file
 from rest_store.datastore.render import counted
 from rest_store.errors import OutputError, describe
+from rest_store.loading.path import local_path
 
 PLAN_NAME = "plan.json"
 _LOCK_NAME = "lock"

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from build_index.chat_template import ChatTemplate, read_template
 from build_index.documents import well_formed
-from build_index.path import local_path
 from build_index.target_tokenizer import TargetTokenizer
 from rest_store.errors import TokenizerLoadError
 from rest_store.extras import named_extras
 from rest_store.loading import tokenizer as loading
+from rest_store.loading.path import local_path
 
 __all__ = ["TargetTokenizer", "load_tokenizer", "loaded_apart"]
 

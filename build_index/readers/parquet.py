@@ -43,12 +43,13 @@ def read_parquet(file: BinaryIO, where: str, records: RecordReader, most_bytes: 
             expected = KNOWN_FIELDS if records.field is None else f"'{records.field}'"
             raise CorpusFormatError(describe(where, "the list of columns", "without a known one", expected))
         for number in range(table.num_row_groups):
-            size = _column_bytes(table.metadata.row_group(number), column)
+            group, fields = table.metadata.row_group(number), f"{column}."
+            chunks = map(group.column, range(group.num_columns))
+            size = sum(one.total_uncompressed_size for one in chunks if f"{one.path_in_schema}.".startswith(fields))
             if size > most_bytes:
+                name = f"the size of '{column}' in row group {number}"
                 expected = f"at most {size_text(most_bytes)}, as --memory and --workers allow"
-                raise MemoryBudgetError(
-                    describe(where, f"the size of '{column}' in row group {number}", size_text(size), expected)
-                )
+                raise MemoryBudgetError(describe(where, name, size_text(size), expected))
             for batch in table.iter_batches(_ROWS, [number], [column], use_threads=False):
                 for value in _values(batch.column(0)):
                     if isinstance(value, bytes):
@@ -94,12 +95,6 @@ def _pyarrow(where: str) -> Iterator[Any]:
             raise
         problem = f"damaged or truncated ({first_line(error)})"
         raise CorpusFormatError(describe(where, "parquet file", problem, "intact")) from error
-
-
-def _column_bytes(row_group: Any, name: str) -> int:
-    """Return the uncompressed bytes of a column with all of its fields in a row group."""
-    chunks = map(row_group.column, range(row_group.num_columns))
-    return sum(chunk.total_uncompressed_size for chunk in chunks if f"{chunk.path_in_schema}.".startswith(f"{name}."))
 
 
 def _values(column: Any) -> Iterator[Any]:

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from build_index.documents import CorpusCounts, CorpusFile
-from build_index.path import local_path
 from build_index.readers.files import read_errors
 from build_index.staging import is_datastore, is_staging
 from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.errors import CorpusError, CorpusNotFoundError, describe
+from rest_store.loading.path import local_path
 
 # What tools keep in a source tree and nobody wrote.
 DEFAULT_EXCLUDES = {

@@ -17,6 +17,7 @@ from rest_store.errors import TokenizerLoadError, describe, first_line
 from rest_store.extras import named_extras
 from rest_store.loading.gguf_tokenizer import gguf_tokenizer, is_gguf
 from rest_store.loading.hub import hub_failure
+from rest_store.loading.path import local_path
 
 _EXPECTED = "a tokenizer.json, a .gguf file, a directory or a Hugging Face name"
 
@@ -59,7 +60,7 @@ def load_tokenizer(tokenizer: object) -> LoadedTokenizer:
     name = os.fspath(tokenizer)
     if not name:  # which would be the working directory
         raise TokenizerLoadError(describe("tokenizer", "name", "empty", _EXPECTED))
-    path = Path(os.path.expanduser(name))  # noqa: PTH111  Path.expanduser fails for users that do not exist
+    path = local_path(name)
     try:
         if path.is_file():
             return _from_gguf(path, name) if is_gguf(path) else _from_file(path, name)
