@@ -12,8 +12,8 @@ LARGEST_DOCUMENT_BYTES = 16 << 20
 BATCH_CHARACTERS = 1 << 19  # enough for the tokenizing threads; more would only take memory
 BATCH_DOCUMENTS = 1 << 13
 
-Message: TypeAlias = tuple[str, str]
-"""Role and content, for instance `("user", "What is a suffix array?")`."""
+Message: TypeAlias = tuple[str, ...]
+"""Role and content, such as `("user", "What is a suffix array?")`, and further fields as JSON, if there are any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +38,15 @@ class Document:
     @property
     def is_empty(self) -> bool:
         """Whether it holds only white space."""
-        return all(not content or content.isspace() for content in (self.text, *(turn[1] for turn in self.messages)))
+        return all(
+            not content or content.isspace()
+            for content in (self.text, *(part for turn in self.messages for part in turn[1:]))
+        )
 
     @property
     def size(self) -> int:
-        """Length in characters, over all turns, roles included."""
-        return len(self.text) + sum(len(role) + len(content) for role, content in self.messages)
+        """Length in characters, over all turns, roles and further fields included."""
+        return len(self.text) + sum(len(part) for turn in self.messages for part in turn)
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,11 +79,8 @@ def plan_memory(
     limit = max_positions(vocabulary_size)
     if shard_positions is not None and not 2 <= shard_positions <= limit:
         raise BuildError(describe("shard", "the number of tokens", shard_positions, f"2..{limit}"))
-    sizes = [
-        min(1 << bits, limit) for bits in range(MAX_POSITIONS.bit_length() - 1, SMALLEST_SHARD.bit_length() - 2, -1)
-    ]
-    if shard_positions is not None:
-        sizes = [shard_positions]
+    bits = range(MAX_POSITIONS.bit_length() - 1, SMALLEST_SHARD.bit_length() - 2, -1)
+    sizes = [min(1 << bit, limit) for bit in bits] if shard_positions is None else [shard_positions]
     for positions, work in [*((size, WORK_BYTES) for size in sizes), (sizes[-1], LEAST_WORK_BYTES)]:
         shard = peak_bytes(positions, vocabulary_size)
         spare = budget - process - digests - work - shard

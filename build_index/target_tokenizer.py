@@ -193,7 +193,7 @@ class TargetTokenizer:
         def sealed(text: str) -> str:
             return marked(_unmarked(text), TEXT_MARK)
 
-        messages = [(sealed(role), sealed(content)) for role, content in document.messages]
+        messages = [tuple(map(sealed, message)) for message in document.messages]
         rendered = marked(self._template.render(messages, document.origin), CONTROL_MARK)
         return re.sub(f"{TEXT_MARK}(\\d+){TEXT_MARK}", lambda match: self._controls[int(match[1])], rendered)
 

@@ -18,7 +18,8 @@ TOO_LARGE = object()
 _CHUNK = 1 << 18  # bytes or characters read at once
 _STRUCTURE = re.compile(r'["\\\[\]{}]')
 _SPACE = re.compile(r"[ \t\r\n]*")
-_DECODER = json.JSONDecoder(parse_int=float)  # no document is made of numbers, and `int` refuses 4,301 digits
+# `int` refuses 4,301 digits.
+_DECODER = json.JSONDecoder(parse_int=lambda digits: int(digits) if len(digits) < 4300 else float(digits))
 
 
 def read_json(stream: io.BufferedReader, where: str, records: RecordReader) -> Iterator[Document]:

@@ -7,6 +7,7 @@ Any other field can be named.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ TEXT_FIELDS = ("content", "text")
 KNOWN_FIELDS = ", ".join(f"'{name}'" for name in (*CONVERSATION_FIELDS, *TEXT_FIELDS))
 
 _ROLES = {"human": "user", "gpt": "assistant", "bing": "assistant", "chatgpt": "assistant"}  # ShareGPT's
+_MORE_FIELDS = ("reasoning_content", "tool_calls")  # of a message, besides role and content
 _MISSING = object()
 
 
@@ -134,7 +136,7 @@ def _document(value: object, origin: str, field: str) -> Document:
 def _messages(turns: Sequence[object], origin: str, field: str) -> tuple[Message, ...]:
     messages = []
     for number, turn in enumerate(turns):
-        role, content = ("user", "assistant")[number % 2], turn
+        role, content, more = ("user", "assistant")[number % 2], turn, {}
         if isinstance(turn, Mapping):
             speaker = turn.get("role", turn.get("from"))
             if not isinstance(speaker, str):
@@ -142,10 +144,12 @@ def _messages(turns: Sequence[object], origin: str, field: str) -> tuple[Message
                 raise CorpusFormatError(describe(origin, f"turn {number} of '{field}'", problem, "role and content"))
             role = _ROLES.get(speaker, speaker) if "role" not in turn else speaker
             content = _joined(turn.get("content", turn.get("value", "")))
+            more = {name: turn[name] for name in _MORE_FIELDS if turn.get(name)}
         if not isinstance(content, str):
             expected = "a text, or role and content"
             raise CorpusFormatError(describe(origin, f"turn {number} of '{field}'", f"a {_kind(content)}", expected))
-        messages.append((well_formed(role), well_formed(content)))
+        parts = (role, content, json.dumps(more, ensure_ascii=False, default=str)) if more else (role, content)
+        messages.append(tuple(map(well_formed, parts)))
     return tuple(messages)
 
 

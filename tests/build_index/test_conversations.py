@@ -103,11 +103,11 @@ def test_a_conversation_that_the_template_refuses_is_named(byte_level_file, temp
 def test_templates_see_what_transformers_gives_them():
     template = ChatTemplate(
         "{% for m in messages %}{% if m.role == 'tool' %}{% continue %}{% endif %}"
-        "{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+        "{% generation %}{{ m.content }}{{ m.tool_calls }}{% endgeneration %}{% endfor %}"
         "{{ {'b': '<é>', 'a': 1} | tojson }}{{ tools is none }}{{ add_generation_prompt }}"
         "{{ strftime_now('%d %b %Y') }}",
         {},
         "x",
     )
-    rendered = template.render([("user", "hi "), ("tool", "no")], "x")
-    assert rendered == 'hi {"b": "<é>", "a": 1}TrueFalse26 Jul 2024'
+    rendered = template.render([("user", "hi ", '{"tool_calls": [{"n": 1}]}'), ("tool", "no")], "x")
+    assert rendered == 'hi [{\'n\': 1}]{"b": "<é>", "a": 1}TrueFalse26 Jul 2024'

@@ -21,6 +21,7 @@ from tests.shared.corpora import documents_of as documents
 
 TURNS = ["Hi", "Hello", "Bye", "Good bye"]
 CHAT = (("user", "Hi"), ("assistant", "Hello"), ("user", "Bye"), ("assistant", "Good bye"))
+CALLS = '{"tool_calls": [1]}'
 RECORDS = {
     "UltraChat": {"id": "0", "data": TURNS},
     "UltraChat-200k": {"prompt": "Hi", "prompt_id": "a", "messages": [{"role": r, "content": c} for r, c in CHAT]},
@@ -126,6 +127,7 @@ def test_origins_name_file_and_line_or_row(tmp_path):
         ({"a": {"b": ["no", "yes"]}}, "a.b.1", Document(text="yes")),
         ({"a.b": "yes", "a": {"b": "no"}}, "a.b", Document(text="yes")),
         ({"chat": {"turns": TURNS}}, "chat.turns", Document(messages=CHAT)),
+        ({"chat": [{"role": "a", "content": None, "tool_calls": [1]}]}, "chat", Document(messages=(("a", "", CALLS),))),
         ({"chat": [{"role": "tool", "content": None}, {"role": "user", "content": "x"}]}, "chat", None),
     ],
 )
