@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from tests.shared.services import Certificates, Service, running
 from tests.shared.sessions import CONTEXTS, NAMES, TEXT
 from tests.shared.strategies import ONE_TO_NINE, Corpus, write_datastore
 
+CHANCE = random.Random(0)
+PAGES = Corpus(300, [[[CHANCE.randrange(100) for _ in range(50)] for _ in range(400)]])
 PHRASES = Corpus(300, [[[1, 2, 3, 4, 5, 6], [1, 2, 3, 7, 8], [5, 6, 1, 2, 9]]])
 
 
@@ -25,6 +28,12 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def phrases(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A datastore in which some phrases occur again."""
     return write_datastore(tmp_path_factory.mktemp("phrases"), PHRASES)
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A datastore whose files have several pages."""
+    return write_datastore(tmp_path_factory.mktemp("pages"), PAGES)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,6 @@ from rest_store.datastore.datastore import Datastore
 from rest_store.errors import (
     AuthenticationError,
     LimitError,
-    MessageSizeError,
     RestStoreError,
     ServiceUnavailableError,
     TargetError,
@@ -173,11 +172,6 @@ def test_another_tokenizer_is_refused_saying_how(connect: Callable[..., Any], se
     refused(TokenizerMismatchError, lambda: connect(service.target).draft([1]), "name datastores or a tokenizer")
 
 
-def test_limits_of_the_service(client: Any) -> None:
-    refused(LimitError, lambda: client.draft_batch([[1]] * 101), "101")
-    refused(MessageSizeError, lambda: client.draft_batch([[299] * 64] * 5_000, max_suffix=64))
-
-
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), 1e6, "1", True, 1j])
 def test_timeouts_are_checked(connect: Callable[..., Any], timeout: Any) -> None:
     refused(LimitError, lambda: connect("localhost:1", timeout=timeout), "timeout")
@@ -243,9 +237,9 @@ def test_certificates_and_tokens(connect: Callable[..., Any], directories: dict[
     (tmp_path / "tokens").write_text("secret\n")
     options = [*made.server, "--tls-client-ca", str(made.authority), "--token-file", str(tmp_path / "tokens")]
     mutual = Tls(made.authority, *made.client)
-    with running(directories["one"], options=options) as service:
-        trusted = connect(service.target, tls=mutual, token="secret")
-        assert len(trusted.draft([1, 2]))
+    with running(directories["one"], options=options, unix=True) as service:
+        for target, tls in ((service.target, mutual), (service.unix, None)):
+            assert len(connect(target, tls=tls, token="secret").draft([1, 2]))
         for token in ("wrong", None):
             refused(AuthenticationError, lambda: connect(service.target, tls=mutual, token=token).draft([1]))  # noqa: B023
         for tls, said in (

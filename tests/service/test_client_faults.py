@@ -32,16 +32,6 @@ def answered(call: Any, attempts: int = 1000) -> Any:
     raise AssertionError("never answered")
 
 
-def test_a_call_during_a_restart_is_answered_after_it(service: Service, store: Datastore) -> None:
-    with DatastoreClient(service.target, timeout=PATIENCE) as client:
-        client.info()
-        service.kill()
-        restart = threading.Timer(LATE, service.restart)
-        restart.start()
-        assert client.draft([4, 5]) == store.draft([4, 5])
-        restart.join()
-
-
 def test_a_dead_service_is_named_within_the_deadline_and_found_again(service: Service, store: Datastore) -> None:
     with DatastoreClient(service.target, timeout=LATE) as client:
         client.info(timeout=PATIENCE)
@@ -51,17 +41,6 @@ def test_a_dead_service_is_named_within_the_deadline_and_found_again(service: Se
         assert time.monotonic() - began < LATE + SLACK
         service.restart()
         assert answered(lambda: client.draft([1])) == store.draft([1])
-
-
-def test_a_draining_service_hands_over_to_another(phrases: Path, service: Service, store: Datastore) -> None:
-    with (
-        running(phrases, options=["--drain-seconds", "0.2"]) as first,
-        DatastoreClient([first.target, service.target], timeout=PATIENCE) as client,
-    ):
-        assert client.info().target == first.target
-        assert first.stop() == 0
-        assert client.draft([4]) == store.draft([4])
-        assert client.info().target == service.target
 
 
 def test_a_paused_service_costs_a_deadline(service: Service, store: Datastore) -> None:
@@ -75,14 +54,20 @@ def test_a_paused_service_costs_a_deadline(service: Service, store: Datastore) -
         assert answered(lambda: client.draft([1])) == store.draft([1])
 
 
-def test_a_paused_endpoint_leaves_time_for_another(phrases: Path, service: Service, store: Datastore) -> None:
+def test_an_endpoint_that_is_paused_or_drains_leaves_time_for_another(
+    phrases: Path, service: Service, store: Datastore
+) -> None:
     with (
-        running(phrases) as first,
-        DatastoreClient([first.target, service.target], timeout=5.0) as client,
+        running(phrases, options=["--drain-seconds", "0.2"]) as first,
+        DatastoreClient([service.target, first.target], timeout=5.0) as client,
     ):
-        assert client.info().target == first.target
-        first.pause()
+        assert client.info().target == service.target
+        service.pause()
         assert client.draft([3]) == store.draft([3])
+        assert client.info().target == first.target
+        service.resume()
+        assert first.stop() == 0
+        assert client.draft([4]) == store.draft([4])
         assert client.info().target == service.target
 
 

@@ -7,10 +7,8 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from concurrent import futures
 from typing import Any
 
-import grpc
 import pytest
 
 from rest_store.errors import (
@@ -88,12 +86,3 @@ def test_a_peer_with_wrong_answers(asking: str, answer: Any) -> None:
     with DatastoreClient(impostor.target, datastore="a", timeout=PATIENCE) as client:
         refused(ProtocolError, lambda: ASKING[asking](client), impostor.target)
     impostor.server.stop(None).wait(PATIENCE)
-
-
-def test_a_server_without_our_methods_is_refused() -> None:
-    server = grpc.server(futures.ThreadPoolExecutor(1))
-    target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
-    server.start()
-    with DatastoreClient(target, timeout=PATIENCE) as client:
-        refused(ProtocolError, lambda: client.draft([1]), "UNIMPLEMENTED")
-    server.stop(None).wait(PATIENCE)

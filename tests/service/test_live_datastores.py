@@ -16,12 +16,7 @@ import pytest
 from build_index.tokenization import load_tokenizer
 from rest_store.datastore.datastore import Datastore
 from rest_store.drafting.session import DraftSession
-from rest_store.errors import (
-    LimitError,
-    MessageSizeError,
-    StorageError,
-    WriterError,
-)
+from rest_store.errors import MessageSizeError, StorageError, WriterError
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.service.client.client import DatastoreClient
 from rest_store.v1 import datastore_pb2 as pb
@@ -98,19 +93,14 @@ def test_a_session_drafts_at_its_next_step_what_another_client_has_added(service
         assert session.draft(8).longest_path(text[6:]).size  # the first one is there still
 
 
-def test_more_than_one_request_may_have_is_refused_by_name(directory: Path, tmp_path: Path) -> None:
-    options = ["--live", f"chat={tmp_path / 'chat'}", "--max-contexts", "16"]
-    with (
-        running(f"a={directory}", options=options) as service,
-        DatastoreClient(service.target, datastore="chat", timeout=PATIENCE) as client,
-    ):
-        refused(LimitError, lambda: client.add([[1]] * 17), "number of documents is 17, expected at most 16")
-        refused(LimitError, lambda: client.delete(["x"] * 17), "number of ids is 17, expected at most 16")
-        for tokens in (1_100_000, 20_000_000):
-            with pytest.raises(MessageSizeError):
-                client.add([np.zeros(tokens, np.int32)])
-        assert client.add([np.arange(1_000_000) % 300], ["large"]) == ["large"]
-        assert client.info().datastores[0].token_count == 1_000_000
+def test_more_than_a_message_may_have_is_refused_by_name(client: DatastoreClient) -> None:
+    for tokens in (1_100_000, 20_000_000):
+        with pytest.raises(MessageSizeError):
+            client.add([np.zeros(tokens, np.int32)])
+    before = client.info().datastores[0].token_count
+    assert client.add([np.arange(1_000_000) % 300], ["large"]) == ["large"]
+    assert client.info().datastores[0].token_count == before + 1_000_000
+    client.delete(["large"])
 
 
 class Forgetful(Relay):
@@ -159,7 +149,7 @@ def test_a_kill_loses_nothing_that_was_acknowledged(directory: Path, tmp_path: P
         assert [client.count(text) for text in texts] == left
 
 
-def test_a_service_that_ends_closes_it_with_what_is_being_added(directory: Path, tmp_path: Path) -> None:
+def test_it_is_open_through_reloads_until_the_service_ends(directory: Path, tmp_path: Path) -> None:
     live, text = tmp_path / "chat", phrase()
     with (
         running(f"a={directory}", options=["--live", str(live)]) as service,
@@ -169,23 +159,13 @@ def test_a_service_that_ends_closes_it_with_what_is_being_added(directory: Path,
         refused(WriterError, lambda: LiveDatastore.open(live), "taken")
         with LiveDatastore.open(live, read_only=True) as reader:
             assert reader.count(text) == 1
-        assert service.stop() == 0
-    with LiveDatastore.open(live) as store:
-        assert store.add([text], ["x"]) == ["x"]
-        assert store.count(text) == 1
-
-
-def test_a_reload_leaves_it_open(directory: Path, tmp_path: Path) -> None:
-    with (
-        running(f"a={directory}", options=["--live", f"chat={tmp_path / 'chat'}", METRICS]) as service,
-        DatastoreClient(service.target, datastore="chat", timeout=PATIENCE) as client,
-    ):
-        text = phrase()
-        client.add([text])
         reload(service)
         assert client.count(text) == 1
         client.add([text])
-        assert client.count(text) == 2
+        assert service.stop() == 0
+    with LiveDatastore.open(live) as store:
+        assert store.add([text], ["x"]) == ["x"]
+        assert store.count(text) == 2
 
 
 def test_a_new_one_has_the_tokenizer_of_the_built_ones(tmp_path: Path) -> None:
@@ -293,10 +273,9 @@ def test_what_cannot_be_opened_ends_the_start_with_one_line(
         pass
 
 
-def test_bad_options(directory: Path, tmp_path: Path) -> None:
+def test_bad_options(tmp_path: Path) -> None:
     for arguments, found in (
         ([], "Missing argument"),
-        ([str(directory), "--live", f"{directory.name}={tmp_path / 'x'}"], "name of a datastore is 2 times"),
         (["--live", str(tmp_path / "x"), "--live-tokenizer", str(tmp_path / "none")], "tokenizer"),
     ):
         with pytest.raises(RuntimeError, match=found), running(options=arguments):

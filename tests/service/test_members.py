@@ -27,14 +27,12 @@ from rest_store.errors import (
     MessageSizeError,
     OverloadedError,
     ProtocolError,
-    RestStoreError,
     ServiceError,
     ServiceUnavailableError,
     UnknownDatastoreError,
 )
 from rest_store.service.client import member as member_module
 from rest_store.service.client.client import DatastoreClient
-from rest_store.service.client.member import ServiceMember
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.clients import LATE, free_port
 from tests.shared.live import until
@@ -45,7 +43,6 @@ from tests.shared.strategies import refused
 TEXT = [1, 2, 3, 50, 60, 1, 2]
 MOST_TEXT = 2000
 STEP = DraftLimits(8)
-Answer = pb.DraftSessionResponse
 
 
 @pytest.fixture(scope="module")
@@ -137,16 +134,18 @@ def test_any_steps_give_the_trees_in_process(steady: Service, numbers: Path, dat
 
 def test_a_step_is_one_small_message(steady: Service) -> None:
     with Relay(steady.target) as relay:
-        with stepping(relay.target, text=TEXT * 100) as stepper:
+        with stepping(relay.target, text=TEXT * 100, recycled_logits=b"key", learn=False) as stepper:
             for token in range(5):
                 stepper.step(DraftLimits(8, np.array([1.0, 1.1])))
                 stepper.accept(token)
             stepper.step(DraftLimits(0))
             stepper.step()
-        assert relay.methods() == {"Describe", "DraftSession"}
+        assert {name for name, _ in relay.received} == {"Describe", "DraftSession"}
         assert relay.tokens() == stepper.text
         ahead, first, *rest = [data for name, data in relay.received if name == "DraftSession"]
     assert not Request.FromString(ahead).HasField("draft")
+    opening = Request.FromString(ahead).open
+    assert (opening.recycled_logits, opening.fixed_calibration, opening.prompt_lookup) == (b"key", True, True)
     assert list(Request.FromString(first).draft.costs) == [1.0, 1.1]
     assert max(map(len, rest)) < 60
     assert [Request.FromString(data).HasField("draft") for data in rest] == [True] * 4 + [False, True]
@@ -163,15 +162,6 @@ def test_without_the_text_only_its_end_is_sent(steady: Service) -> None:
             assert len(stepper.step()) > 0
         assert relay.tokens() == [*text[-64:], 3]
         assert not any(opening.references for opening in openings(relay))
-
-
-def test_settings_of_a_session_are_sent(steady: Service) -> None:
-    with Relay(steady.target) as relay:
-        with stepping(relay.target, recycled_logits=b"key", learn=False):
-            until(lambda: openings(relay) != [])
-        [opening] = openings(relay)
-        assert opening.recycled_logits == b"key"
-        assert (opening.fixed_calibration, opening.prompt_lookup) == (True, True)
 
 
 # --- What is refused --------------------------------------------------------------------------------------------------
@@ -205,52 +195,35 @@ def test_a_service_that_takes_no_more_sessions_is_left_alone_for_a_while(numbers
         assert len(first.step()) > 0
         with pytest.raises(OverloadedError):
             second.step()
-        until(lambda: rests(second.member))
+        until(lambda: fails(second) and second.member._rests_until > time.monotonic() + 1.0)
         asked = len(relay.received)
         failed(OverloadedError, lambda: second.member.send(STEP))
         assert len(relay.received) == asked
         assert len(first.step()) > 0
 
 
-def rests(member: ServiceMember) -> bool:
-    """Whether it rests, after one more attempt."""
-    try:
-        member.send(STEP)
-        member.receive(None)
-    except RestStoreError:
-        pass
-    return member._rests_until - time.monotonic() > 1.0
-
-
 # --- What services do wrong -------------------------------------------------------------------------------------------
 
 
-WRONG: dict[str, Callable[[Answer], object]] = {
-    "half a node": lambda answer: setattr(answer, "nodes", answer.nodes[:-1]),
-    "too many nodes": lambda answer: setattr(answer, "nodes", bytes(11 * 9)),
+WRONG = {
+    "no message": b"\xff\xff",
+    "too large": bytes(1 << 20),
+    "half a node": pb.DraftSessionResponse(nodes=bytes(10)).SerializeToString(),
+    "too many nodes": pb.DraftSessionResponse(nodes=bytes(11 * 9)).SerializeToString(),
 }
 
 
-@pytest.mark.parametrize("change", WRONG.values(), ids=WRONG)
-def test_a_wrong_answer_costs_a_step_and_the_next_one_is_taken(steady: Service, change: Any) -> None:
-    def changed(name: str, data: bytes) -> bytes:
-        if name != "DraftSession":
-            return data
-        message = Answer.FromString(data)
-        change(message)
-        return message.SerializeToString()
+@pytest.mark.parametrize("answer", WRONG.values(), ids=WRONG)
+def test_a_wrong_answer_costs_a_step_and_the_next_one_is_taken(steady: Service, answer: bytes) -> None:
+    def wrong(name: str, data: bytes) -> bytes:
+        return answer if name == "DraftSession" else data
 
-    with Relay(steady.target, changed) as relay, stepping(relay.target) as stepper:
+    with Relay(steady.target) as relay, stepping(relay.target) as stepper:
+        relay.answer = wrong
         refused(ProtocolError, stepper.step, relay.target)
         relay.answer = lambda _, data: data
         until(lambda: not fails(stepper))
-
-
-@pytest.mark.parametrize("answer", [b"\xff\xff", bytes(1 << 20)])
-def test_what_is_no_answer_costs_a_step(steady: Service, answer: bytes) -> None:
-    with Relay(steady.target) as relay, stepping(relay.target) as stepper:
-        assert len(stepper.step()) > 0
-        relay.answer = lambda name, data: answer if name == "DraftSession" else data
+        relay.answer = wrong
         refused(ProtocolError, stepper.step)
         relay.answer = lambda _, data: data
         assert len(stepper.step()) > 0, "at once: it has answered before"

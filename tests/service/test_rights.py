@@ -64,13 +64,6 @@ def test_a_token_only_reads_unless_its_line_says_more(token: str, service: Servi
     assert (caught.value.code().name, reason_of(caught.value)) == ("PERMISSION_DENIED", "PERMISSION_DENIED")
 
 
-def test_a_token_that_writes(service: Service) -> None:
-    with client(service, "writer") as writer, client(service, "reader") as reader:
-        ids = writer.add([[7, 8, 9]])
-        assert reader.count([7, 8, 9]) == 1
-        assert writer.delete(ids) == 1
-
-
 def test_a_token_reads_writes_and_follows_its_namespaces_alone(service: Service) -> None:
     def followed(token: str) -> tuple[str, set[str]]:
         """What the replica of a token takes the datastore for, and whose documents it gets."""

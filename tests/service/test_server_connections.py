@@ -14,12 +14,11 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from rest_store.service.address import Address
 from rest_store.service.server import calls
 from rest_store.service.server.limits import ServiceLimits
-from rest_store.service.server.server import ServeOptions, Server
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.live import until
+from tests.shared.parts import serving_here
 from tests.shared.services import PATIENCE, Service, metrics_of, running
 from tests.shared.sessions import SessionTalk, opening, step
 
@@ -95,16 +94,14 @@ def test_a_connection_without_life_is_ended(
     monkeypatch.setattr(ServiceLimits, "channel_options", changed)
 
     async def run() -> None:
-        server = Server(ServeOptions([("served", directory)], [Address.parse("127.0.0.1:0")], drain_seconds=0), "1")
-        (target,) = await server.start()
-        host, _, port = target.rpartition(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(written)
-        with contextlib.suppress(ConnectionError):
-            while await asyncio.wait_for(reader.read(4096), PATIENCE):
-                pass
-        writer.close()
-        await server.drain()
+        async with serving_here(directory) as (_, target):
+            host, _, port = target.rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(written)
+            with contextlib.suppress(ConnectionError):
+                while await asyncio.wait_for(reader.read(4096), PATIENCE):
+                    pass
+            writer.close()
 
     asyncio.run(run())
 
@@ -115,9 +112,7 @@ def test_health_checks_beyond_their_limit_are_refused_and_cost_nobody_else(
     monkeypatch.setattr(calls, "_MOST_HEALTH_CHECKS", 3)
 
     async def run() -> None:
-        server = Server(ServeOptions([("served", directory)], [Address.parse("127.0.0.1:0")], drain_seconds=0), "1")
-        (target,) = await server.start()
-        async with grpc.aio.insecure_channel(target) as channel:
+        async with serving_here(directory) as (_, target), grpc.aio.insecure_channel(target) as channel:
             health = health_pb2_grpc.HealthStub(channel)
             watches = [health.Watch(health_pb2.HealthCheckRequest(), timeout=PATIENCE) for _ in range(3)]
             for watch in watches:
@@ -132,7 +127,6 @@ def test_health_checks_beyond_their_limit_are_refused_and_cost_nobody_else(
                 with contextlib.suppress(grpc.RpcError):
                     await health.Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
                     break
-        await server.drain()
 
     asyncio.run(run())
 

@@ -21,29 +21,21 @@ from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.live import until
 from tests.shared.services import PATIENCE, Service, health_of, metrics_of, reason_of, running
 from tests.shared.sessions import SessionTalk, opening, step
-from tests.shared.strategies import Corpus, write_datastore
 
-chance = random.Random(0)
-CORPUS = Corpus(300, [[[chance.randrange(100) for _ in range(50)] for _ in range(400)]])  # several pages
 ONLY_SERVED = pb.Selection(datastores=["served"])
 ASKED = pb.DraftRequest(contexts=[pb.Context(tokens=[1, 2])])
 OTHER = pb.DraftRequest(contexts=[pb.Context(tokens=[1, 2])], selection=pb.Selection(datastores=["other"]))
 
 
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_datastore(tmp_path_factory.mktemp("original"), CORPUS)
-
-
 @pytest.fixture
-def directory(original: Path, tmp_path: Path) -> Path:
-    shutil.copytree(original, tmp_path / "served")
+def directory(pages: Path, tmp_path: Path) -> Path:
+    shutil.copytree(pages, tmp_path / "served")
     return tmp_path / "served"
 
 
 @pytest.fixture
-def service(directory: Path, original: Path) -> Iterator[Service]:
-    with running(directory, f"other={original}", options=["--metrics=127.0.0.1:0"]) as service:
+def service(directory: Path, pages: Path) -> Iterator[Service]:
+    with running(directory, f"other={pages}", options=["--metrics=127.0.0.1:0"]) as service:
         yield service
 
 
@@ -123,7 +115,7 @@ def truncate(directory: Path) -> None:
 
 
 def test_a_datastore_truncated_underneath_is_unavailable_until_it_is_restored(
-    service: Service, directory: Path, original: Path
+    service: Service, directory: Path, pages: Path
 ) -> None:
     contexts = [pb.Context(tokens=[first, second]) for first in range(30) for second in range(30)]
     every = pb.DraftRequest(selection=ONLY_SERVED, contexts=contexts)
@@ -151,7 +143,7 @@ def test_a_datastore_truncated_underneath_is_unavailable_until_it_is_restored(
         assert metrics_of(service)["rest_store_datastore_readable", "served"] == 0
         assert (health_of(service, "other"), health_of(service)) == ("SERVING", "SERVING")
         shutil.rmtree(directory)
-        shutil.copytree(original, directory)
+        shutil.copytree(pages, directory)
         service.signal(signal.SIGHUP)
         until(lambda: health_of(service, "served") == "SERVING")
         assert stub.Draft(every).trees == expected

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -14,24 +13,18 @@ import grpc
 import pytest
 
 from rest_store.live.live_datastore import LiveDatastore
-from rest_store.service.address import Address
 from rest_store.service.server import served_session
-from rest_store.service.server.server import ServeOptions, Server
+from rest_store.service.server.server import Server
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
 from tests.shared.live import until
+from tests.shared.parts import serving_here
 from tests.shared.services import PATIENCE, Service, reason_of, running
-from tests.shared.sessions import Nodes, Request, SessionTalk, opening, sessions_of, step, top_k
-from tests.shared.strategies import Corpus, identity, write_datastore
+from tests.shared.sessions import Nodes, SessionTalk, opening, sessions_of, step, top_k
+from tests.shared.strategies import identity
 
 CHANCE = random.Random(5)
-CORPUS = Corpus(300, [[[CHANCE.randrange(100) for _ in range(50)] for _ in range(400)]])  # several pages
 METRICS = "--metrics=127.0.0.1:0"
-
-
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_datastore(tmp_path_factory.mktemp("original"), CORPUS)
 
 
 def reason_in(call: Callable[[], object]) -> str | None:
@@ -41,34 +34,31 @@ def reason_in(call: Callable[[], object]) -> str | None:
     return reason_of(caught.value)
 
 
-def refusal(talk: SessionTalk, request: Request) -> str | None:
-    """Ask; return the reason of the error that ends the session, None for an answer."""
-    try:
-        talk.ask(request)
-    except grpc.RpcError as error:
-        talk.leave()
-        return reason_of(error) or error.code().name
-    return None
+def open_sessions(stub: Any, number: int) -> list[SessionTalk]:
+    """Try to open so many sessions; return those that were not refused as too many."""
+    talks = []
+    for _ in range(number):
+        talk = SessionTalk(stub)
+        try:
+            talk.ask(opening(1, 2))
+            talks.append(talk)
+        except grpc.RpcError as error:
+            talk.leave()
+            if reason_of(error) != "OVERLOADED":
+                raise
+    return talks
 
 
-def refused_openings(stub: Any, number: int, **fields: Any) -> tuple[list[SessionTalk], int]:
-    """Open so many sessions; return those that are open, and how many were refused as too many."""
-    talks = [SessionTalk(stub) for _ in range(number)]
-    reasons = [refusal(talk, opening(1, 2, **fields)) for talk in talks]
-    assert set(reasons) <= {None, "OVERLOADED"}
-    return [talk for talk, reason in zip(talks, reasons, strict=True) if reason is None], reasons.count("OVERLOADED")
-
-
-def test_sessions_take_no_more_memory_than_they_may(original: Path) -> None:
+def test_sessions_take_no_more_memory_than_they_may(pages: Path) -> None:
     """One that would is refused; what others give back is there for the next ones."""
     most = 5_000_000
     options = [METRICS, f"--max-session-memory={most}"]
-    with running(f"a={original}", options=options) as service, service.stub() as stub:
-        (first,), _ = refused_openings(stub, 1)
+    with running(f"a={pages}", options=options) as service, service.stub() as stub:
+        [first] = open_sessions(stub, 1)
         of_one = sessions_of(service)[1]
         fit = int(most / of_one)
-        talks, refused = refused_openings(stub, fit + 5)
-        assert (1 + len(talks), refused) == (fit, 6)
+        talks = open_sessions(stub, fit + 5)
+        assert 1 + len(talks) == fit
         assert sessions_of(service) == (fit, fit * of_one)
         assert len(first.ask(step(3)).nodes) > 0
         assert reason_in(lambda: first.ask(step(*[1] * 40_000))) == "OVERLOADED", "a text that grows"
@@ -80,10 +70,10 @@ def test_sessions_take_no_more_memory_than_they_may(original: Path) -> None:
             assert len(talk.ask(step(3)).nodes) > 0
             talk.close()
         assert sessions_of(service) == (0, 0)
-        assert refused_openings(stub, fit)[1] == 0
+        assert len(open_sessions(stub, fit)) == fit
 
 
-def test_sessions_take_no_more_memory_than_is_shown(original: Path) -> None:
+def test_sessions_take_no_more_memory_than_is_shown(pages: Path) -> None:
     """With long texts and large trees."""
     number = 40
 
@@ -103,13 +93,13 @@ def test_sessions_take_no_more_memory_than_is_shown(original: Path) -> None:
             for call in calls:
                 call.cancel()
 
-    with running(f"a={original}", options=[METRICS]) as service:
+    with running(f"a={pages}", options=[METRICS]) as service:
         asyncio.run(run(service))
         until(lambda: sessions_of(service) == (0, 0))
 
 
 def test_long_texts_wait_for_a_thread_of_their_own_and_are_dropped_with_their_clients(
-    original: Path, monkeypatch: pytest.MonkeyPatch
+    pages: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun: list[int] = []
     go_on = threading.Event()
@@ -128,9 +118,7 @@ def test_long_texts_wait_for_a_thread_of_their_own_and_are_dropped_with_their_cl
         return sum(stream.session is not None for stream in server._streams.open)
 
     async def run() -> None:
-        server = Server(ServeOptions([("a", original)], [Address.parse("127.0.0.1:0")], drain_seconds=0), "1")
-        (target,) = await server.start()
-        async with grpc.aio.insecure_channel(target) as channel:
+        async with serving_here(pages) as (server, target), grpc.aio.insecure_channel(target) as channel:
             stub = datastore_pb2_grpc.DatastoreServiceStub(channel)
             waiting = [stub.DraftSession(timeout=PATIENCE) for _ in range(6)]
             for call in waiting:
@@ -151,14 +139,13 @@ def test_long_texts_wait_for_a_thread_of_their_own_and_are_dropped_with_their_cl
             go_on.set()
             assert (await waiting[0].read()).nodes
             assert begun == [5000]
-        await server.drain()
 
     asyncio.run(run())
 
 
-def test_the_guide_says_what_sessions_reserve(original: Path) -> None:
+def test_the_guide_says_what_sessions_reserve(pages: Path) -> None:
     guide = " ".join((Path(__file__).parents[2] / "docs/how-to/service.md").read_text(encoding="utf-8").split())
-    with running(f"a={original}", options=[METRICS]) as service, service.stub() as stub:
+    with running(f"a={pages}", options=[METRICS]) as service, service.stub() as stub:
         for length, said in ((2_000, "2,000 tokens need {:.1f} MB"), (128_000, "128,000 need {:.0f} MB")):
             talk = SessionTalk(stub)
             talk.ask(opening(*[1] * length, nodes=16, prompt_lookup=True))
@@ -166,9 +153,9 @@ def test_the_guide_says_what_sessions_reserve(original: Path) -> None:
             talk.close()
 
 
-def test_sessions_that_share_a_key_learn_together(original: Path) -> None:
+def test_sessions_that_share_a_key_learn_together(pages: Path) -> None:
     shared = {"recycled_logits": b"key"}
-    with running(f"a={original}") as service, service.stub() as stub:
+    with running(f"a={pages}") as service, service.stub() as stub:
 
         def first_draft(**fields: Any) -> Nodes:
             talk = SessionTalk(stub)
@@ -204,19 +191,3 @@ def test_idle_sessions_let_go_of_what_live_datastores_have_replaced(tmp_path: Pa
         maps = Path(f"/proc/{service.process.pid}/maps")
         until(lambda: not any("(deleted)" in line and "/segment-" in line for line in maps.read_text().splitlines()))
         talk.close()
-
-
-def test_a_drained_service_answers_the_step_it_is_in(original: Path) -> None:
-    """It was paused with a message on the way, and then told to end: that is answered, or the client told to go."""
-    with running(f"a={original}") as service, service.stub() as stub:
-        talk = SessionTalk(stub)
-        talk.ask(opening(1, 2))
-        service.pause()
-        talk.tell(step(3))
-        service.signal(signal.SIGTERM)
-        service.resume()
-        answers: list[pb.DraftSessionResponse] = []
-        assert reason_in(lambda: answers.extend(talk.call)) == "DRAINING"
-        assert len(answers) <= 1
-        talk.leave()
-        assert service.process.wait(PATIENCE) == 0

@@ -44,20 +44,6 @@ def trees_of(*sources: object) -> list[list[int]]:
     return trees
 
 
-def test_a_session_of_one_service_is_the_session_in_process(service: Service, numbers: Path) -> None:
-    with DatastoreClient(service.target, timeout=PATIENCE) as client:
-        assert trees_of(client) == trees_of(Datastore.open(numbers))
-
-
-def test_two_services_and_a_datastore_draft_together(service: Service, numbers: Path) -> None:
-    with (
-        running(numbers) as second,
-        DatastoreClient(service.target, timeout=PATIENCE) as one,
-        DatastoreClient(second.target, timeout=PATIENCE) as other,
-    ):
-        assert all(0 < len(tree) <= 8 for tree in trees_of(one, Datastore.open(numbers), other))
-
-
 def test_sessions_of_a_batch_have_a_stream_each(service: Service, numbers: Path) -> None:
     store = Datastore.open(numbers)
     with DatastoreClient(service.target, timeout=PATIENCE) as client:

@@ -1,11 +1,11 @@
-"""Services of parts in this process: many in one event loop, so that tests start and stop them in milliseconds."""
+"""Services in this process: of parts many in one event loop, so that tests start and stop them in milliseconds."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,15 @@ from rest_store.datastore.part import Part
 from rest_store.service.address import Address
 from rest_store.service.server.server import ServeOptions, Server
 from tests.shared.services import PATIENCE
+
+
+@asynccontextmanager
+async def serving_here(directory: Path) -> AsyncIterator[tuple[Server, str]]:
+    """Serve the datastore "a" in this process, where tests may change what happens; yield the server's address, too."""
+    server = Server(ServeOptions([("a", directory)], [Address.parse("127.0.0.1:0")], drain_seconds=0), "1")
+    [target] = await server.start()
+    yield server, target
+    await server.drain()
 
 
 class Serving:
@@ -28,19 +37,13 @@ class Serving:
     def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(PATIENCE)
 
-    def start(self, name: str, directory: Path, part: str | None, **options: Any) -> str:
+    def start(self, name: str, directory: Path, part: str | None) -> str:
         """Serve a part of the datastore in `directory` as `served`, and return the address."""
         address = Address.parse(f"unix:{self._folder}/{name}")
 
         async def start() -> Server:
-            own = ServeOptions(
-                [("served", directory)],
-                [address],
-                drain_seconds=0.1,
-                part=None if part is None else Part.parse(part),
-                **options,
-            )
-            server = Server(own, "1")
+            own = None if part is None else Part.parse(part)
+            server = Server(ServeOptions([("served", directory)], [address], drain_seconds=0.1, part=own), "1")
             await server.start()
             return server
 

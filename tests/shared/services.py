@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from itertools import pairwise
 from pathlib import Path
 
 import grpc
@@ -114,13 +115,9 @@ class Service:
     def restart(self) -> None:
         """Start it again after it has ended, on the addresses that it had."""
         assert self.process.poll() is not None
-        arguments = [part for part in self._arguments if part != "--listen" and part not in self._listened]
+        listened = {after for part, after in pairwise(self._arguments) if part == "--listen"}
+        arguments = [part for part in self._arguments if part != "--listen" and part not in listened]
         self._start([*arguments, *(part for target in self.targets for part in ("--listen", target))])
-
-    @property
-    def _listened(self) -> set[str]:
-        given = self._arguments
-        return {given[place + 1] for place, part in enumerate(given) if part == "--listen"}
 
     def open_descriptors(self) -> int:
         return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))

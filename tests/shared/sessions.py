@@ -119,7 +119,6 @@ class Relay(grpc.GenericRpcHandler):
     Attributes:
         received: names of methods and requests, in the order in which they came.
         answer: as given; may be changed.
-        lacks: names of methods that it does not have.
         aborts: the status that ends streams in place of their next answer; None: none does.
         target: its own address.
     """
@@ -127,7 +126,6 @@ class Relay(grpc.GenericRpcHandler):
     def __init__(self, target: str, answer: Callable[[str, bytes], bytes | None] = lambda _, data: data) -> None:
         self.received: list[tuple[str, bytes]] = []
         self.answer = answer
-        self.lacks: set[str] = set()
         self.aborts: grpc.StatusCode | None = None
         self._channel = grpc.insecure_channel(target, [("grpc.use_local_subchannel_pool", 1)])
         self._server = grpc.server(futures.ThreadPoolExecutor(16))
@@ -138,8 +136,6 @@ class Relay(grpc.GenericRpcHandler):
     def service(self, details: Any) -> Any:
         """Return the handler of a method; as gRPC asks for."""
         name = details.method.removeprefix(PREFIX)
-        if name in self.lacks:
-            return None
         return grpc.stream_stream_rpc_method_handler(lambda requests, context: self._pass_on(name, requests, context))
 
     def _pass_on(self, name: str, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
@@ -170,14 +166,7 @@ class Relay(grpc.GenericRpcHandler):
                     *np.frombuffer(session.open.tokens, "<i4").tolist(),
                     *(token for one in session.accepted for token in one.tokens),
                 ]
-            elif name == "Draft":
-                for context in pb.DraftRequest.FromString(data).contexts:
-                    found += context.tokens
         return found
-
-    def methods(self) -> set[str]:
-        """Return the names of all methods that were called."""
-        return {name for name, _ in self.received}
 
     def close(self) -> None:
         """End it."""
