@@ -58,17 +58,19 @@ class ChatTemplate:
         """Return the text of a conversation, control tokens included, without a prompt for a further turn.
 
         Args:
-            messages: oldest first.
+            messages: oldest first; without further fields if the template refuses these, as some do several calls.
             origin: source of the conversation, for error messages.
 
         Raises:
             CorpusError: the template refuses the conversation, for instance because turns do not alternate.
         """
         variables: dict[str, Any] = {"tools": None, "documents": None, "add_generation_prompt": False}
+        turns = [{"role": role, "content": text, **json.loads(*more or ["{}"])} for role, text, *more in messages]
         try:
-            turns = [{"role": role, "content": text, **json.loads(*more or ["{}"])} for role, text, *more in messages]
             return self._template.render({**variables, **self._special_tokens, "messages": turns})
         except (self._template_error, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
+            if any(len(message) > 2 for message in messages):
+                return self.render([message[:2] for message in messages], origin)
             roles = ", ".join(role for role, *_ in messages[:4]) + (", ..." if len(messages) > 4 else "")
             problem = f"refused by the chat template ({first_line(error)})"
             raise CorpusError(describe(origin, f"a conversation ({roles})", problem, "valid turns")) from error
