@@ -181,14 +181,6 @@ def test_trees_are_those_of_a_session_in_process(service: Service, text: Text) -
         require_same(one, tree)
 
 
-def test_costs_cut_the_tree(service: Service, directory: Path, text: Text) -> None:
-    costs = [10.0 + nodes**2 for nodes in range(NODES + 1)]
-    with Client(service.target) as client, session_in_process(directory, text.prompt) as session:
-        tree = session.draft(NODES, costs)
-        require_same(client.step(prompt=text.prompt, costs=costs), tree)
-    assert 0 < len(tree) < NODES
-
-
 def test_a_replay_takes_the_steps_of_one_in_process(service: Service, directory: Path) -> None:
     path = EXAMPLE / "recordings.jsonl"
     done = run("node", "dist/replay.js", service.target, path, NODES)
@@ -229,11 +221,3 @@ def test_a_late_tree_is_not_waited_for(service: Service, text: Text) -> None:
             assert client.step(accept=text.accepted[0])["tokens"] == []
         finally:
             service.resume()
-
-
-def test_a_refused_request_has_its_reason(service: Service, text: Text) -> None:
-    with Client(service.target) as client:
-        assert client.step(prompt=[CORPUS.vocabulary_size])["reason"] == "TOKEN_RANGE"
-        other = {"tokenizerFingerprint": "sha256:" + "0" * 64}
-        assert client.step(prompt=text.prompt, options=PATIENT | other)["reason"] == "TOKENIZER_MISMATCH"
-        require_same(client.step(prompt=text.prompt), text.trees[0])

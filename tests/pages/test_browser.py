@@ -205,12 +205,3 @@ def test_text_stands_out_from_its_background(name: str, scheme: str, tab: Any, p
     assert [text for contrast, text in contrasts if contrast < 4.5] == []
     back = tab.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (back == "rgb(255, 255, 255)") == (scheme == "light")
-
-
-def test_on_paper_the_page_is_light_and_without_buttons(tab: Any, places: dict[str, str]) -> None:
-    tab.emulate_media(media="print", color_scheme="dark")
-    for name in ("generate", "report"):
-        tab.goto(places[name])
-        assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-        assert tab.locator("#pass .buttons:visible").count() == 0
-    assert tab.pdf()[:5] == b"%PDF-"
