@@ -73,11 +73,11 @@ class Step:
             self._event.synchronize()
         columns = self._columns.numpy()
         likely = None if self._likely is None else self._likely.numpy()
-        for place, id in enumerate(self._ids):
-            row, length, count = columns[place, :3].tolist()
+        for index, id in enumerate(self._ids):
+            row, length, count = columns[index, :3].tolist()
             top_k = None
             if likely is not None and count:
                 top_k = np.full((count + 1, likely.shape[1]), -1, np.int32)
-                top_k[:count] = likely[self._starts[place] :][:count]  # not after the last one, which was not read yet
-            new = columns[place, columns.shape[1] - count :].astype(np.int32)
-            yield Written(id, row, length, new, self._verified[place], top_k)
+                top_k[:count] = likely[self._starts[index] :][:count]  # not after the last one, which was not read yet
+            new = columns[index, columns.shape[1] - count :].astype(np.int32)
+            yield Written(id, row, length, new, self._verified[index], top_k)
