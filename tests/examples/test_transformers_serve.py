@@ -15,7 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import rest_store
+from rest_store.generation import draft_sessions
 from tests.shared.builds import build_quick, documents, write_jsonl
 from tests.shared.clients import free_port
 from tests.shared.tiny import write_model
@@ -40,14 +40,14 @@ def test_a_trusted_model_generates_with_drafts(directory: Path, monkeypatch: pyt
     drafting = AutoModelForCausalLM.from_pretrained(directory, trust_remote_code=True)
     assert not isinstance(drafting.generate, type(plain.generate)), "transformers has taken the example"
     drafted = []
-    original = rest_store.DraftSession.draft
+    original = draft_sessions.draft_all
 
-    def counting(self: Any, *arguments: Any, **options: Any) -> Any:
-        tree = original(self, *arguments, **options)
-        drafted.append(len(tree))
-        return tree
+    def counting(*arguments: Any, **options: Any) -> Any:
+        trees = original(*arguments, **options)
+        drafted.extend(map(len, trees))
+        return trees
 
-    monkeypatch.setattr(rest_store.DraftSession, "draft", counting)
+    monkeypatch.setattr(draft_sessions, "draft_all", counting)
     ids = torch.tensor([[5, 6, 7, 8, 9, 7, 8]])
     options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 40, "do_sample": False}
     assert drafting.generate(ids, adaptive=False, **options).tolist() == plain.generate(ids, **options).tolist()
