@@ -38,10 +38,8 @@ class Document:
     @property
     def is_empty(self) -> bool:
         """Whether it holds only white space."""
-        return all(
-            not content or content.isspace()
-            for content in (self.text, *(part for turn in self.messages for part in turn[1:]))
-        )
+        parts = [self.text, *(part for turn in self.messages for part in turn[1:])]
+        return all(not part or part.isspace() for part in parts)
 
     @property
     def size(self) -> int:

@@ -28,7 +28,9 @@ def read_text(stream: io.BufferedReader, where: str, counts: CorpusCounts, *, st
     Raises:
         CorpusFormatError: `strict`, and the file holds a NUL byte or is not UTF-8.
     """
-    data, offset, part = b"", 0, 1
+    data = b""
+    part = 1
+    offset = 0
     while True:
         data += stream.read(PIECE_BYTES - len(data))
         has_more = len(data) == PIECE_BYTES and bool(stream.peek(1))

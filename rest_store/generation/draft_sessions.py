@@ -115,6 +115,7 @@ class DraftSessions:
         sessions = {row: one for row, one in enumerate(self._sessions) if one is not None and depths[row] > 0}
         trees = [EMPTY] * len(depths)
         self.counts.asked += len(sessions)
+        self.waited = 0.0
         try:
             drafted = draft_all([*sessions.values()], max_nodes, costs, services=services)
         except Exception as error:

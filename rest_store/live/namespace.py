@@ -140,7 +140,7 @@ class Namespace(Store):
         self.live.writer().limit(self.name, Retention.checked(max_tokens, max_age, max_epochs))
 
     def documents(self, *, group: str | None = None, latest: int | None = None) -> Iterator[StoredDocument]:
-        """Yield the stored documents, or those of a group, in the order of their addition.
+        """Yield the documents that are stored by now, or those of a group, in the order of their addition.
 
         Args:
             group: of the documents; None: of any, or none.

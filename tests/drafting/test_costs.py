@@ -56,6 +56,13 @@ def test_costs_are_learned(cost: Cost) -> None:
     assert costs.table(15) == pytest.approx(expected, rel=0.1)
 
 
+def test_a_clock_that_stands_still_is_survived() -> None:
+    costs = StepCosts()
+    for drafted in (0, 3, 0, 5, 0, 0, 2):
+        costs.observe(drafted, 0.0)
+        assert costs.table(8).min() > 0
+
+
 def test_costs_follow_the_load() -> None:
     costs, chance = StepCosts(), np.random.default_rng(0)
     for cost in (cpu, saturated):
@@ -213,6 +220,13 @@ def test_drafts_are_made_again_once_promises_are_kept(cost: Cost) -> None:
     run(policy, cost, 0.3, 0.02, kept=0.0)
     always, again = (run(judge, cost, 0.8, 0.02) for judge in (DraftPolicy(), policy))
     assert again.speed >= 0.9 * always.speed
+
+
+def test_a_generation_does_not_distrust_scores_for_what_others_were() -> None:
+    policy = DraftPolicy()
+    run(policy, cpu, 0.3, 20.0, kept=0.0)
+    policy.begin()
+    assert run(policy, cpu, 0.8, 0.1, 60).asked >= 58
 
 
 def test_slow_drafting_pauses() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,10 +13,12 @@ import torch
 import rest_store.generation.generate as entry
 from rest_store.bench.baselines import tree_of
 from rest_store.datastore.tree import TokenTree
+from rest_store.drafting.batch import draft_all
 from rest_store.drafting.costs import DraftPolicy
 from rest_store.drafting.session_sources import SessionSources
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import DraftingWarning
+from rest_store.generation import draft_sessions
 from rest_store.generation.cache import TreeKVCache
 from rest_store.generation.draft_sessions import pruned
 from rest_store.generation.generator import Generator
@@ -160,17 +163,9 @@ def test_likely_tokens_are_learnt_from_passes_without_drafts() -> None:
     assert len(recycled) > 0
 
 
-def test_services_are_asked_for_all_rows_before_any_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    for name in ("send", "merge"):
-        method = getattr(SessionSources, name)
-
-        def called(
-            self: SessionSources, *arguments: Any, name: str = name, method: Any = method, **options: Any
-        ) -> Any:
-            calls.append(name)
-            return method(self, *arguments, **options)
-
-        monkeypatch.setattr(SessionSources, name, called)
+def test_all_rows_are_drafted_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Services are then asked for all of them before any is waited for."""
+    drafting = Mock(side_effect=draft_all)
+    monkeypatch.setattr(draft_sessions, "draft_all", drafting)
     Generator(tiny_model("llama"), None, [PromptLookup()], adaptive=False).generate(prompts(3), **FIXED)
-    assert calls[:6] == ["send"] * 3 + ["merge"] * 3
+    assert len(drafting.call_args_list[0].args[0]) == 3
