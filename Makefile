@@ -15,7 +15,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 MINUTES ?= 10
 SEED ?=
 
-.PHONY: setup test test-all test-vllm test-sglang test-ray first-hour fuzz wheel demo lint format proto bench docs pictures sanitize clean
+.PHONY: setup test test-all test-vllm test-sglang test-ray first-hour fuzz wheel demo lint format proto bench docs docs-tables pictures sanitize clean
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)
@@ -169,6 +169,10 @@ bench: $(DEMO)/manifest.json
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	! grep -rnoE --include='*.html' '<(script|img|iframe)[^>]* src="?(https?:)?//[^ >]*|<link[^>]* href="?(https?:)?//[^ >]*' build/docs
+
+# The tables of figures in README.md and docs/, from benchmarks/results/; a test says when they are behind.
+docs-tables: setup
+	$(BIN)/python benchmarks/docs_tables.py
 
 # Pictures of a generation's page, for the documentation; needs Chromium (apt-get install chromium).
 pictures: $(DEMO)/manifest.json

