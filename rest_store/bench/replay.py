@@ -338,7 +338,7 @@ def known_rows(top_k: Tokens, begin: int, end: int) -> Tokens | None:
     """
     if not top_k.size:
         return None
-    rows = top_k[begin:end].copy()
+    rows: Tokens = top_k[begin:end].copy()
     rows[-1] = -1
     return rows
 

@@ -22,6 +22,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 _FACTS = ("date", "commit", "cpu", "platform", "python", "packages", "data")
 _LEFT_OUT = ("out", "as_json")  # of the arguments
 _EMPTY: tuple[Any, ...] = (None, "", [], {})
+_BLOCK = 1 << 20  # bytes of a file hashed at a time
 
 
 @dataclass(frozen=True)
@@ -182,10 +183,13 @@ def file_hash(path: Path) -> str:
     try:
         if not path.is_file():
             return ""
+        digest = hashlib.sha256()
         with path.open("rb") as stream:
-            return "sha256:" + hashlib.file_digest(stream, "sha256").hexdigest()
+            while block := stream.read(_BLOCK):
+                digest.update(block)
     except OSError:
         return ""
+    return "sha256:" + digest.hexdigest()
 
 
 def _plain(value: object) -> object:

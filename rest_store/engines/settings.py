@@ -6,11 +6,14 @@ import reprlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from rest_store.drafting.sources import require_source_timeout
 from rest_store.errors import EngineSettingsError, LimitError, describe
 from rest_store.service.options import Access
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # of typing from Python 3.11 on
 
 _SOURCE_TIMEOUT = 0.02  # seconds: about a step of an engine
 _DRAFTING = ("local", "remote")
