@@ -29,6 +29,7 @@ _OPTIONS: list[tuple[str, Any]] = [
     ("grpc.max_receive_message_length", 64 << 20),
     ("grpc.max_send_message_length", 64 << 20),
 ]
+_NO_PROXY: tuple[str, Any] = ("grpc.enable_http_proxy", 0)
 
 
 Targets: TypeAlias = str | Sequence[str] | Sequence[Sequence[str]]
@@ -120,10 +121,14 @@ class Dialer:
                 self._options.append(("grpc.ssl_target_name_override", tls.server_name))
 
     def connect(self, target: str) -> grpc.Channel:
-        """Return a channel to `target`, which connects when it is first used."""
+        """Return a channel to `target`, which connects when it is first used.
+
+        Addresses of this machine are reached directly, whatever proxy the environment names.
+        """
+        options = [*self._options, _NO_PROXY] if Address.parse(target).is_local else self._options
         if self._credentials is None:
-            return grpc.insecure_channel(target, self._options)
-        return grpc.secure_channel(target, self._credentials, self._options)
+            return grpc.insecure_channel(target, options)
+        return grpc.secure_channel(target, self._credentials, options)
 
 
 def seconds_of(timeout: float) -> float:

@@ -14,6 +14,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from rest_store import errors
 from rest_store.errors import RestStoreError, describe
+from rest_store.service.proxy import proxy_of
 
 DOMAIN = "rest-store"
 DETAILS_KEY = "grpc-status-details-bin"
@@ -73,6 +74,7 @@ _CONNECTIONS = {
     ": Socket closed": "it hung up: if it speaks TLS, name its authority with --tls-ca, or tls=Tls(ca), "
     "and a client certificate where it requires one",
 }
+_MAYBE_PROXY = ("UNAVAILABLE", "DEADLINE_EXCEEDED")  # of a service, or of a proxy before it
 
 
 def status_of(error: BaseException) -> Status:
@@ -101,6 +103,8 @@ def error_of_call(target: str, failure: Any) -> RestStoreError:
         error, message = _BY_CODE[code]
         if code == "UNAVAILABLE":
             details = next((meaning for said, meaning in _CONNECTIONS.items() if said in details), details)
+        if code in _MAYBE_PROXY and (proxy := proxy_of(target)) is not None:
+            target = f"{target}, through the proxy {proxy}"
         return error(f"{target}: {message} ({details})" if details else f"{target}: {message}")
     return errors.ProtocolError(describe(target, "status", f"{code} ({details})", "one of a datastore service"))
 
