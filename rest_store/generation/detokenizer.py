@@ -5,9 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+_MOST_PENDING = 3  # tokens that end within a character: one has at most four bytes
+_INCOMPLETE = "\ufffd"
+
 
 class Detokenizer:
-    """Turns tokens into text one by one; incomplete characters are held back.
+    """Turns tokens into text one by one; incomplete characters are held back, while they can still be completed.
+
+    A token takes the same time wherever it stands: a few tokens are decoded together, the latest ones.
 
     Args:
         tokenizer: a tokenizer of `transformers`.
@@ -15,8 +20,11 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._tokens: list[int] = []
-        self._start = self._shown = 0  # tokens from `_start` on are decoded together; those before `_shown` are shown
+        self._window: list[int] = []  # tokens that are decoded together
+        self._context = 0  # of these, the ones before those that a later token may still change
+        self._given = 0  # characters of their text that were returned
+        self._pending = 0  # tokens since the text last ended with a whole character
+        self._silent: dict[int, bool] = {}  # whether a token adds no text wherever it stands
 
     def words(self, tokens: Sequence[int], *, last: bool = False) -> list[str]:
         """Return the text that each token adds, "" while a character is incomplete.
@@ -27,16 +35,36 @@ class Detokenizer:
         """
         words = [self._word(token) for token in tokens]
         if last and words:
-            words[-1] += self._decoded(len(self._tokens))[len(self._decoded(self._shown)) :]
+            words[-1] += self._decoded(self._window)[self._given :]
         return words
 
     def _word(self, token: int) -> str:
-        self._tokens.append(token)
-        prefix, text = self._decoded(self._shown), self._decoded(len(self._tokens))
-        if text.endswith("\ufffd") or len(text) <= len(prefix):
+        if self._is_silent(token):
             return ""
-        self._start, self._shown = self._shown, len(self._tokens)
-        return text[len(prefix) :]
+        self._window.append(token)
+        text = self._decoded(self._window)
+        is_whole = not text.endswith(_INCOMPLETE)
+        self._pending = 0 if is_whole else self._pending + 1
+        if 0 < self._pending <= _MOST_PENDING:
+            return ""
+        word = text[self._given : len(text) if is_whole else len(text) - 1]
+        if is_whole and word:
+            del self._window[: self._context]
+            self._context = len(self._window)
+            self._given = len(self._decoded(self._window))
+        elif not is_whole:
+            del self._window[:-_MOST_PENDING]
+            self._context = 0
+            rest = self._decoded(self._window)
+            self._given = len(rest) - rest.endswith(_INCOMPLETE)
+        return word
 
-    def _decoded(self, end: int) -> str:
-        return str(self._tokenizer.decode(self._tokens[self._start : end], skip_special_tokens=True))
+    def _is_silent(self, token: int) -> bool:
+        """Whether a token is special, or an id without a token."""
+        silent = self._silent.get(token)
+        if silent is None:
+            silent = self._silent[token] = not self._decoded([token, token])
+        return silent
+
+    def _decoded(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))

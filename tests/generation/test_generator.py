@@ -12,7 +12,6 @@ import transformers
 
 import rest_store
 from rest_store.errors import DrafterError
-from rest_store.generation.detokenizer import Detokenizer
 from rest_store.generation.model import load_model
 from tests.shared.strategies import refused
 from tests.shared.tiny import (
@@ -22,7 +21,6 @@ from tests.shared.tiny import (
     futures_of,
     prompts,
     right,
-    text_tokenizer,
     tiny_model,
     write_model,
 )
@@ -139,17 +137,3 @@ def test_no_drafter_is_plain_decoding() -> None:
         assert torch.equal(output.sequences, plain)
         assert output.statistics.forward_passes == FIXED["max_new_tokens"]
         assert output.statistics.drafts.asked == 0
-
-
-# --- Text ------------------------------------------------------------------------------------------------------------
-
-
-def test_tokens_become_text_when_their_characters_are_whole() -> None:
-    words = text_tokenizer()
-    text = "naïve café 漢字 ok"
-    detokenizer = Detokenizer(words)
-    added = [word for token in words(text)["input_ids"] for word in detokenizer.words([token])]
-    assert "".join(added) == text
-    assert "" in added
-    assert not any("\ufffd" in part for part in added)
-    assert Detokenizer(words).words(words("漢")["input_ids"][:2], last=True) == ["", "\ufffd"]
