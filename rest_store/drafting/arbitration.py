@@ -83,27 +83,33 @@ class Head:
         head._saved, head._pause, head._left = 0.0, 0, 0
         return head
 
-    def prefers_session(self, scores: Sequence[float]) -> bool:
+    def prefers_session(self, scores: Sequence[float], tokens: int | None = None) -> bool:
         """Return whether a step that verifies one chain should verify the session's, and not as much of the head's.
 
         Args:
             scores: of the session's chain.
+            tokens: the most tokens that the step verifies; None: all that the head drafts.
         """
-        of_head = self._survival(_bucket(scores)).sum()
+        of_head = self._survival(_bucket(scores))[:tokens].sum()
+        scores = scores[:tokens]
         return bool(min(self._reliability * sum(scores), len(scores)) > of_head)
 
-    def learn_chain(self, scores: Sequence[float], accepted: int, *, is_of_head: bool) -> None:
+    def learn_chain(
+        self, scores: Sequence[float], accepted: int, *, is_of_head: bool, tried: int | None = None
+    ) -> None:
         """Learn what became of a step that verified one chain.
 
         Args:
             scores: of the session's chain.
             accepted: how many tokens of the verified chain the model wrote.
             is_of_head: whether that was the head's chain.
+            tried: how many tokens of that chain were verified; None: all of them.
         """
         if is_of_head:
-            self._learn_head(_bucket(scores), accepted, self._seconds.size - 1)
+            drafted = self._seconds.size - 1
+            self._learn_head(_bucket(scores), accepted, drafted if tried is None else min(tried, drafted))
         else:
-            self._learn_promises(accepted, sum(scores))
+            self._learn_promises(accepted, sum(scores[:tried]))
 
     def wants_tree(self) -> bool:
         """Return whether to ask the session in this step, too; called once for each.

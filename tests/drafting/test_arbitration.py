@@ -65,6 +65,22 @@ def test_what_a_head_is_worth_is_learnt_by_text_and_kept_for_others() -> None:
     assert other.plan(NOTHING, COSTS).tokens > hoped
 
 
+def test_what_was_not_verified_teaches_nothing() -> None:
+    """Three tokens of eight are verified in each step, and are right."""
+    scores = [0.9**n for n in range(1, 9)]
+    of_session, of_head = head(0.0, 8), head(0.0, 8)
+    for _ in range(300):
+        for accepted in [3] * 9 + [0]:  # the first one is right in nine steps of ten
+            of_session.learn_chain(scores, accepted, is_of_head=False, tried=3)
+            of_head.learn_chain(scores, 3, is_of_head=True, tried=3)
+    assert of_session._reliability == pytest.approx(2.7 / sum(scores[:3]), rel=0.02)
+    assert of_head._survival(5)[-1] > 0.8
+    assert not of_head.prefers_session([0.9] * 8)
+    cut_short = head(0.0, 8)
+    assert cut_short.prefers_session([0.9] * 3, 3)
+    assert not cut_short.prefers_session([0.75] * 3, 8)
+
+
 def test_a_tree_without_scores_is_refused() -> None:
     refused(TreeError, lambda: head(3.0).plan(TokenTree([1], [-1], [1]), COSTS), "head: scores of the tree is absent")
 
