@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rest_store.datastore.tree import SuffixMatch, TokenTree
     from rest_store.drafting.batch import accept_all, draft_all
     from rest_store.drafting.calibration import Calibration
+    from rest_store.drafting.grammar import Grammar
     from rest_store.drafting.session import DraftSession
     from rest_store.drafting.sources import PromptLookup, RecycledLogits
     from rest_store.errors import RestStoreError
@@ -40,6 +41,7 @@ __all__ = [
     "DraftSession",
     "Generator",
     "GeneratorOutput",
+    "Grammar",
     "LiveDatastore",
     "PromptLookup",
     "RecycledLogits",
@@ -69,6 +71,7 @@ _HOMES = {
     "generate": "rest_store.generation.generate",
     "Generator": "rest_store.generation.generator",
     "GeneratorOutput": "rest_store.generation.output",
+    "Grammar": "rest_store.drafting.grammar",
     "LiveDatastore": "rest_store.live.live_datastore",
     "prepacked_weights": "rest_store.generation.prepacking",
     "PromptLookup": "rest_store.drafting.sources",
