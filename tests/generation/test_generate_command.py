@@ -183,6 +183,11 @@ def test_datastores_of_a_service_are_copied_here(
             assert (facts["text"], facts["duplicates"]) == (first["text"], 1), "remembered there already"
             assert (tmp_path / "cache").exists() == (drafting == "local")
         assert list(facts["sources"])[:2] == places
+        for drafting in ("remote", "local"):  # without a name: code and chat, or the live one, which comes first
+            words = ["--datastore", service.target, "--drafting", drafting]
+            sources = json.loads(write(speaking_model, *prompt, *words).stdout)["sources"]
+            names = {"remote": "code, chat", "local": "chat"}[drafting]
+            assert next(iter(sources)) == f"{names} at {service.target}"
         with rest_store.LiveDatastore.open(places[1]) as replica:
             until(lambda: replica.info().document_count == 1)
     again = write(speaking_model, *prompt, "--datastore", places[1])
