@@ -56,9 +56,7 @@ class Speedup:
         if self.low > 1 or self.high < 1:
             word = "faster" if self.low > 1 else "slower"
             return f"{word}, {ends} times as fast in {pairs}; how much is uncertain"
-        return (
-            f"this machine is too busy for a verdict: {ends} times as fast in {pairs}, {self.median:.2f} in the median"
-        )
+        return f"this machine is too busy for a verdict: {ends} times as fast in {pairs} (median {self.median:.2f})"
 
 
 def in_turns(plain: Callable[[], float], drafted: Callable[[], float]) -> tuple[list[float], list[float]]:
