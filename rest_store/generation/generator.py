@@ -23,6 +23,7 @@ from rest_store.generation.conversation import tokenized
 from rest_store.generation.loop import Generation
 from rest_store.generation.options import Options
 from rest_store.generation.output import GeneratorOutput, Piece, accepted_by_source
+from rest_store.generation.seam import name_of_cache_in
 from rest_store.generation.support import vocabulary_size
 from rest_store.generation.typical import ACCEPTANCES
 
@@ -94,9 +95,9 @@ class Generator:
                 tokenizer, ModeNotSupportedError for a `streamer`, and for `compare` with a cache of yours, which can be
                 continued once.
         """
-        if compare and options.get("past_key_values") is not None:
+        if compare and (name := name_of_cache_in(options)) is not None:
             expected = "none: each of several generations would continue it"
-            raise ModeNotSupportedError(describe("Generator", "past_key_values", "passed with compare=True", expected))
+            raise ModeNotSupportedError(describe("Generator", name, "passed with compare=True", expected))
         drafting = replace(self._options, references=self._tokens_of(references), group=group, epoch=epoch)
         options = self._with_stop_strings(options)
         comparison = self._compare(prompt, drafting, options) if compare else None
