@@ -23,7 +23,13 @@ from rest_store.generation.options import Options
 from rest_store.generation.output import Piece, Statistics, output_of
 from rest_store.generation.prefill import PrefilledPrompt, prefill, prompt_length, require_prompt, unpadded
 from rest_store.generation.rows import rows_of
-from rest_store.generation.support import position_count, require_mode, require_model, vocabulary_size
+from rest_store.generation.support import (
+    position_count,
+    require_length,
+    require_mode,
+    require_model,
+    vocabulary_size,
+)
 from rest_store.generation.top_k import TopTokens, read_top_tokens
 from rest_store.generation.typical import ACCEPTANCES, require_typical
 from rest_store.generation.verify import Verifier
@@ -78,9 +84,10 @@ class Generation:
         typical = options.acceptance != ACCEPTANCES[0]
         if typical:
             require_typical(sample, logits_processor)
+        require_model(model)
         most = self._stops.max_length or math.inf  # tokens of a row
         held = prompt_length(input_ids, model_kwargs) - input_ids.shape[1]  # in a cache, beside those of the row
-        require_model(model, held + most)
+        require_length(model, held + most)
         self._longest = min(most, position_count(model) + 1 - held)  # the last token needs no position
         require_prompt(model, generation_config, model_kwargs)
         self._model, self._config, self._model_kwargs = model, generation_config, model_kwargs

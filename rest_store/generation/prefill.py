@@ -10,11 +10,12 @@ import torch
 from transformers import DynamicCache, StaticCache
 
 from rest_store.errors import ModelNotSupportedError, describe
-from rest_store.generation.cache import FULL, SLIDING, Pattern, require_cache
-from rest_store.generation.support import require_inputs
+from rest_store.generation.cache import Pattern, require_cache
+from rest_store.generation.seam import CACHE
+from rest_store.generation.support import patterns_of, require_inputs
 
 # Arguments that a step makes itself, or that concern the prompt alone.
-_NOT_FORWARDED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+_NOT_FORWARDED = {"attention_mask", "position_ids", CACHE, "use_cache", "logits_to_keep"}
 
 
 @dataclass
@@ -42,7 +43,7 @@ class PrefilledPrompt:
 
 def prompt_length(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> int:
     """Return how many tokens the cache holds after the prompt's pass."""
-    cache = model_kwargs.get("past_key_values")
+    cache = model_kwargs.get(CACHE)
     held = int(cache.get_seq_length()) if cache is not None else 0
     return int(input_ids.shape[1]) + (held if held and not _has_all_tokens(input_ids, model_kwargs) else 0)
 
@@ -64,16 +65,13 @@ def require_prompt(model: Any, config: Any, model_kwargs: dict[str, Any]) -> Non
 
     Raises:
         ModeNotSupportedError: as in `require_inputs`.
-        ModelNotSupportedError: as in `_patterns_of`.
         CacheNotSupportedError: as in `require_cache`.
     """
     require_inputs(model_kwargs)
-    of_text = model.config.get_text_config(decoder=True)
-    _patterns_of(of_text, int(getattr(of_text, "num_hidden_layers", 1)))
-    cache = model_kwargs.get("past_key_values")
+    cache = model_kwargs.get(CACHE)
     is_made_static = config.cache_implementation is not None and isinstance(cache, StaticCache) and not cache.offloading
     if cache is None or is_made_static:
-        model_kwargs["past_key_values"] = cache = DynamicCache(config=of_text)
+        model_kwargs[CACHE] = cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     require_cache(cache)
 
 
@@ -89,13 +87,13 @@ def prefill(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -
         ModelNotSupportedError: the model keeps no keys and values.
     """
     model_kwargs["use_cache"] = True
-    held = int(model_kwargs["past_key_values"].get_seq_length())
+    held = int(model_kwargs[CACHE].get_seq_length())
     new = input_ids.shape[1] - held if held and _has_all_tokens(input_ids, model_kwargs) else None
     inputs = model.prepare_inputs_for_generation(
         input_ids, next_sequence_length=new, is_first_iteration=True, **model_kwargs
     )
     output = model(**inputs, return_dict=True)
-    cache = output.get("past_key_values")
+    cache = output.get(CACHE)
     if cache is None:
         expected = "keys and values, which can be kept for one path of a tree"
         raise ModelNotSupportedError(describe(type(model).__name__, "the key-value cache", "absent", expected))
@@ -104,30 +102,11 @@ def prefill(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -
         logits=output.logits[:, -1:],
         cache=cache,
         length=int(cache.get_seq_length()),
-        patterns=_patterns_of(model.config.get_text_config(decoder=True), len(cache.layers)),
+        patterns=patterns_of(model, len(cache.layers)),
         seen=mask.bool() if mask is not None and not bool((mask == 1).all()) else None,
         positions=inputs["position_ids"][..., -1:] + 1,
         extras={name: value for name, value in model_kwargs.items() if name not in _NOT_FORWARDED},
     )
-
-
-def _patterns_of(config: Any, layers: int) -> list[Pattern]:
-    """Return what each layer of a model attends to, from its text configuration.
-
-    Raises:
-        ModelNotSupportedError: a kind of attention that is not supported for trees.
-    """
-    window = int(getattr(config, "sliding_window", None) or 0)
-    known = {FULL: Pattern(FULL), SLIDING: Pattern(SLIDING, window)}
-    names = getattr(config, "layer_types", None)
-    if names is None:
-        names = [SLIDING if window else FULL] * layers
-    for name in names:
-        if name not in known:
-            raise ModelNotSupportedError(
-                describe("verification", "the attention of a layer", repr(name), f"one of {', '.join(known)}")
-            )
-    return [known[name] for name in names[:layers]]
 
 
 def unpadded(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> list[list[int]]:

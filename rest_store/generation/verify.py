@@ -16,6 +16,7 @@ from rest_store.datastore.tree import TokenTree
 from rest_store.generation.attention import TreeAttention
 from rest_store.generation.cache import Slots, TreeKVCache
 from rest_store.generation.prefill import PrefilledPrompt
+from rest_store.generation.seam import CACHE
 
 
 class Verifier:
@@ -72,9 +73,9 @@ class Verifier:
             input_ids=tokens.contiguous(),
             attention_mask=masks if self._keyed else next(iter(masks.values())),
             position_ids=self._origin + slots,
-            past_key_values=self.cache,
             use_cache=True,
             return_dict=True,
+            **{CACHE: self.cache},
             **self._extras,
         )
         logits: torch.Tensor = output.logits
