@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from rest_store.errors import RestStoreError
     from rest_store.generation.generate import generate
     from rest_store.generation.generator import Generator
+    from rest_store.generation.grammar_mask import GrammarMask
     from rest_store.generation.output import GeneratorOutput
     from rest_store.generation.prepacking import prepacked_weights
     from rest_store.live.live_datastore import LiveDatastore
@@ -42,6 +43,7 @@ __all__ = [
     "Generator",
     "GeneratorOutput",
     "Grammar",
+    "GrammarMask",
     "LiveDatastore",
     "PromptLookup",
     "RecycledLogits",
@@ -72,6 +74,7 @@ _HOMES = {
     "Generator": "rest_store.generation.generator",
     "GeneratorOutput": "rest_store.generation.output",
     "Grammar": "rest_store.drafting.grammar",
+    "GrammarMask": "rest_store.generation.grammar_mask",
     "LiveDatastore": "rest_store.live.live_datastore",
     "prepacked_weights": "rest_store.generation.prepacking",
     "PromptLookup": "rest_store.drafting.sources",

@@ -5,7 +5,7 @@ columns, one after the other. Nothing here is checked for callers: the modules t
 says what is wrong with an argument. Calls that take long release the GIL.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import overload
 
 import numpy as np

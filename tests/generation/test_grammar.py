@@ -92,7 +92,8 @@ def test_batches_take_a_mask_for_each_row(
     library: str, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     grammar = compiled(library, SCHEMAS[0], tokenizer)
-    inputs = tokenizer(["def add(", "for i in"], return_tensors="pt", padding=True)
+    rows = [tokenizer(text)["input_ids"][:3] for text in ("def add(first", "for i in range(3):")]
+    inputs = {"input_ids": torch.tensor(rows), "attention_mask": torch.ones(2, 3, dtype=torch.long)}
     sources = [rest_store.PromptLookup(), grammar]
     output = model.generate(
         **inputs,
