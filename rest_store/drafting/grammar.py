@@ -163,7 +163,8 @@ class Place:
             return np.zeros(tokens.size, np.bool_)
         is_known = tokens < 32 * self.mask.size
         words = self.mask[np.where(is_known, tokens >> 5, 0)]
-        return is_known & ((words >> (tokens & 31)) & 1).astype(np.bool_)
+        is_allowed: npt.NDArray[np.bool_] = is_known & ((words >> (tokens & 31)) & 1).astype(np.bool_)
+        return is_allowed
 
 
 class GrammarText:
@@ -280,11 +281,13 @@ def constrained(old: TokenTree, grammar: GrammarTree, options: DraftLimits, orig
         options: `max_nodes` and `is_chain` of the new tree; its costs are not looked at.
         origin: of the nodes that the grammar adds, as a bitmask.
     """
-    assert old.scores is not None
-    assert old.origins is not None
+    scores = old.scores
+    origins = old.origins
+    assert scores is not None
+    assert origins is not None
     children: dict[int, list[int]] = {}
-    for node, parent in enumerate(old.parents.tolist()):
-        children.setdefault(parent, []).append(node)
+    for child, parent in enumerate(old.parents.tolist()):
+        children.setdefault(parent, []).append(child)
     new_of_old = np.full(len(old), -1, np.int32)
     new: list[_NewNode] = []
     heap: list[_NewNode] = []
@@ -292,7 +295,7 @@ def constrained(old: TokenTree, grammar: GrammarTree, options: DraftLimits, orig
     def expand(index: int, node: _NewNode) -> None:
         """Push the candidates after a node."""
         below = [] if node.old is None else children.get(node.old, [])
-        probabilities = np.minimum(old.scores[below] / max(node.score, 1e-9), 1.0)
+        probabilities = np.minimum(scores[below] / max(node.score, 1e-9), 1.0)
         chances = grammar.chances(index, node.parent, node.token, old.tokens[below], probabilities)
         old_of_token = {int(old.tokens[child]): child for child in reversed(below)}
         if options.is_chain and chances:
@@ -314,7 +317,7 @@ def constrained(old: TokenTree, grammar: GrammarTree, options: DraftLimits, orig
         [node.parent for node in new],
         [0] * len(new),
         scores=[node.score for node in new],
-        origins=[origin if node.old is None else int(old.origins[node.old]) for node in new],
+        origins=[origin if node.old is None else int(origins[node.old]) for node in new],
     )
     return ConstrainedTree(tree, new_of_old)
 

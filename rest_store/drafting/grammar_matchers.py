@@ -67,7 +67,8 @@ class XgrammarMatcher:
             return None
         mask = np.full((1, self._words), -1, np.int32)
         self._matcher.fill_next_token_bitmask(mask)
-        return mask[0]
+        row: Mask = mask[0]
+        return row
 
 
 class LlguidanceMatcher:
@@ -113,7 +114,8 @@ class LlguidanceMatcher:
             from llguidance.numpy import fill_next_token_bitmask
 
             fill_next_token_bitmask(self._matcher, mask)
-        return mask[0]
+        row: Mask = mask[0]
+        return row
 
 
 class GrammarDefinition(NamedTuple):
