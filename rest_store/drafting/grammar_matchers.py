@@ -103,6 +103,10 @@ class LlguidanceMatcher:
         forked._has_ended = self._has_ended
         return forked
 
+    def forced(self) -> list[int]:
+        """Return the tokens that the grammar forces next, as llguidance's tokenizer spells them."""
+        return [] if self._matcher.is_stopped() else list(self._matcher.compute_ff_tokens())
+
     def mask(self) -> Mask | None:
         """Return the tokens that may come next, as `GrammarMatcher`; after a whole text only its end."""
         if self._has_ended:
