@@ -197,7 +197,8 @@ def forced_passes(tokenizer: Any, schema: Schema, output: list[int]) -> int:
 
 
 @click.command(
-    epilog="Example: python benchmarks/bench_structured.py --model smollm2 --out structured.json", **SETTINGS
+    context_settings=SETTINGS,
+    epilog="Example: python benchmarks/bench_structured.py --model smollm2 --out structured.json",
 )
 @click.option("--model", metavar="DIR", required=True, help="A chat model and its tokenizer, as transformers read it.")
 @click.option("--per-schema", type=click.IntRange(1, 4), default=4, show_default=True, help="Requests of each schema.")
