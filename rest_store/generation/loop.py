@@ -17,6 +17,7 @@ from rest_store.drafting.output_document import PROMPT_TOKENS, OutputDocument
 from rest_store.drafting.remembering import RememberTarget, remember
 from rest_store.errors import ModeNotSupportedError, describe
 from rest_store.generation.acceptance import Acceptance, Stops
+from rest_store.generation.attention import require_attention
 from rest_store.generation.detokenizer import Detokenizer
 from rest_store.generation.draft_sessions import EMPTY, DraftSessions
 from rest_store.generation.options import Options
@@ -85,6 +86,7 @@ class Generation:
         if typical:
             require_typical(sample, logits_processor)
         require_model(model)
+        require_attention(model)
         most = self._stops.max_length or math.inf  # tokens of a row
         held = prompt_length(input_ids, model_kwargs) - input_ids.shape[1]  # in a cache, beside those of the row
         require_length(model, held + most)
@@ -150,7 +152,7 @@ class Generation:
         sessions = self._sessions = DraftSessions(self._options, prompts, vocabulary_size(self._model))
         self.statistics.drafts = sessions.counts
         began = time.perf_counter()
-        prompt = prefill(self._model, self._input_ids, self._model_kwargs)
+        prompt = prefill(self._model, self._input_ids, self._config.prefill_chunk_size, self._model_kwargs)
         top_tokens = self._read(prompt.logits, sessions)
         seconds = time.perf_counter() - began
         if self._options.adaptive:
@@ -236,10 +238,10 @@ class Generation:
             if self._verifier is not None:
                 self._verifier.cache.give_back(self._cache)
         finally:
-            self._release()
+            self.release()
 
-    def _release(self) -> None:
-        """Remember the output; close verifier and sessions."""
+    def release(self) -> None:
+        """Remember the output; close verifier and sessions, without filling the caller's cache."""
         self._closed = True
         target, self._target = self._target, None
         if target is not None:
@@ -255,7 +257,7 @@ class Generation:
         if sessions is not None:
             sessions.close()
 
-    __del__ = _release
+    __del__ = release
 
     def __enter__(self) -> Generation:
         return self
