@@ -265,11 +265,12 @@ class Generation:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def result(self, streamer: Any = None) -> Any:
+    def result(self, streamer: Any = None, *, has_prompt: bool = False) -> Any:
         """Run to the end; return what `generate` returns. After `close` or an error that is what was written before.
 
         Args:
             streamer: of transformers, given the prompt and each token.
+            has_prompt: whether it was given the prompt before.
 
         Raises:
             ModeNotSupportedError: a streamer for several rows, which do not all get a token in the same step.
@@ -278,7 +279,7 @@ class Generation:
             found = f"given for {len(self._rows)} rows"
             raise ModeNotSupportedError(describe("generate", "a streamer", found, "one row"))
         with self:
-            if streamer is not None:
+            if streamer is not None and not has_prompt:
                 streamer.put(self._input_ids.cpu())
             for piece in iter(self._next_piece, None):
                 for token in piece.tokens[0] if streamer is not None else []:

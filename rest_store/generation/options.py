@@ -34,8 +34,8 @@ class Options:
         ContextTypeError, TokenRangeError: a reference is not token ids.
         LimitError: something else than a number, or one that is out of range.
         RememberError: nothing can be added to `remember`.
-        DocumentError: `group` is none.
-        CalibrationError: `calibration` is none.
+        DocumentError: `group` is not a valid name of a group.
+        CalibrationError: `calibration` is not a `Calibration`.
     """
 
     drafter: Sequence[object] | None = None

@@ -7,6 +7,7 @@ import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Thread
 from typing import Any
 from unittest.mock import Mock
 
@@ -60,17 +61,40 @@ def scripted(model: Any, inputs: Any, script: Any = right, **options: Any) -> tu
     return plain, [Drafted(lambda prompt: Scripted(prompt, futures, script))]
 
 
-def test_a_streamer_gets_what_plain_decoding_gives_it() -> None:
+@pytest.mark.parametrize("name", ["streamer", "stream_to"])
+def test_a_streamer_gets_what_plain_decoding_gives_it(name: str) -> None:
     model = tiny_model("llama")
     inputs = prompts(1)
     expected = Collected()
     model.generate(**inputs, **FIXED, streamer=expected)
     _, drafter = scripted(model, inputs)
     streamer = Collected()
-    options = {"custom_generate": rest_store.generate, "drafter": drafter, "stream_to": streamer}
+    options = {"custom_generate": rest_store.generate, "drafter": drafter, name: streamer}
     model.generate(**inputs, **FIXED, **options)
     assert streamer.given == expected.given
     assert streamer.ended == expected.ended == 1
+
+
+def test_two_streamers_or_one_for_several_rows_are_refused() -> None:
+    model, options = tiny_model("llama"), {**FIXED, "custom_generate": rest_store.generate}
+    both = {"streamer": Collected(), "stream_to": Collected()}
+    message = "streamer is given beside stream_to, expected one of them"
+    refused(ModeNotSupportedError, lambda: model.generate(**prompts(1), **options, **both), message)
+    for name in both:
+        given = {name: Collected()}
+        refused(ModeNotSupportedError, lambda given=given: model.generate(**prompts(3), **options, **given), "3 rows")
+
+
+def test_the_reader_of_an_iterating_streamer_comes_to_an_end(model_directory: Path) -> None:
+    model, words = load_model(str(model_directory))
+    streamer = transformers.TextIteratorStreamer(words, skip_prompt=True, timeout=60)
+    inputs = words("for i in", return_tensors="pt")
+    options = {**FIXED, "custom_generate": rest_store.generate, "streamer": streamer}
+    writer = Thread(target=model.generate, kwargs={**inputs, **options})
+    writer.start()
+    text = "".join(streamer)
+    writer.join()
+    assert text == words.decode(model.generate(**inputs, **FIXED)[0, inputs["input_ids"].shape[1] :])
 
 
 @pytest.mark.parametrize("rows", [1, 3])
