@@ -19,7 +19,7 @@ from build_index.documents import well_formed
 from build_index.options import BuildOptions, BuildSummary
 from build_index.size import parse_size, size_text
 from rest_store.datastore.render import counted, one_line
-from rest_store.errors import MemoryBudgetError, RestStoreError, ResumeError
+from rest_store.errors import CorpusFormatError, DocumentSizeError, MemoryBudgetError, RestStoreError, ResumeError
 from rest_store.options import PATH, SETTINGS, json_option
 
 _HELP = """Build a datastore from corpora.
@@ -27,11 +27,16 @@ _HELP = """Build a datastore from corpora.
 DIR appears when the datastore is complete. An old datastore at DIR stays unchanged until then.
 
 \b
+Exit status: 0, or 1 after an error, 2 for wrong options, 130 after Ctrl-C; 3 if the
+datastore is complete, but more than half of a corpus was left out that no option left out.
+
+\b
 Example:
   rest-build --corpus src/ --include '*.py' --corpus chats.jsonl \\
     --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct --out code.ds
 """
 _INTERRUPTED_STATUS = 130  # as shells report SIGINT
+_LOST_STATUS = 3  # the datastore is complete, but most of a corpus is not in it
 
 
 def memory_size(text: str) -> int:
@@ -117,6 +122,7 @@ def build(
     include: tuple[str, ...],
     exclude: tuple[str, ...],
     max_documents: int | None,
+    gitignore: bool,
     **options: Any,
 ) -> None:
     """Run the command; see `_HELP`. `options` are attributes of `BuildOptions`."""
@@ -124,13 +130,15 @@ def build(
         from build_index.builder import build as build_datastore
         from build_index.progress import ProgressLine
 
-        specs = tuple(CorpusSpec(path, field, include, exclude, max_documents) for path in corpora)
+        specs = tuple(CorpusSpec(path, field, include, exclude, max_documents, gitignore) for path in corpora)
         progress = ProgressLine(sys.stderr) if not quiet and ProgressLine.fits(sys.stderr) else None
         summary = build_datastore(BuildOptions(specs, out=out, **options), progress)
     if as_json:
         click.echo(json.dumps(asdict(summary), sort_keys=True))
     elif not quiet:
         click.echo(summary_text(summary))
+    if summary.lost:
+        context.exit(_LOST_STATUS)
 
 
 @contextmanager
@@ -145,6 +153,8 @@ def _one_line_errors(context: click.Context, out: Path) -> Iterator[None]:
             message, status = "interrupted" + _resume_hint(out), _INTERRUPTED_STATUS
         except (RestStoreError, OSError) as error:
             hint = "" if isinstance(error, ResumeError) else _resume_hint(out)  # it says itself what to do
+            if hint and isinstance(error, CorpusFormatError | DocumentSizeError):
+                hint = " (what is made of other corpora is kept: mend this one or leave it out, and build again)"
             message, status = str(error) + hint, 1
         click.echo(f"Error: {one_line(message)}", err=True)
         context.exit(status)
@@ -164,7 +174,6 @@ def summary_text(summary: BuildSummary) -> str:
     from build_index.progress import clock
 
     notes = [f"{counted(summary.duplicates, 'exact duplicate')} dropped"]
-    notes += [f"{number:,} {reason}" for reason, number in summary.skipped.items()]
     notes += [f"{summary.split_documents:,} split"] if summary.split_documents else []
     stages = ", ".join(f"{stage} {clock(seconds)}" for stage, seconds in summary.stage_seconds.items())
     processes = f", in {summary.workers} processes" if summary.workers > 1 else ""
@@ -177,4 +186,23 @@ def summary_text(summary: BuildSummary) -> str:
         "time": f"{clock(summary.seconds)} ({stages}; sorting overlaps)",
         "memory": f"{size_text(summary.peak_memory)} at the peak, limit {size_text(summary.memory)}",
     }
-    return "\n".join(f"{name:<10} {text}" for name, text in rows.items())
+    lines = list(rows.items())
+    names = ["left out", *[""] * len(summary.skipped)]
+    lines[2:2] = list(zip(names, left_out_texts(summary), strict=False))
+    return "\n".join(f"{name:<10} {text}" for name, text in lines)
+
+
+def left_out_texts(summary: BuildSummary) -> list[str]:
+    """Return what was left out, a text for each kind, the most bytes first: number, size, largest example, remedy."""
+    from build_index.readers.unread import HINTS
+
+    texts = []
+    sizes = summary.skipped_bytes
+    for reason, number in sorted(summary.skipped.items(), key=lambda item: (-sizes.get(item[0], 0), -item[1])):
+        size = f" ({size_text(sizes[reason])})" if reason in sizes else ""
+        example, hint = summary.largest_skipped.get(reason, ""), HINTS.get(reason, "")
+        superlative = ", the largest" if number > 1 else ""
+        texts.append(f"{number:,} {reason}{size}")
+        texts[-1] += f"{superlative}: {well_formed(example)}" if example else ""
+        texts[-1] += f"; {hint}" if hint else ""
+    return texts
