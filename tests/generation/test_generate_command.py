@@ -116,6 +116,15 @@ def test_a_chat_takes_a_template(model_directory: Path, tmp_path: Path) -> None:
     assert (done.exit_code, "has no chat template: leave out --chat" in done.stderr) == (2, True)
 
 
+@pytest.mark.parametrize("words", [[], ["--chat"], ["--no-chat"]], ids=str)
+def test_a_prompt_without_the_models_template_says_so_once(model_directory: Path, words: list[str]) -> None:
+    done = write(model_directory, "--prompt", "x", "--prompt", "y", *words, "--json")
+    assert done.exit_code == 0, done.output
+    hints = [line for line in done.stderr.splitlines() if "continued as text; with --chat" in line]
+    assert len(hints) == (not words)
+    assert len(done.stdout.splitlines()) == 2
+
+
 @pytest.mark.filterwarnings("default::rest_store.errors.DraftingWarning")
 def test_a_service_that_does_not_answer_is_left_out_and_reported(model_directory: Path) -> None:
     with socket.socket() as unused:
