@@ -260,7 +260,9 @@ def test_a_corpus_that_has_to_be_repaired_costs_nothing_of_the_others(tokenizer,
     last.write_text(whole)
     tokenized, sorted_ones = [], []
     digest, sort = slices.content_digest, shard_sorter.sorted_suffixes
-    monkeypatch.setattr(slices, "content_digest", lambda document: tokenized.append(document.origin) or digest(document))
+    monkeypatch.setattr(
+        slices, "content_digest", lambda document: tokenized.append(document.origin) or digest(document)
+    )
     monkeypatch.setattr(shard_sorter, "sorted_suffixes", lambda *data: sorted_ones.append(1) or sort(*data))
     build_quick([good, last], tokenizer, out, shard_tokens=500)
     assert contents(out) == contents(tmp_path / "whole")
