@@ -44,7 +44,8 @@ def build(
     """Build a datastore and open it.
 
     Args:
-        corpus: a file (parquet, JSON, JSONL, text, also .gz and .zst), a directory or an address; or several.
+        corpus: a file (text, JSON, JSONL, CSV, parquet, Arrow, archives, SQLite, also compressed), a directory or an
+            address; or several.
         tokenizer: of the target model: a tokenizer of `transformers` or `tokenizers`, or where there is one: a Hugging
             Face name, a directory, a `tokenizer.json` or a `.gguf` file.
         out: directory of the datastore; an old datastore there is replaced when the new one is complete.

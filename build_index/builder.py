@@ -40,6 +40,7 @@ from build_index.options import MOST_LOST, BuildOptions, BuildSummary
 from build_index.progress import ProgressListener
 from build_index.ray_workers import RayWorkers, connected
 from build_index.readers.parquet import HeldAtOnceError
+from build_index.readers.unread import reason_text
 from build_index.shard_tokens import ShardTokens
 from build_index.size import MIB
 from build_index.slices import Setup
@@ -197,7 +198,7 @@ def _build(
         total += counts
         if (share := counts.lost_share()) > MOST_LOST:
             lost[well_formed(corpus.spec.path)] = share
-            notes = ", ".join(f"{number:,} {reason}" for reason, number in counts.skipped.most_common())
+            notes = ", ".join(reason_text(reason, number) for reason, number in counts.skipped.most_common())
             warnings.warn(f"{well_formed(corpus.spec.path)}: {share:.0%} was left out ({notes})", stacklevel=4)
     size = sum(shard.tokens_size + shard.suffixes_size for shard in shards)
     return BuildSummary(

@@ -59,8 +59,8 @@ def memory_size(text: str) -> int:
     metavar="PATH",
     multiple=True,
     required=True,
-    help="What the datastore is built of: a file (parquet, JSON, JSONL, text, also .gz and .zst), a directory, or the "
-    "address of one (s3://, gs://, hf://datasets/...). Repeatable.",
+    help="What the datastore is built of: a file (text, JSON, JSONL, CSV, parquet, Arrow, archives, SQLite, also "
+    "compressed), a directory, or the address of one (s3://, gs://, hf://datasets/...). Repeatable.",
 )
 @click.option(
     "--tokenizer",
@@ -171,6 +171,7 @@ def _resume_hint(out: Path) -> str:
 
 def summary_text(summary: BuildSummary) -> str:
     """Return the summary for people: a few lines."""
+    from build_index.left_out import left_out_texts
     from build_index.progress import clock
 
     notes = [f"{counted(summary.duplicates, 'exact duplicate')} dropped"]
@@ -188,21 +189,6 @@ def summary_text(summary: BuildSummary) -> str:
     }
     lines = list(rows.items())
     names = ["left out", *[""] * len(summary.skipped)]
-    lines[2:2] = list(zip(names, left_out_texts(summary), strict=False))
+    left_out = left_out_texts(summary.skipped, summary.skipped_bytes, summary.largest_skipped)
+    lines[2:2] = list(zip(names, left_out, strict=False))
     return "\n".join(f"{name:<10} {text}" for name, text in lines)
-
-
-def left_out_texts(summary: BuildSummary) -> list[str]:
-    """Return what was left out, a text for each kind, the most bytes first: number, size, largest example, remedy."""
-    from build_index.readers.unread import HINTS
-
-    texts = []
-    sizes = summary.skipped_bytes
-    for reason, number in sorted(summary.skipped.items(), key=lambda item: (-sizes.get(item[0], 0), -item[1])):
-        size = f" ({size_text(sizes[reason])})" if reason in sizes else ""
-        example, hint = summary.largest_skipped.get(reason, ""), HINTS.get(reason, "")
-        superlative = ", the largest" if number > 1 else ""
-        texts.append(f"{number:,} {reason}{size}")
-        texts[-1] += f"{superlative}: {well_formed(example)}" if example else ""
-        texts[-1] += f"; {hint}" if hint else ""
-    return texts

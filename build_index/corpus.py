@@ -39,7 +39,7 @@ from build_index.readers.separated_values import read_separated_values
 from build_index.readers.source_tree import Globs, LocalCorpus
 from build_index.readers.sqlite import read_sqlite
 from build_index.readers.text import read_text
-from build_index.readers.unread import DAMAGED, HINTS, WITHOUT_TEXT, kind_of
+from build_index.readers.unread import DAMAGED, HINTS, WITHOUT_TEXT, kind_of, reason_text
 from rest_store.errors import CorpusFormatError, CorpusNotFoundError, EmptyCorpusError, describe
 from rest_store.loading.remote_files import scheme_of
 
@@ -64,7 +64,7 @@ def open_corpus(spec: CorpusSpec) -> Corpus:
         if spec.field is not None:
             expected = f"records (JSON, JSONL or parquet) with the field '{spec.field}'"
         if hint := HINTS.get(str(error)):
-            expected += f"; {hint}"
+            expected = f"text or records; {hint}"
         found = f"{error} ({error.fields})" if error.fields else str(error)
         raise CorpusFormatError(describe(spec.path, "content", found, expected)) from None
 
@@ -89,7 +89,7 @@ def empty_corpora(corpora: Sequence[Corpus], without_tokens: int = 0) -> EmptyCo
 def _note(reason: str, number: int) -> str:
     """Return how often a reason to skip something held, and what helps."""
     hint = HINTS.get(reason)
-    return f"{number:,} {reason}" + (f": {hint}" if hint else "")
+    return reason_text(reason, number) + (f": {hint}" if hint else "")
 
 
 class Corpus:

@@ -45,6 +45,18 @@ HINTS = {
 }
 """What helps against each reason to skip something, where a command does."""
 
+_NOUNS = (*HINTS, "zip archive", "datastore", "media file", "malformed record", "encrypted file", "linked directory")
+_PLURALS = {noun: f"{noun}s" for noun in _NOUNS}
+_PLURALS |= {
+    BARE_REPOSITORY: "bare Git repositories",
+    ROW_NUMBERS: "tables of row numbers",
+    CACHED: "cached results of datasets",
+    "ignored by .gitignore": "ignored by .gitignore",
+    "linked directory": "linked directories",
+    "table without a known column": "tables without a known column",
+    "JSONL without a known field": "JSONL files without a known field",
+}
+
 MEDIA, CODE = "media file", "compiled code"  # without a text that anybody misses
 WITHOUT_TEXT = {MEDIA, CODE}
 _ENDINGS = {
@@ -54,6 +66,11 @@ _ENDINGS = {
 }
 _KINDS = {ending: kind for kind, endings in _ENDINGS.items() for ending in endings.split()}
 _CODE_MAGICS = (b"\x7fELF", b"MZ", b"\xca\xfe\xba\xbe", b"\xcf\xfa\xed\xfe", b"\0asm", b"!<arch>\n")
+
+
+def reason_text(reason: str, number: int) -> str:
+    """Return how many were skipped for a reason, for people."""
+    return f"{number:,} {reason if number == 1 else _PLURALS.get(reason, reason)}"
 
 
 def is_lfs_pointer(head: bytes) -> bool:
