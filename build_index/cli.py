@@ -26,7 +26,6 @@ _HELP = """Build a datastore from corpora.
 
 DIR appears when the datastore is complete. An old datastore at DIR stays unchanged until then.
 
-\b
 Exit status: 0, or 1 after an error, 2 for wrong options, 130 after Ctrl-C; 3 if the
 datastore is complete, but more than half of a corpus was left out that no option left out.
 
