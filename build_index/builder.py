@@ -210,6 +210,8 @@ def _build(
         skipped_bytes=dict(sorted(total.sizes.items())),
         largest_skipped={reason: example for reason, (_, example) in sorted(total.largest.items())},
         lost=lost,
+        left_out=dict(sorted(total.left_out.items())),
+        refusal=total.refusal,
         split_documents=sum(entry["split_documents"] for entry in manifest.corpora),
         shards=len(shards),
         resumed_shards=resumed_shards,

@@ -170,7 +170,7 @@ def _resume_hint(out: Path) -> str:
 
 def summary_text(summary: BuildSummary) -> str:
     """Return the summary for people: a few lines."""
-    from build_index.left_out import left_out_texts
+    from build_index.left_out import left_out_texts, parts_text
     from build_index.progress import clock
 
     notes = [f"{counted(summary.duplicates, 'exact duplicate')} dropped"]
@@ -190,4 +190,8 @@ def summary_text(summary: BuildSummary) -> str:
     names = ["left out", *[""] * len(summary.skipped)]
     left_out = left_out_texts(summary.skipped, summary.skipped_bytes, summary.largest_skipped)
     lines[2:2] = list(zip(names, left_out, strict=False))
+    if summary.left_out:
+        lines.append(("not stored", parts_text(summary.left_out)))
+    if summary.refusal:
+        lines.append(("refused", summary.refusal))
     return "\n".join(f"{name:<10} {text}" for name, text in lines)

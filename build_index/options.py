@@ -56,6 +56,8 @@ class BuildSummary:
         skipped_bytes: their bytes, by reason, where they are known.
         largest_skipped: of each reason, the largest: a file, a record, or an error that says what is wrong there.
         lost: share of each corpus that was left out though nothing asked for it, where it is above `MOST_LOST`.
+        left_out: number of parts of stored conversations that the datastore does not have, by kind.
+        refusal: the first conversation that the chat template refused, and why; empty: it refused none.
         split_documents: documents longer than a shard, stored in pieces.
         shards: number of shards.
         resumed_shards: shards that an earlier, interrupted run had tokenized.
@@ -75,6 +77,8 @@ class BuildSummary:
     tokens: int
     duplicates: int
     skipped: Mapping[str, int]
+    left_out: Mapping[str, int]
+    refusal: str
     split_documents: int
     shards: int
     resumed_shards: int

@@ -13,8 +13,9 @@ from contextlib import suppress
 from typing import Any
 
 from build_index.documents import Document
+from build_index.readers.conversations import fields_text
 from build_index.readers.json_text import decoded_json
-from build_index.readers.records import CONVERSATION_FIELDS, TEXT_FIELDS, RecordReader, fields_text
+from build_index.readers.records import CONVERSATION_FIELDS, TEXT_FIELDS, RecordReader
 from build_index.readers.rows import documents_of
 
 BATCH_ROWS = 64
