@@ -71,7 +71,7 @@ class CorpusCounts:
     """Counts of a pass over a corpus, or over some of its files; of several, they can be added up. Can be pickled.
 
     Attributes:
-        documents: documents yielded.
+        documents: documents yielded, without the conversations that the chat template refused.
         conversations: conversations among them.
         files: files opened and read.
         bytes_read: bytes of these files on disk (compressed, if they are), and of those that were passed over.
@@ -125,6 +125,13 @@ class CorpusCounts:
         self.lost_records += 1
         self.leave_out(reason, example, size)
 
+    def refuse(self, refusal: str) -> None:
+        """Count a conversation that was read, and that the chat template refuses, as lost; `refusal` says why."""
+        self.documents -= 1
+        self.conversations -= 1
+        self.skip("refused by the chat template")
+        self.refusal = self.refusal or refusal
+
     def skip_file(self, reason: str, example: str, size: int) -> None:
         """Count a file that is lost, with its bytes."""
         self.lost_bytes += size
@@ -142,6 +149,16 @@ class CorpusCounts:
         of_bytes = self.lost_bytes / self.bytes_read if self.bytes_read else 0.0
         records = self.documents + self.lost_records
         return max(of_bytes, self.lost_records / records if records else 0.0)
+
+    def with_skipped(self, reason: str, number: int) -> CorpusCounts:
+        """Return these counts with so many of the documents skipped after all."""
+        counts = CorpusCounts()
+        counts += self
+        if number:
+            counts.documents -= number
+            counts.lost_records += number
+            counts.skipped[reason] += number
+        return counts
 
     def to_json(self) -> dict[str, Any]:
         """Return an object for JSON."""

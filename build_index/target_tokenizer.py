@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
@@ -24,7 +25,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from build_index.chat_template import ChatTemplate
-from build_index.documents import Document, well_formed
+from build_index.conversation_text import ConversationError, ConversationWriter
+from build_index.documents import CorpusCounts, Document, Message, well_formed
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import CorpusError, TokenizerLoadError, describe, first_line
 
@@ -89,7 +91,7 @@ class TargetTokenizer:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled: what takes long to derive, without what encodes and shows tokens."""
-        state = {name: value for name, value in vars(self).items() if name not in ("_original", "_marked")}
+        state = {name: value for name, value in vars(self).items() if name not in ("_original", "_marked", "_writer")}
         return {**state, "_fast": None}
 
     @cached_property
@@ -151,23 +153,46 @@ class TargetTokenizer:
     def encode_documents(self, documents: Sequence[Document]) -> list[Tokens]:
         """Tokenize texts and conversations, in any mixture.
 
-        No control token is added to a text. A conversation has those that the chat template writes. Their text in a
-        text or a message yields none; the two noncharacters that stand for them become U+FFFD. A text of more than 2^17
-        characters is encoded in pieces split at line ends, to bound the memory: at these positions tokens may differ
-        from those of the whole.
+        No control token is added to a text. A conversation has those that the chat template writes, and each answer as
+        the model wrote it (build_index/conversation_text.py). The text of a control token in a text or a message yields
+        none; the two noncharacters that stand for them become U+FFFD. A text of more than 2^17 characters is encoded in
+        pieces split at line ends, to bound the memory: at these positions tokens may differ from those of the whole.
 
         Raises:
             CorpusError: there is no chat template, or it refuses a conversation.
             EncoderError: `fastokens` is in use, and failed or is wrong.
         """
-        texts = [self._rendered(one) if one.is_conversation else _unmarked(one.text) for one in documents]
-        pieces = [list(split_text(text)) for text in texts]
-        tokens: list[Tokens] = []
-        for batch in _batches([piece for parts in pieces for piece in parts]):
-            tokens += self._encode(batch)
-        in_order = iter(tokens)
-        encoded = [list(islice(in_order, len(parts))) for parts in pieces]
-        return [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in encoded]
+        return self._encode_texts([self._text(document, Counter()) for document in documents])
+
+    def encode_counted(self, documents: Sequence[Document], counts: CorpusCounts) -> list[Tokens | None]:
+        """Tokenize texts and conversations as `encode_documents` does; None: the chat template refuses it.
+
+        Args:
+            documents: texts and conversations.
+            counts: counts what the template refuses and what it leaves out.
+
+        Raises:
+            CorpusError: there is no chat template.
+            EncoderError: `fastokens` is in use, and failed or is wrong.
+        """
+        texts: list[str | None] = []
+        for document in documents:
+            try:
+                texts.append(self._text(document, counts.left_out))
+            except ConversationError as error:
+                counts.refuse(str(error))
+                texts.append(None)
+        tokens = iter(self._encode_texts([text for text in texts if text is not None]))
+        return [None if text is None else next(tokens) for text in texts]
+
+    def encode_history(self, messages: Sequence[Message]) -> Tokens:
+        """Tokenize a conversation as the chat template shows it: answers before the last turn as history.
+
+        Raises:
+            CorpusError: there is no chat template, or it refuses the conversation.
+            EncoderError: `fastokens` is in use, and failed or is wrong.
+        """
+        return self._encode_texts([self._unsealed(self._writer_for("").history(messages, ""))])[0]
 
     def token_text(self, token: int) -> str:
         """Return the text of one token inside a text, a leading space included; incomplete UTF-8 shows as U+FFFD."""
@@ -181,21 +206,45 @@ class TargetTokenizer:
         before = str(self._original.decode(anchor, skip_special_tokens=False))
         return str(self._original.decode([*anchor, token], skip_special_tokens=False)).removeprefix(before)
 
-    def _rendered(self, document: Document) -> str:
-        """Render a conversation, with marked texts for the control tokens that the template writes."""
+    def _text(self, document: Document, left_out: Counter[str]) -> str:
+        """Return the text that is encoded: in a conversation, marked texts stand for the template's control tokens."""
+        if not document.is_conversation:
+            return _unmarked(document.text)
+        writer = self._writer_for(document.origin)
+        return self._unsealed(writer.written(document.messages, document.origin, left_out))
+
+    def _writer_for(self, origin: str) -> ConversationWriter:
         if self._template is None:
             what = f"the chat template of tokenizer '{self.identity.name}'"
-            raise CorpusError(describe(document.origin, what, "absent", "one: pass --chat-template FILE"))
+            raise CorpusError(describe(origin, what, "absent", "one: pass --chat-template FILE"))
+        return self._writer
 
-        def marked(text: str, mark: str) -> str:
-            return self._control_text.sub(lambda match: f"{mark}{self._numbers[match[0]]}{mark}", text)
+    @cached_property
+    def _writer(self) -> ConversationWriter:
+        assert self._template is not None
+        return ConversationWriter(self._template, self._control_text, self._sealed)
 
-        def sealed(text: str) -> str:
-            return marked(_unmarked(text), TEXT_MARK)
+    def _sealed(self, text: str) -> str:
+        """Return a text of a message in which those of control tokens are marked as text."""
+        return self._with_marks(_unmarked(text), TEXT_MARK)
 
-        messages = [tuple(map(sealed, message)) for message in document.messages]
-        rendered = marked(self._template.render(messages, document.origin), CONTROL_MARK)
-        return re.sub(f"{TEXT_MARK}(\\d+){TEXT_MARK}", lambda match: self._controls[int(match[1])], rendered)
+    def _unsealed(self, rendered: str) -> str:
+        """Return what a template wrote, with the control tokens that it wrote marked as such."""
+        marked = self._with_marks(rendered, CONTROL_MARK)
+        return re.sub(f"{TEXT_MARK}(\\d+){TEXT_MARK}", lambda match: self._controls[int(match[1])], marked)
+
+    def _with_marks(self, text: str, mark: str) -> str:
+        return self._control_text.sub(lambda match: f"{mark}{self._numbers[match[0]]}{mark}", text)
+
+    def _encode_texts(self, texts: Sequence[str]) -> list[Tokens]:
+        """Return the tokens of texts in which control tokens are marked."""
+        pieces = [list(split_text(text)) for text in texts]
+        tokens: list[Tokens] = []
+        for batch in _batches([piece for parts in pieces for piece in parts]):
+            tokens += self._encode(batch)
+        in_order = iter(tokens)
+        encoded = [list(islice(in_order, len(parts))) for parts in pieces]
+        return [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in encoded]
 
     def _encode(self, texts: Sequence[str]) -> list[Tokens]:
         """Return the token ids of each text, in which control tokens are marked."""

@@ -36,7 +36,7 @@ class Verifier:
 
     def __init__(self, model: Any, prompt: PrefilledPrompt, room: int) -> None:
         self._model, self._extras = model, prompt.extras
-        self._attention = TreeAttention(model)
+        self._attention = TreeAttention(model, prompt.logits.device)
         try:
             self.cache = cache = TreeKVCache(prompt.cache, prompt.patterns, prompt.length, room)
         except BaseException:  # such as no memory
@@ -60,6 +60,7 @@ class Verifier:
             Logits, [rows, width, vocabulary]: what follows each node, given the context and the path to it. Keys and
             values of the step are in the cache until `cache.keep` says which stay.
         """
+        self.cache.ended.update(row for row, token in enumerate(last) if token is None)
         self.cache.reserve(width)
         packed = torch.from_numpy(_packed(self.cache.lengths, last, trees, width)).to(self._device)
         lengths, tokens, depths, ancestors = torch.split(packed.long(), [1, width, width, width * width], dim=1)
