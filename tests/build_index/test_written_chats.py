@@ -18,7 +18,7 @@ from build_index.readers.conversations import messages_of
 from build_index.tokenization import load_tokenizer
 from rest_store.datastore.manifest import Manifest
 from rest_store.errors import EmptyCorpusError
-from tests.shared.builds import build_here, build_quick, contents
+from tests.shared.builds import build_quick, contents, run_build
 from tests.shared.models import CHATML, decoded
 
 CONTROLS = re.compile(r"<[a-z]+>")
@@ -450,7 +450,7 @@ def test_a_corpus_of_refused_conversations_says_why(chats, byte_level_file, tmp_
 def test_a_build_of_which_more_than_half_is_refused_ends_with_status_3(chats, byte_level_file, tmp_path):
     template = STRICT.replace("'no' in answer", "'1' in answer or '2' in answer or 'no' in answer or '5' in answer")
     inputs = ("--corpus", chats, "--tokenizer", byte_level_file, "--chat-template", template)
-    with pytest.warns(UserWarning, match=r"chats.jsonl: 65% was left out \(65 refused by the chat template\)"):
-        result = build_here(*inputs, "--out", tmp_path / "ds")
-    assert result.exit_code == 3
-    assert "is refused by the chat template (not " in result.output
+    result = run_build(*inputs, "--out", tmp_path / "ds")
+    assert result.returncode == 3
+    assert "chats.jsonl: 65% was left out (65 refused by the chat template)" in result.stderr
+    assert "is refused by the chat template (not " in result.stdout
