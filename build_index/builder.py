@@ -177,7 +177,8 @@ def _build(
             # With --resume, the shards keep their size, and without it they may be larger with more memory.
             sizes = {positions, memory.shard_positions}
             sufficient = max(sufficient_budget(planned, budget, size, error.needed) for size in sizes)
-            raise MemoryBudgetError(f"{error}; --memory {sufficient // MIB}M suffices") from error
+            help_text = f"--memory {sufficient // MIB}M suffices, or write the file again with {error.again}"
+            raise MemoryBudgetError(f"{error.message}; {help_text}") from error
         except DatastoreError as error:
             if unfinished is None:
                 raise

@@ -143,7 +143,7 @@ class Turn:
     def ends_in(self, text: str, form: Form) -> bool:
         """Whether a text has the end of this answer."""
         if self.has_calls:
-            return _is_shown(_calls(self.calls(form))[-1], text)
+            return len(text) >= _CERTAIN and _is_shown(_calls(self.calls(form))[-1], text)
         return bool(self.answer) and self.answer[-_CERTAIN:] in text
 
     @cached_property
@@ -400,7 +400,7 @@ class _Writing:
         tail, history = self._base[same:], rendered[same:-1]  # an answer that ends all is another one
         size = _longest_suffix(tail, history)
         suffix = tail[len(tail) - size :]
-        if size < _CERTAIN or not self._turns[self._done - 1].ends_in(suffix, self._form):
+        if not self._turns[self._done - 1].ends_in(suffix, self._form):
             return None
         return same + history.rfind(suffix) + size
 
@@ -421,8 +421,11 @@ class _Writing:
         place = self._end_of(answer, base, same, history) if answer else None
         if place is None:
             return same  # the turn stands there once more, as history
+        end = base.rfind(answer) + len(answer)
+        if history.startswith(base[end:], place):
+            return same + place + len(base) - end
         ending = self._writer.controls.match(history, place)
-        written = self._writer.controls.match(base, base.rfind(answer) + len(answer))
+        written = self._writer.controls.match(base, end)
         if ending is not None and written is not None and ending[0] != written[0]:
             place = ending.end()  # the end of the turn, which has another token there
         return same + place
@@ -468,20 +471,19 @@ class _Writing:
         for turn in self._turns[self._done : end]:
             if not turn.is_assistant or not _holds_more(turn):
                 continue
-            if self._effort > _MOST_EFFORT:
-                self._left_out.update(of_kinds.get(turn.shape, {}))
+            if self._effort > _MOST_EFFORT and turn.shape in of_kinds:
+                self._left_out.update(of_kinds[turn.shape])
                 continue
             before = self._left_out.copy()
-            for kind, text in ((REASONING, turn.thought), (TEXTS, turn.answer)):
-                found = added.find(text[:_COMPARED], place)
-                if found < 0:
-                    self._left_out[kind] += 1
-                    self._effort += (len(added) - place) // _SEARCHED
-                else:
-                    place = found
-            absent = self._absent_calls(turn, added, place)
-            self._effort += absent * (len(added) - place) // _SEARCHED
+            shown = added.find(turn.answer[:_COMPARED], place)
+            self._left_out[TEXTS] += shown < 0
+            thought = added.find(turn.thought[:_COMPARED], place, shown if shown > place else None)
+            self._left_out[REASONING] += thought < 0
+            self._absent_calls(turn, added, place)
+            self._effort += (max(thought, shown, place) - place if thought >= 0 else len(added)) // _SEARCHED
+            place = max(place, shown)
             of_kinds[turn.shape] = self._left_out - before
+        self._left_out += Counter()  # without zeros
 
     def _absent_calls(self, turn: Turn, text: str, begin: int = 0) -> int:
         """Return how many calls of a turn a text does not show, and count them."""

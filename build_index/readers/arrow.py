@@ -103,20 +103,31 @@ def _opened(
         file.seek(0)
         is_stream = not file.read(len(_FILE_MAGIC)).startswith(_FILE_MAGIC)
         file.seek(0)
-        source = pyarrow.PythonFile(_Bounded(file, where, most_bytes), "r")
+        bounded = _Bounded(file, where, most_bytes)
+        source = pyarrow.PythonFile(bounded, "r")
         options = pyarrow.ipc.IpcReadOptions(included_fields=columns, use_threads=False)
-        if is_stream:
-            stream = pyarrow.ipc.open_stream(source, options=options)
-            yield stream, iter(stream)
-        else:
-            whole = pyarrow.ipc.open_file(source, options=options)
-            yield whole, (whole.get_batch(number) for number in range(whole.num_record_batches))
+        try:
+            if is_stream:
+                stream = pyarrow.ipc.open_stream(source, options=options)
+                yield stream, iter(stream)
+            else:
+                whole = pyarrow.ipc.open_file(source, options=options)
+                yield whole, (whole.get_batch(number) for number in range(whole.num_record_batches))
+        except OSError:
+            if bounded.error is None:
+                raise
+            raise bounded.error from None  # which pyarrow has put into one of its own
 
 
 class _Bounded:
-    """A file that pyarrow cannot close, and of which it reads no more at once than there is room for."""
+    """A file that pyarrow cannot close, and of which it reads no more at once than there is room for.
+
+    Attributes:
+        error: raised to pyarrow; None: there was always room.
+    """
 
     closed = False
+    error: HeldAtOnceError | None = None
 
     def __init__(self, file: BinaryIO, where: str, most_bytes: int | None) -> None:
         self.seek, self.tell = file.seek, file.tell
@@ -127,7 +138,8 @@ class _Bounded:
     def read(self, size: int = -1) -> bytes:
         if self._most_bytes is not None and size > self._most_bytes:
             again = "smaller batches (writer_batch_size of datasets, max_chunksize of pyarrow)"
-            raise HeldAtOnceError.of(self._where, "a record batch", size, self._most_bytes, again)
+            self.error = HeldAtOnceError.of(self._where, "a record batch", size, self._most_bytes, again)
+            raise self.error
         return self._file.read(size)
 
     def readable(self) -> bool:

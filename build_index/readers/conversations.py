@@ -51,7 +51,7 @@ def messages_of(turns: Sequence[object], origin: str, field: str, left_out: Coun
             said = "tool_calls" in more or "reasoning_content" in more
             if content is _ABSENT and not said:
                 raise CorpusFormatError(describe(origin, where, f"one with {fields_text(turn)}", _EXPECTED))
-            if content is None or content is _ABSENT:
+            if content is None or content is _ABSENT or (content == "" and said):
                 content = ""
                 more |= {"content": None} if said else {}  # templates ask for it
             elif _is_list_of_parts(content):
