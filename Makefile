@@ -71,7 +71,7 @@ test-newest:
 	$(NEWEST_PIP) $(INSTALL) --upgrade pip
 	$(NEWEST_PIP) $(INSTALL) "$(TORCH)"
 	$(NEWEST_PIP) $(INSTALL) $(BACKEND)
-	$(NEWEST_PIP) $(INSTALL) --no-build-isolation --config-settings build-dir=build/newest/{wheel_tag} -e '.[$(TESTED),dev]'
+	$(NEWEST_PIP) $(INSTALL) --no-build-isolation --config-settings build-dir=build/newest/{wheel_tag} -e '.[$(TESTED)]'
 	$(NEWEST_PIP) $(INSTALL) --no-deps $(ALONE) xgrammar apache-tvm-ffi
 	$(call COMPILE,$(NEWEST))
 	$(NEWEST)/bin/python --version && $(NEWEST_PIP) list --format=freeze
