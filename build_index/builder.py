@@ -219,6 +219,7 @@ def _build(
         shard_positions=memory.shard_positions,
         size=size,
         encoder=tokenizer.encoder,
+        slow_reason=tokenizer.slow_reason,
         workers=workers.count,
         stage_seconds=stages.seconds,
         memory=memory.budget,

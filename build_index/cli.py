@@ -177,10 +177,11 @@ def summary_text(summary: BuildSummary) -> str:
     notes += [f"{summary.split_documents:,} split"] if summary.split_documents else []
     stages = ", ".join(f"{stage} {clock(seconds)}" for stage, seconds in summary.stage_seconds.items())
     processes = f", in {summary.workers} processes" if summary.workers > 1 else ""
+    slow = f"; slower, as {summary.slow_reason}" if summary.slow_reason else ""
     rows = {
         "datastore": well_formed(summary.out),
         "documents": f"{summary.documents:,} ({', '.join(notes)})",
-        "tokens": f"{summary.tokens:,} (by {summary.encoder}{processes})",
+        "tokens": f"{summary.tokens:,} (by {summary.encoder}{processes}{slow})",
         "shards": f"{summary.shards:,}" + (f" ({summary.resumed_shards:,} resumed)" if summary.resumed_shards else ""),
         "size": f"{size_text(summary.size)}, {summary.size / summary.tokens:.2f} bytes a token",
         "time": f"{clock(summary.seconds)} ({stages}; sorting overlaps)",

@@ -65,6 +65,7 @@ class BuildSummary:
         size: bytes of all shard files.
         workers: processes that read and tokenized; 1: the build's own.
         encoder: name and version of the package that tokenized.
+        slow_reason: why a slower package than `fastokens` tokenized; empty if that did.
         seconds: from start to end.
         stage_seconds: time by stage: `load` (packages and tokenizer), `read`, `tokenize` and `sort`. Their sum may
             exceed `seconds`: sorting overlaps the other stages, and workers each other.
@@ -86,6 +87,7 @@ class BuildSummary:
     size: int
     encoder: str
     workers: int = 1
+    slow_reason: str = ""
     seconds: float = 0.0
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     memory: int = 0

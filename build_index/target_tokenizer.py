@@ -15,7 +15,6 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from functools import cached_property
 from importlib.metadata import version
 from itertools import islice
@@ -27,6 +26,7 @@ from numpy.typing import NDArray
 from build_index.chat_template import ChatTemplate
 from build_index.conversation_text import ConversationError, ConversationWriter
 from build_index.documents import CorpusCounts, Document, Message, well_formed
+from build_index.space_marks import SpaceMarks, without_metaspace
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import CorpusError, TokenizerLoadError, describe, first_line
 
@@ -87,6 +87,8 @@ class TargetTokenizer:
         self._marked = _open(self._marked_json, name)
         self._dtype = np.dtype(np.uint16 if self.identity.vocabulary_size <= 65535 else np.uint32)
         self._fast: fastokens.Tokenizer | None = None
+        self._space_marks: SpaceMarks | None = None  # that `fastokens` needs
+        self._slow_reason = ""
         self._unchecked_after = 0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -110,19 +112,31 @@ class TargetTokenizer:
         `tokenizers` encodes the first texts, too, and samples of the others. Encoding may then raise EncoderError.
         """
         self._unchecked_after = CHECKED_CHARACTERS
-        with suppress(Exception):  # it says what it does not know by a ValueError, or what its parser raises
+        fields = json.loads(self._marked_json)
+        equal, self._space_marks = without_metaspace(fields) or (fields, None)
+        try:
             import fastokens
 
-            self._fast = fastokens.Tokenizer.from_json_str(self._marked_json)
+            self._fast = fastokens.Tokenizer.from_json_str(json.dumps(equal))
+        except ImportError:
+            self._slow_reason = "fastokens is not installed"
+        except Exception as error:  # it says what it does not know by a ValueError, or what its parser raises
+            self._slow_reason = f"fastokens refuses the tokenizer ({first_line(error)})"
 
     def decelerate(self) -> None:
         """Encode by `tokenizers` from now on."""
         self._fast = None
+        self._slow_reason = "fastokens gives other tokens"
 
     @property
     def is_accelerated(self) -> bool:
         """Whether `fastokens` encodes."""
         return self._fast is not None
+
+    @property
+    def slow_reason(self) -> str:
+        """Why `fastokens` does not encode; empty if it does, or was not asked to."""
+        return "" if self.is_accelerated else self._slow_reason
 
     @property
     def encoder(self) -> str:
@@ -264,6 +278,8 @@ class TargetTokenizer:
 
     def _encode_fast(self, fast: fastokens.Tokenizer, texts: Sequence[str]) -> list[Tokens] | None:
         """Return the token ids of each text; None: a text has a byte that the vocabulary lacks, and no token is it."""
+        if self._space_marks is not None:
+            texts = [self._space_marks.before_sections(text) for text in texts]
         try:
             ids, ends = fast.encode_batch_flat(list(texts))
         except (KeyboardInterrupt, SystemExit):
