@@ -5,6 +5,7 @@ A record batch is held at once, of all columns if the file is a stream: `dataset
 
 from __future__ import annotations
 
+import io
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -76,7 +77,8 @@ def read_arrow(
     chosen = _row_numbers(rows) if rows else None
     first = 0  # row of the batch
     with _opened(file, where, places, most_bytes) as (_, batches):
-        for batch in batches:
+        for unchecked in batches:
+            batch = _checked(unchecked, columns)
             numbers = np.arange(first, first + batch.num_rows)
             first += batch.num_rows
             if chosen is not None:
@@ -119,6 +121,24 @@ def _opened(
             raise bounded.error from None  # which pyarrow has put into one of its own
 
 
+def _checked(batch: Any, columns: Sequence[str]) -> Any:
+    """Return the columns of a record batch, after a look at all offsets, which pyarrow would follow anywhere.
+
+    Texts become bytes: whether they are UTF-8 is seen row by row.
+    """
+    import pyarrow
+    import pyarrow.types as types
+
+    arrays = []
+    for name in columns:
+        array = batch.column(name)
+        if types.is_string(array.type) or types.is_large_string(array.type):
+            array = array.view(pyarrow.binary() if types.is_string(array.type) else pyarrow.large_binary())
+        array.validate(full=True)
+        arrays.append(array)
+    return pyarrow.RecordBatch.from_arrays(arrays, names=list(columns))
+
+
 class _Bounded:
     """A file that pyarrow cannot close, and of which it reads no more at once than there is room for.
 
@@ -134,8 +154,12 @@ class _Bounded:
         self._file = file
         self._where = where
         self._most_bytes = most_bytes
+        self._size = file.seek(0, io.SEEK_END)
+        file.seek(0)
 
     def read(self, size: int = -1) -> bytes:
+        if size > self._size - self._file.tell():
+            return b""  # so that pyarrow says that the file is too short
         if self._most_bytes is not None and size > self._most_bytes:
             again = "smaller batches (writer_batch_size of datasets, max_chunksize of pyarrow)"
             self.error = HeldAtOnceError.of(self._where, "a record batch", size, self._most_bytes, again)
