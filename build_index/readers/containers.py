@@ -19,8 +19,10 @@ from rest_store.errors import CorpusFormatError, RestStoreError, describe, first
 
 ZIP_MAGICS = (b"PK\x03\x04", b"PK\x05\x06")
 _TAR_MAGIC, _TAR_OFFSET = b"ustar", 257
-_DAMAGE = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError, OverflowError)
-_DAMAGE += (struct.error, OSError)
+_DAMAGE = (
+    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, struct.error),
+    *(EOFError, NotImplementedError, OSError, OverflowError, ValueError),
+)
 _HELD_BYTES = 8 << 20  # of a file in memory; larger ones go to disk
 _CHUNK = 1 << 20
 

@@ -51,8 +51,8 @@ class RecordReader:
             raise CorpusFormatError(describe(origin, "record", f"a {kind_of(record)}", "an object"))
         field = self.field or known_field(record)
         if field is None:
-            expected = f"one of {KNOWN_FIELDS}, or --field NAME"
-            raise CorpusFormatError(describe(origin, "record", f"one with {fields_text(record)}", expected))
+            expected = f"a conversation or a text in one of {KNOWN_FIELDS}, or --field NAME"
+            raise CorpusFormatError(describe(origin, "record", f"one with {record_text(record)}", expected))
         value = lookup(record, field)
         if value is _MISSING:
             raise CorpusFormatError(
@@ -104,6 +104,12 @@ def known_field(record: Mapping[str, object]) -> str | None:
             return name
     # Last: a field that is null or an empty list is an empty document.
     return next((name for name in (*CONVERSATION_FIELDS, *TEXT_FIELDS) if record.get(name, 0) in (None, [])), None)
+
+
+def record_text(record: Mapping[str, object]) -> str:
+    """Return the fields of a record for a message, and what is in those whose names are known."""
+    known = (name for name in (*CONVERSATION_FIELDS, *TEXT_FIELDS) if name in record)
+    return "; ".join([fields_text(record), *(f"'{name}' is a {kind_of(record[name])}" for name in known)])
 
 
 def lookup(record: object, field: str) -> object:

@@ -82,7 +82,7 @@ class TableReader:
 
 
 def _is_in(schema: Any, name: str) -> bool:
-    return schema.get_field_index(name) >= 0  # not if there are several
+    return int(schema.get_field_index(name)) >= 0  # not if there are several
 
 
 def _may_be_text(kind: Any) -> bool:
