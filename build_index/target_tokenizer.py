@@ -15,6 +15,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import version
 from itertools import islice
@@ -29,6 +30,7 @@ from build_index.documents import CorpusCounts, Document, Message, well_formed
 from build_index.space_marks import SpaceMarks, without_metaspace
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import CorpusError, TokenizerLoadError, describe, first_line
+from rest_store.loading.encoding_sample import sample_digest
 
 if TYPE_CHECKING:
     import fastokens
@@ -85,6 +87,7 @@ class TargetTokenizer:
         _mark_controls(fields, self._numbers)
         self._marked_json = json.dumps(fields)
         self._marked = _open(self._marked_json, name)
+        self.identity = replace(self.identity, encoding=sample_digest(self._ids))
         self._dtype = np.dtype(np.uint16 if self.identity.vocabulary_size <= 65535 else np.uint32)
         self._fast: fastokens.Tokenizer | None = None
         self._space_marks: SpaceMarks | None = None  # that `fastokens` needs
@@ -105,6 +108,10 @@ class TargetTokenizer:
     def _marked(self) -> Tokenizer:
         """The copy with marked control tokens, which encodes; made again where this one was pickled."""
         return _open(self._marked_json, self.identity.name)
+
+    def _ids(self, text: str) -> list[int]:
+        """Return the token ids of a text without texts of control tokens, by `tokenizers`."""
+        return list(self._marked.encode(text, add_special_tokens=False).ids)
 
     def accelerate(self) -> None:
         """Encode by `fastokens` from now on, many times as fast, unless it is absent or refuses the tokenizer.

@@ -15,6 +15,7 @@ from typing import Any
 
 from rest_store.errors import TokenizerLoadError, describe, first_line
 from rest_store.extras import named_extras
+from rest_store.loading.encoding_sample import sample_of
 from rest_store.loading.gguf_tokenizer import gguf_tokenizer, is_gguf
 from rest_store.loading.hub import hub_failure
 from rest_store.loading.path import local_path
@@ -31,12 +32,14 @@ class LoadedTokenizer:
         json: its serialization, as `tokenizers` writes it to a `tokenizer.json`.
         chat_template: the Jinja text that renders conversations; None: it has none.
         special_tokens: texts of its named special tokens, such as `eos_token`.
+        encoding: a hash of what it makes of some texts (`sample_digest`); None: not known.
     """
 
     name: str
     json: str
     chat_template: str | None
     special_tokens: Mapping[str, str]
+    encoding: str | None = None
 
 
 @named_extras("tokenizer")
@@ -100,7 +103,8 @@ def _from_file(path: Path, name: str) -> LoadedTokenizer:
             raise TokenizerLoadError(describe(jinja, "chat template", "not UTF-8", "a UTF-8 text file")) from None
     named = {key: _token_text(value) for key, value in config.items() if key.endswith("_token")}
     special = {key: token for key, token in named.items() if token is not None}
-    return LoadedTokenizer(name, backend.to_str(), template, special)
+    text = str(backend.to_str())
+    return LoadedTokenizer(name, text, template, special, sample_of(backend, text))
 
 
 def _from_gguf(path: Path, name: str) -> LoadedTokenizer:
@@ -148,7 +152,8 @@ def _serialized(tokenizer: object, name: str) -> LoadedTokenizer:
         raise TokenizerLoadError(describe(name, "tokenizer", found, "one that can be serialized")) from error
     named = getattr(tokenizer, "special_tokens_map", {})
     special = {key: str(token) for key, token in named.items() if isinstance(token, str)}
-    return LoadedTokenizer(name, text, _default_template(getattr(tokenizer, "chat_template", None)), special)
+    template = _default_template(getattr(tokenizer, "chat_template", None))
+    return LoadedTokenizer(name, text, template, special, sample_of(backend, text))
 
 
 def _neighbouring_config(path: Path) -> dict[str, Any]:
