@@ -53,7 +53,7 @@ from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest, ShardRecord
 from rest_store.datastore.memory import available_bytes
 from rest_store.datastore.shard import Shard
-from rest_store.errors import DatastoreError, MemoryBudgetError, ResumeError, describe
+from rest_store.errors import CorpusError, DatastoreError, MemoryBudgetError, ResumeError, describe
 from rest_store.extras import named_extras
 
 __all__ = ["BuildOptions", "BuildSummary", "build"]
@@ -131,6 +131,9 @@ def _build_or_resume(
             if options.resume:
                 raise
             is_wrong = False
+        except CorpusError:
+            staging.discard_if_empty()
+            raise
         unfinished = None
 
 

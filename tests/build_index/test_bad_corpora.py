@@ -25,7 +25,7 @@ BAD_LINES = {
     b'{"text": "\xff"}': r":2: content is not UTF-8",
     b'"text"': ":2: record is a string, expected an object",
     b"3": ":2: record is a number, expected an object",
-    b'{"other": "y"}': ":2: record is one with fields 'other', expected a conversation or a text in one of 'mes.* or --field NAME",
+    b'{"other": "y"}': ":2: record is one with fields 'other', expected a conversation or a text in.* or --field N",
     b'{"text": 3}': ":2: record is one with fields 'text'; 'text' is a number, expected a conversation or a text in",
     b'{"messages": [{"role": "user"}, 3]}': ":2: record is one with fields 'messages'; 'messages' is a list, expected",
     b'{"messages": "no JSON"}': ":2: record is one with fields 'messages'; 'messages' is a string, expected",

@@ -121,7 +121,7 @@ def test_an_error_in_a_worker_is_that_of_one_process(tokenizer, tmp_path, many_s
         with pytest.raises(CorpusFormatError) as error:
             build(options_of((CorpusSpec(str(bad)),), tokenizer, out, workers=count))
         messages.append(str(error.value))
-        assert leftovers(out) == [".ds.building"], "what is made is kept"
+        assert leftovers(out) == [], "nothing was made"
     assert messages[0] == messages[1]
     assert f"{bad}:10: content is not JSON" in messages[0]
 
