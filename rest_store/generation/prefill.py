@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from transformers import DynamicCache, StaticCache
 
-from rest_store.errors import ModelNotSupportedError, describe
-from rest_store.generation.cache import FULL, SLIDING, Pattern, require_cache
+from rest_store.errors import CacheNotSupportedError, ModelNotSupportedError, describe
+from rest_store.generation.cache import FULL, SLIDING, Pattern, has_states, holds_keys, patterns_of, require_cache
 from rest_store.generation.support import require_inputs
 
 # Arguments that a step makes itself, or that concern the prompt alone.
@@ -42,9 +42,13 @@ class PrefilledPrompt:
 
 def prompt_length(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> int:
     """Return how many tokens the cache holds after the prompt's pass."""
-    cache = model_kwargs.get("past_key_values")
-    held = int(cache.get_seq_length()) if cache is not None else 0
+    held = held_tokens(model_kwargs.get("past_key_values"))
     return int(input_ids.shape[1]) + (held if held and not _has_all_tokens(input_ids, model_kwargs) else 0)
+
+
+def held_tokens(cache: Any) -> int:
+    """Return how many tokens `cache` holds; of one without keys, which is empty before the prompt, 0."""
+    return int(cache.get_seq_length()) if cache is not None and holds_keys(cache) else 0
 
 
 def _has_all_tokens(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> bool:
@@ -69,12 +73,16 @@ def require_prompt(model: Any, config: Any, model_kwargs: dict[str, Any]) -> Non
     """
     require_inputs(model_kwargs)
     of_text = model.config.get_text_config(decoder=True)
-    _patterns_of(of_text, int(getattr(of_text, "num_hidden_layers", 1)))
     cache = model_kwargs.get("past_key_values")
     is_made_static = config.cache_implementation is not None and isinstance(cache, StaticCache) and not cache.offloading
     if cache is None or is_made_static:
         model_kwargs["past_key_values"] = cache = DynamicCache(config=of_text)
+    if not has_states(cache):
+        _patterns_of(of_text, int(getattr(of_text, "num_hidden_layers", 1)))
     require_cache(cache)
+    if not holds_keys(cache) and cache.has_previous_state():
+        expected = "empty: without keys it does not say how many tokens it holds"
+        raise CacheNotSupportedError(describe("verification", "the cache", "filled", expected))
 
 
 def prefill(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> PrefilledPrompt:
@@ -89,7 +97,7 @@ def prefill(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -
         ModelNotSupportedError: the model keeps no keys and values.
     """
     model_kwargs["use_cache"] = True
-    held = int(model_kwargs["past_key_values"].get_seq_length())
+    held = held_tokens(model_kwargs["past_key_values"])
     new = input_ids.shape[1] - held if held and _has_all_tokens(input_ids, model_kwargs) else None
     inputs = model.prepare_inputs_for_generation(
         input_ids, next_sequence_length=new, is_first_iteration=True, **model_kwargs
@@ -100,13 +108,18 @@ def prefill(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -
         expected = "keys and values, which can be kept for one path of a tree"
         raise ModelNotSupportedError(describe(type(model).__name__, "the key-value cache", "absent", expected))
     mask = model_kwargs.get("attention_mask")
+    length = held_tokens(cache) or int(input_ids.shape[1])
+    positions = inputs.get("position_ids")
+    if positions is None:  # the model has none
+        positions = torch.full((1, 1), length - 1)
+    of_text = model.config.get_text_config(decoder=True)
     return PrefilledPrompt(
         logits=output.logits[:, -1:],
         cache=cache,
-        length=int(cache.get_seq_length()),
-        patterns=_patterns_of(model.config.get_text_config(decoder=True), len(cache.layers)),
+        length=length,
+        patterns=patterns_of(cache) if has_states(cache) else _patterns_of(of_text, len(cache.layers)),
         seen=mask.bool() if mask is not None and not bool((mask == 1).all()) else None,
-        positions=inputs["position_ids"][..., -1:] + 1,
+        positions=positions[..., -1:] + 1,
         extras={name: value for name, value in model_kwargs.items() if name not in _NOT_FORWARDED},
     )
 

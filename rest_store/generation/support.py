@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from transformers import DynamicCache
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
 from rest_store.errors import ModelNotSupportedError, ModeNotSupportedError, describe
+from rest_store.generation.cache import has_states, holds_keys
 
 _MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 _GROWING_ROPE = ("dynamic", "longrope")  # frequencies depend on the length of the sequence
@@ -39,7 +41,8 @@ def require_model(model: Any, length: float) -> None:
         expected = "keys and values only, which can be kept for one path of a tree"
         raise ModelNotSupportedError(describe(name, "its state", "not in a standard key-value cache", expected))
     position = None
-    if "position_ids" not in parameters or getattr(config, "alibi", False):
+    has_positions = "position_ids" in parameters or not has_attention(config)
+    if not has_positions or getattr(config, "alibi", False):
         position = "counted by the model itself, or left to ALiBi"
     elif isinstance(getattr(config, "attention_layers", None), list):  # GPT-Neo
         position = "a slot of the cache"
@@ -52,6 +55,12 @@ def require_model(model: Any, length: float) -> None:
         if length > limit:
             reason = f"{length}, where {what}"
             raise ModelNotSupportedError(describe(name, "max_length", reason, f"at most {limit}"))
+
+
+def has_attention(config: Any) -> bool:
+    """Whether a layer attends to other tokens, so that their positions matter; a recurrent one reads in order."""
+    cache = DynamicCache(config=config)
+    return holds_keys(cache) or not has_states(cache)
 
 
 def _split_over_processes(model: Any) -> str | None:
