@@ -242,12 +242,13 @@ class TreeKVCache(Cache):
 
 def has_states(cache: Any) -> bool:
     """Whether a layer of `cache` has recurrent states or those of convolutions, in the form that we know."""
-    return any(hasattr(layer, "conv_states") and hasattr(layer, "number_of_states") for layer in cache.layers)
+    layers = getattr(cache, "layers", ())
+    return any(hasattr(layer, "conv_states") and hasattr(layer, "number_of_states") for layer in layers)
 
 
 def holds_keys(cache: Cache) -> bool:
     """Whether a layer of `cache` has keys, so that it knows how many tokens it holds."""
-    return bool(_held(cache)) or not cache.layers
+    return not has_states(cache) or bool(_held(cache))
 
 
 def patterns_of(cache: Cache) -> list[Pattern]:

@@ -63,16 +63,16 @@ class DeferredVerifier(Verifier):
 
     def __init__(self, model: Any, prompt: PrefilledPrompt, room: int) -> None:
         self._passes = TreePasses(model, prompt, RecurrentCache, room)
-        self._cache = self._passes.cache
+        self.cache = self._passes.cache
         self._limits = StepLimits(model)
-        self._waiting: list[list[int]] = [[] for _ in self._cache.lengths]  # of the text, but not in the cache
+        self._waiting: list[list[int]] = [[] for _ in self.cache.lengths]  # of the text, but not in the cache
         self._read: list[list[int]] | None = None  # by the latest pass, for each row; None: all of it is kept already
         self._is_ahead = False  # the cache holds the last token, too, or an error ended a pass that changes states
 
     @property
     def rereads(self) -> bool:
         """Whether accepted tokens of a draft that was partly wrong are read again."""
-        return not self._cache.rolls_back
+        return not self.cache.rolls_back
 
     @property
     def waiting(self) -> int:
@@ -85,7 +85,7 @@ class DeferredVerifier(Verifier):
         if not any(map(len, trees)):
             self._is_ahead = True
             return self._commit(texts)
-        self._cache.put_back([row for row, text in enumerate(texts) if text])
+        self.cache.put_back([row for row, text in enumerate(texts) if text])
         self._read = [[*text, *tree.tokens.tolist()] if text else [] for text, tree in zip(texts, trees, strict=True)]
         first = min(len(text) for text in texts if text) - 1  # of the tokens that logits are wanted for
         logits = self._pass(self._read, first)
@@ -107,11 +107,11 @@ class DeferredVerifier(Verifier):
             if not read:
                 continue
             kept = len(self._waiting[row]) + len(path)
-            if self._cache.rolls_back or kept == width:
+            if self.cache.rolls_back or kept == width:
                 ends[row], self._waiting[row] = kept, []
             else:
                 self._waiting[row] = read[:kept]
-        self._cache.keep_first(ends)
+        self.cache.keep_first(ends)
         self._read = None
 
     def give_back(self, cache: Any) -> None:
@@ -123,7 +123,7 @@ class DeferredVerifier(Verifier):
         if self._is_ahead:
             return
         self._commit([list(waiting) for waiting in self._waiting])
-        self._cache.give_back(cache)
+        self.cache.give_back(cache)
 
     def close(self) -> None:
         """Give the model its own attention back; may be called again."""
@@ -132,15 +132,15 @@ class DeferredVerifier(Verifier):
     def _commit(self, texts: Sequence[Sequence[int]]) -> torch.Tensor:
         """Read tokens that are certain; return the logits after the last one of each row, [rows, 1, vocabulary]."""
         self._read = None
-        self._cache.put_back([row for row, text in enumerate(texts) if text])
+        self.cache.put_back([row for row, text in enumerate(texts) if text])
         logits = torch.empty(0)
         start = 0
         for stop in sorted({len(text) for text in texts if text}):
             parts = [text[start:stop] for text in texts]
             if stop - start == 1:
-                self._cache.set_aside([row for row, part in enumerate(parts) if not part])
+                self.cache.set_aside([row for row, part in enumerate(parts) if not part])
             latest = self._pass(parts, stop - start - 1)
-            self._cache.keep_first([len(part) for part in parts])
+            self.cache.keep_first([len(part) for part in parts])
             for row, part in enumerate(parts):
                 self._waiting[row] = self._waiting[row][len(part) :]
             if start:
@@ -155,7 +155,7 @@ class DeferredVerifier(Verifier):
         """Run the model over the tokens of each row; return the logits after all but the `first` ones."""
         width = max(map(len, rows))
         chains = [_chain(row[1:]) for row in rows]
-        self._cache.drop()
+        self.cache.drop()
         self.passes += 1
         with self._limits.lifted():
             return self._passes.run([row[0] if row else None for row in rows], chains, width, logits=width - first)

@@ -32,8 +32,10 @@ class Verifier(ABC):
         rereads: whether accepted tokens of a draft that was partly wrong are read again.
         waiting: how many tokens the next pass reads again.
         passes: of the model so far.
+        cache: what the model has read, and what it reads.
     """
 
+    cache: TreeKVCache
     shape = "tree"
     rereads = False
     waiting = 0

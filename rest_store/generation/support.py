@@ -13,7 +13,7 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
 from rest_store.errors import ModelNotSupportedError, ModeNotSupportedError, describe
-from rest_store.generation.cache import has_states, holds_keys
+from rest_store.generation.cache import holds_keys
 
 _MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 _GROWING_ROPE = ("dynamic", "longrope")  # frequencies depend on the length of the sequence
@@ -59,8 +59,7 @@ def require_model(model: Any, length: float) -> None:
 
 def has_attention(config: Any) -> bool:
     """Whether a layer attends to other tokens, so that their positions matter; a recurrent one reads in order."""
-    cache = DynamicCache(config=config)
-    return holds_keys(cache) or not has_states(cache)
+    return holds_keys(DynamicCache(config=config))
 
 
 def _split_over_processes(model: Any) -> str | None:

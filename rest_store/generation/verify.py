@@ -31,7 +31,7 @@ class TreeVerifier(Verifier):
 
     def __init__(self, model: Any, prompt: PrefilledPrompt, room: int) -> None:
         self._passes = TreePasses(model, prompt, TreeKVCache, room)
-        self._cache = self._passes.cache
+        self.cache = self._passes.cache
 
     def run(self, last: Sequence[int | None], trees: Sequence[TokenTree], width: int) -> torch.Tensor:
         """Verify the last token and the tree of each row; see `Verifier.run`."""
@@ -40,11 +40,11 @@ class TreeVerifier(Verifier):
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep the tokens at `paths` of the latest step; see `Verifier.keep`."""
-        self._cache.keep(paths)
+        self.cache.keep(paths)
 
     def give_back(self, cache: Any) -> None:
         """Fill the cache that was taken over; see `Verifier.give_back`."""
-        self._cache.give_back(cache)
+        self.cache.give_back(cache)
 
     def close(self) -> None:
         """Give the model its own attention back; may be called again."""

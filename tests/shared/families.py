@@ -36,7 +36,9 @@ _MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_exp
 _LINEAR_FIRST = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
 _CONV_FIRST = {"layer_types": ["conv", "full_attention", "conv"]}
 OF_FAMILY: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), {**_DELTA, **_LINEAR_FIRST}),
+    "qwen3_next": {**_DELTA, **_LINEAR_FIRST},
+    "qwen3_5_text": {**_DELTA, **_LINEAR_FIRST},
+    "qwen3_5_moe_text": {**_DELTA, **_LINEAR_FIRST},
     "olmo_hybrid": {**_DELTA, **_LINEAR_FIRST},
     "bailing_hybrid": _LINEAR_FIRST,
     "kimi_linear": {
