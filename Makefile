@@ -57,7 +57,7 @@ $(VLLM)/.packages: $(VLLM_LIST)
 	touch $@
 
 test-vllm: $(VLLM)/.packages
-	$(VLLM_PIP) install -q --no-deps --no-build-isolation -C build-dir=build/vllm -e .
+	$(VLLM_PIP) install -q --no-deps --no-build-isolation --config-settings build-dir=build/vllm -e .
 	$(VLLM)/bin/python -m pytest tests/engines/vllm
 
 # SGLang in an environment of its own, on a CPU, where tests stand in for its compiled kernels (tests/engines/sglang/on_cpu).
@@ -71,7 +71,7 @@ $(SGLANG)/.packages: $(SGLANG_LIST)
 	touch $@
 
 test-sglang: $(SGLANG)/.packages
-	$(SGLANG_PIP) install -q --no-deps --no-build-isolation -C build-dir=build/sglang -e .
+	$(SGLANG_PIP) install -q --no-deps --no-build-isolation --config-settings build-dir=build/sglang -e .
 	$(SGLANG)/bin/python -m pytest tests/engines/sglang
 
 # Builds and parts on a Ray cluster of several nodes, some of which are killed.
@@ -85,7 +85,7 @@ fuzz: setup
 # A wheel for this Python, which needs no compiler where it is installed, in dist/. Those for all Pythons: pip install
 # cibuildwheel, then python -m cibuildwheel, which takes Docker.
 wheel: setup
-	$(PIP) wheel -q --no-deps --no-build-isolation -C build-dir=build/wheel -w dist .
+	$(PIP) wheel -q --no-deps --no-build-isolation --config-settings build-dir=build/wheel -w dist .
 
 # The standard library's source, tokenized as SmolLM2 does: a datastore in demo/, what it drafts, and code written with it,
 # in process, through a service, and through one that dies meanwhile. In the end a related question, before and after the
@@ -159,8 +159,8 @@ bench: $(DEMO)/manifest.json
 	  --out $(BENCH)/recordings.jsonl.gz
 	$(BIN)/python benchmarks/bench_drafting.py $(REPLAYED) --out $(RESULTS)/drafting.json
 	$(BIN)/python benchmarks/bench_service.py $(REPLAYED) --seconds 1 --out $(RESULTS)/service.json
-	$(BIN)/python benchmarks/bench_live.py --datastore $(DEMO) --tokens 1000000 --rounds 2 --out $(RESULTS)/live_datastore.json
-	$(BIN)/rest-store bench replay $(REPLAYED) --memory --out $(RESULTS)/replay.json
+	$(BIN)/python benchmarks/bench_live.py --datastore $(DEMO) --initial 1000000 --rounds 2 --out $(RESULTS)/live_datastore.json
+	$(BIN)/rest-store bench replay $(REPLAYED) --history --out $(RESULTS)/replay.json
 	$(BIN)/rest-store bench speed --model "$(MODEL)" $(REPLAYED) --prepacked-weights --per-family 1 --max-new-tokens 48 \
 	  --method "transformers prompt lookup" --method DraftSession --out $(RESULTS)/speed.json
 	$(BIN)/rest-store bench report $(RESULTS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 LARGEST_DOCUMENT_BYTES = 16 << 20
 """Larger records and documents are not read. It does not depend on the memory, since it decides what is stored."""
@@ -56,12 +56,14 @@ class CorpusFile:
         relative: its path from the top of the corpus, with forward slashes; bytes that are not UTF-8 as U+FFFD.
         size: bytes, compressed if it is.
         version: what changes when the file is written again: its time, or the ETag of a remote file.
+        rows: of an Arrow file, the files with the numbers of the rows that belong to its data set; empty: all rows do.
     """
 
     path: str
     relative: str
     size: int
     version: str = ""
+    rows: tuple[str, ...] = ()
 
 
 @dataclass
@@ -72,8 +74,14 @@ class CorpusCounts:
         documents: documents yielded.
         conversations: conversations among them.
         files: files opened and read.
-        bytes_read: bytes of these files on disk (compressed, if they are).
-        skipped: number of skipped files and documents by reason, such as `"empty"` or `"left out by --include"`.
+        bytes_read: bytes of these files on disk (compressed, if they are), and of those that were passed over.
+        skipped: number of skipped files and records by reason, such as `"empty"` or `"left out by --include"`.
+        sizes: their bytes, by reason, where they are known.
+        largest: of each reason, the size of the largest example and its name, which may say what is wrong with it.
+        lost_bytes: bytes of skipped files that nothing asked to skip.
+        lost_records: skipped records.
+        left_out: parts of conversations that are stored without them, by kind, such as `"tool calls"`.
+        refusal: the first conversation that the chat template refused, and why.
 
     Written by the iterating thread; other threads may read it for a progress bar.
     """
@@ -83,6 +91,12 @@ class CorpusCounts:
     files: int = 0
     bytes_read: int = 0
     skipped: Counter[str] = field(default_factory=Counter)
+    sizes: Counter[str] = field(default_factory=Counter)
+    largest: dict[str, tuple[int, str]] = field(default_factory=dict)
+    lost_bytes: int = 0
+    lost_records: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+    refusal: str = ""
 
     def __iadd__(self, other: CorpusCounts) -> CorpusCounts:
         """Add the counts of other files."""
@@ -91,11 +105,60 @@ class CorpusCounts:
         self.files += other.files
         self.bytes_read += other.bytes_read
         self.skipped.update(other.skipped)
+        self.sizes.update(other.sizes)
+        self.lost_bytes += other.lost_bytes
+        self.lost_records += other.lost_records
+        self.left_out.update(other.left_out)
+        self.refusal = self.refusal or other.refusal
+        for reason, (size, example) in other.largest.items():
+            self._show(reason, example, size)
         return self
 
-    def skip(self, reason: str) -> None:
-        """Count a skipped file or document."""
+    def skip(self, reason: str, example: str = "", size: int = 0) -> None:
+        """Count a record that is lost.
+
+        Args:
+            reason: in a few words.
+            example: where it stands, or an error about it.
+            size: of the record, to choose the largest example.
+        """
+        self.lost_records += 1
+        self.leave_out(reason, example, size)
+
+    def skip_file(self, reason: str, example: str, size: int) -> None:
+        """Count a file that is lost, with its bytes."""
+        self.lost_bytes += size
+        self.leave_out(reason, example, size)
+
+    def leave_out(self, reason: str, example: str = "", size: int = 0) -> None:
+        """Count what nobody misses: an option asked for it, or there is no text in it."""
         self.skipped[reason] += 1
+        if size:
+            self.sizes[reason] += size
+        self._show(reason, example, size)
+
+    def lost_share(self) -> float:
+        """Return the greater share that is lost: of the bytes of files, or of the records."""
+        of_bytes = self.lost_bytes / self.bytes_read if self.bytes_read else 0.0
+        records = self.documents + self.lost_records
+        return max(of_bytes, self.lost_records / records if records else 0.0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return an object for JSON."""
+        return dict(vars(self))
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> CorpusCounts:
+        """Return the counts that `to_json` described."""
+        largest = {reason: (size, example) for reason, (size, example) in fields["largest"].items()}
+        counters = {name: Counter(fields[name]) for name in ("skipped", "sizes", "left_out")}
+        return cls(**{**fields, **counters, "largest": largest})
+
+    def _show(self, reason: str, example: str, size: int) -> None:
+        """Keep the largest example; of several, the first by name, so that the order of files does not matter."""
+        before = self.largest.get(reason)
+        if example and (before is None or (-size, example) < (-before[0], before[1])):
+            self.largest[reason] = (size, example)
 
 
 def well_formed(text: str) -> str:

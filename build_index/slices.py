@@ -16,7 +16,6 @@ import io
 import json
 import os
 import time
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,7 +152,7 @@ def tokenize(setup: Setup, part: Slice) -> SliceReport:
                 np.save(arrays, array)
             file.write(arrays.getbuffer())
         np.save(file, np.empty(0))
-        file.write(json.dumps(vars(counts) if part.files else None).encode())
+        file.write(json.dumps(counts.to_json() if part.files else None).encode())
     read_seconds = time.perf_counter() - started - tokenize_seconds
     return SliceReport(read_seconds, tokenize_seconds, os.getpid(), resident_bytes("VmHWM"))
 
@@ -184,4 +183,4 @@ def read_slice(path: Path) -> Iterator[TokenBatch | CorpusCounts]:
             lengths, ids = np.load(file), np.load(file)
             yield TokenBatch(digests.tobytes(), np.split(ids, np.cumsum(lengths)[:-1]))
         if (fields := json.load(file)) is not None:
-            yield CorpusCounts(**{**fields, "skipped": Counter(fields["skipped"])})
+            yield CorpusCounts.from_json(fields)

@@ -156,6 +156,9 @@ class NativeSession:
         """Return the text, int32."""
 
     # For measurements.
+    def longest_probe(self) -> int:
+        """Return the most entries of a table that prompt lookup reads to find one n-gram; for tests."""
+
     def record(self, on: bool, /) -> None: ...
     def recorded(self) -> tuple[bytes, bytes, bytes]:
         """Return features float32[rows, FEATURES], labels uint8[rows] and ends uint32[places] since the last call."""

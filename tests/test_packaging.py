@@ -18,6 +18,11 @@ from typing import Any
 
 import pytest
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 from tests.shared.strategies import Corpus, write_datastore
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,7 +52,6 @@ def metadata(source: Path) -> Message:
 
 
 def project() -> dict[str, Any]:
-    tomllib = pytest.importorskip("tomllib")  # from Python 3.11 on
     with (ROOT / "pyproject.toml").open("rb") as file:
         settings: dict[str, Any] = tomllib.load(file)
     return settings
@@ -57,7 +61,7 @@ def build_wheel(source: Path, out: Path, **environment: str) -> subprocess.Compl
     """Build in a copy of the environment whose editable install and compiler settings do not shine through."""
     clean = {name: value for name, value in os.environ.items() if name != "CXX"}
     command = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation", "--no-index"]
-    command += ["-C", f"build-dir={out / 'build'}", "-w", str(out), str(source)]
+    command += ["--config-settings", f"build-dir={out / 'build'}", "-w", str(out), str(source)]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=clean | environment)
 
 
@@ -72,7 +76,7 @@ def run(package: Path, *words: object) -> subprocess.CompletedProcess[str]:
     """Run Python on the unpacked wheel with nothing of the source tree in reach."""
     site = [path for path in sys.path if path.endswith("site-packages")]
     environment = {"PYTHONPATH": os.pathsep.join([str(package), *site])}
-    command = [sys.executable, "-P", "-S", *map(str, words)]
+    command = [sys.executable, "-S", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=package, env=environment)
 
 
@@ -111,7 +115,8 @@ def test_a_wheel_carries_the_kernel_and_runs(source: Path, tmp_path: Path, datas
     shown = run_info(package, datastore)
     assert shown.returncode == 0, shown.stderr
     assert shown.stderr == ""
-    checked = run(package, ROOT / "tests" / "installed_wheel.py")
+    script = ROOT / "tests" / "installed_wheel.py"  # run so that its folder, with other packages, is not searched
+    checked = run(package, "-c", f"import runpy; runpy.run_path({str(script)!r}, run_name='__main__')")
     assert checked.returncode == 0, checked.stderr
     assert "_kernel" in checked.stdout
 

@@ -36,6 +36,10 @@ class RequestDrafter:
         vocabulary_size: token ids of the model.
         clock: returns the time in seconds.
 
+    Attributes:
+        before_rest: called before outputs are remembered because the engine rests or ends, and without a lock of this:
+            what steps have written is taken in, where that is done a step late; None: nothing is late.
+
     Thread-safe. A thread of its own calls `work` until `close`.
     """
 
@@ -48,6 +52,7 @@ class RequestDrafter:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.metrics = metrics
+        self.before_rest: Callable[[], None] | None = None
         self._sources = sources
         self._vocabulary_size = vocabulary_size
         self._clock = clock
@@ -229,16 +234,27 @@ class RequestDrafter:
 
     def work(self) -> None:
         """Remember what was written when the engine rests, and tell others what was done."""
-        with self._lock:
-            if self._clock() - self._returned >= _IDLE_SECONDS:
+        if self._clock() - self._returned >= _IDLE_SECONDS:
+            self._rest()
+            with self._lock:
                 self._remember(self._requests.values())
+        with self._lock:
             self.metrics.publish(len(self._requests))
+
+    def _rest(self) -> None:
+        try:
+            if (before_rest := self.before_rest) is not None:
+                before_rest()
+        except Exception as error:
+            self.metrics.count_error("rest", error)
 
     def close(self) -> None:
         """Remember all outputs, and close sessions and sources. May be called again."""
         if self._closed.is_set():
             return
         self._closed.set()
+        self._rest()
+        self.before_rest = None
         with self._lock:
             documents = _distinct(self._requests.values())
             for request in self._requests.values():

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+import transformers
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 from transformers.utils import logging
@@ -50,11 +51,14 @@ def load_model(
     is_gguf = path.suffix == ".gguf"
     location = str(path.parent) if is_gguf else name
     options: dict[str, Any] = {"gguf_file": path.name} if is_gguf else {"local_files_only": failure is not None}
+    weights: dict[str, Any] = {}
+    if is_gguf and hasattr(transformers, "GgufConfig"):  # which keeps them packed where it has a kernel for the device
+        weights["quantization_config"] = transformers.GgufConfig(dequantize=True)
     with _errors("tokenizer", name, failure), announce(f"tokenizer {name}"):
         tokenizer = _gguf_tokenizer(path) if is_gguf else AutoTokenizer.from_pretrained(location, **options)
     with _errors("model", name, failure), announce(f"model {name}"):
         loaded_dtype = "float32" if is_gguf and dtype == "auto" else dtype
-        model = AutoModelForCausalLM.from_pretrained(location, dtype=loaded_dtype, **options).eval()
+        model = AutoModelForCausalLM.from_pretrained(location, dtype=loaded_dtype, **options, **weights).eval()
         return (model.to(device) if device is not None else model), tokenizer
 
 

@@ -31,7 +31,8 @@ def prepacked_weights(model: torch.nn.Module) -> Iterator[int]:
 
     Args:
         model: any module. Its `torch.nn.Linear` layers in float32 on the CPU are prepacked, unless their `forward` was
-            replaced. Do not change their weights inside the block.
+            replaced, or their weights are of a tensor class of their own, such as torchao's quantized ones. Do not
+            change their weights inside the block.
 
     Yields:
         The number of prepacked layers.
@@ -42,7 +43,7 @@ def prepacked_weights(model: torch.nn.Module) -> Iterator[int]:
     pack, linear = _operators()
     layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear) and _can_be_packed(module)]
     if not layers:
-        expected = "at least one: a torch.nn.Linear with its own forward, in float32, on the CPU"
+        expected = "at least one: a torch.nn.Linear with its own forward and plain weights, in float32, on the CPU"
         raise ModelNotSupportedError(describe(type(model).__name__, "number of linear layers", 0, expected))
     weights = {layer.weight: pack(layer.weight.detach(), _ROWS) for layer in layers}  # tied ones once
     packed = [(layer, weights[layer.weight]) for layer in layers]
@@ -70,13 +71,16 @@ def _operators() -> tuple[Callable[..., Any], _Linear]:
 
 
 def _can_be_packed(layer: torch.nn.Linear) -> bool:
-    is_plain = type(layer) is torch.nn.Linear and "forward" not in vars(layer)
-    return is_plain and layer.weight.device.type == "cpu" and layer.weight.dtype == torch.float32
+    weight = layer.weight
+    has_own_forward = type(layer) is torch.nn.Linear and "forward" not in vars(layer)
+    is_plain = type(weight) is torch.nn.Parameter and weight.layout == torch.strided
+    return has_own_forward and is_plain and weight.device.type == "cpu" and weight.dtype == torch.float32
 
 
 def _is_faster_for_one_row(packed: list[tuple[torch.nn.Linear, Any]], linear: _Linear) -> bool:
     """Whether prepacked weights are faster than the usual layout for an input of one row."""
-    inputs = {layer.in_features: torch.ones(1, layer.in_features) for layer, _ in packed}
+    sizes = {layer.in_features for layer, _ in packed}
+    inputs = {size: torch.ones(1, size, dtype=torch.float32, device="cpu") for size in sizes}  # whatever the default is
     usual, prepacked = [], []
     with torch.no_grad():
         for _ in range(_REPEATS):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 import random
@@ -33,8 +34,8 @@ MODEL = cyclic(VOCABULARY)
 def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Vllm]]:
     """Puts vLLM's modules in place, as the plug-in finds them, and installs it."""
 
-    def started(head: Callable[[Any], Any] | None = None, installed: bool = True) -> Vllm:
-        vllm = Vllm(identity(VOCABULARY), head)
+    def started(head: Callable[[Any], Any] | None = None, installed: bool = True, method: str | None = None) -> Vllm:
+        vllm = Vllm(identity(VOCABULARY), head, method)
         for name, module in vllm.modules.items():
             monkeypatch.setitem(sys.modules, name, module)
         if installed:
@@ -100,6 +101,21 @@ def test_the_model_writes_the_same_in_fewer_steps(vllm: Vllm, place: str, tmp_pa
         for request in asked:
             assert live.count([*request.prompt[-16:], *request.output]) > 0
             assert len(request.prompt) <= 16 or live.count(request.prompt[-17:]) == 0
+
+
+@pytest.mark.parametrize("lag", [False, True])
+@pytest.mark.parametrize("verifies", [{"admits": 2}, {"scheduled": 2}, {"admits": 0}, {"scheduled": 0}])
+def test_what_vllm_verified_counts_and_not_what_it_scheduled(
+    vllm: Vllm, place: str, lag: bool, verifies: dict[str, int]
+) -> None:
+    """The device admits fewer draft tokens than the host has scheduled, or the host schedules fewer than K."""
+    engine = Engine(vllm, {"datastores": [place], "lag": lag}, MODEL, shows_logits=True, **verifies)
+    outputs_are_plain(engine, requests(0))
+    assert totals(engine, "errors") == {}
+    drafted, accepted = (sum(totals(engine, name).values()) for name in ("draft_tokens", "accepted_tokens"))
+    assert accepted == engine.accepted
+    assert accepted <= drafted <= engine.verified
+    assert bool(accepted) == (0 not in verifies.values())
 
 
 def test_a_lookup_ahead_loses_little(vllm: Vllm, place: str) -> None:
@@ -194,6 +210,45 @@ def test_beside_a_head_each_row_verifies_what_promises_more(start: Callable[...,
         assert 0 < totals(beside, "draft_tokens")[""] < beside.verified
 
 
+@pytest.mark.parametrize("verifies", [{}, {"admits": 2}, {"scheduled": 2}])
+def test_a_head_is_judged_by_what_was_verified(start: Callable[..., Vllm], verifies: dict[str, int]) -> None:
+    """It is always right, as far as it is asked; nothing else knows the texts."""
+
+    def model(text: list[int]) -> int:
+        return hash(tuple(text[-3:])) % 290
+
+    engine = Engine(start(functools.partial(ScriptedHead, model, 1.0, most=4)), {}, model, **verifies)
+    outputs_are_plain(engine, requests(0, 16))
+    head = engine.ours._head
+    assert head is not None
+    survivals = [head._survival(bucket)[-1] for bucket in range(7) if head._tried[0, bucket] > 40]
+    assert survivals
+    assert min(survivals) > 0.75
+
+
+def test_a_suffix_lookup_is_no_head(start: Callable[..., Vllm], place: str) -> None:
+    """As the release after 0.33 has it in its model runner V2: what is drafted here comes first, then its own."""
+    engine = Engine(
+        start(functools.partial(ScriptedHead, MODEL, 0.9, most=4), method="suffix"), {"datastores": [place]}, MODEL
+    )
+    outputs_are_plain(engine, requests(0))
+    assert engine.ours._head is None
+    assert totals(engine, "accepted_tokens")[""] > 0.7 * engine.accepted
+
+
+def test_what_drafts_for_another_purpose_is_left_alone(
+    start: Callable[..., Vllm], place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    vllm = start(functools.partial(ScriptedHead, MODEL, 0.0, most=4), method="extract_hidden_states")
+    engine = Engine(vllm, {"datastores": [place]}, MODEL)
+    outputs_are_plain(engine, requests(0))
+    assert not hasattr(engine.speculator, "rest_store")
+    assert engine.accepted == 0
+    (line,) = [record.getMessage() for record in caplog.records]
+    method = "the speculative method extract_hidden_states is neither a lookup nor a trained head"
+    assert line == f"rest-store: vLLM drafts alone: {method}"
+
+
 def test_sampled_rows_keep_a_heads_drafts_that_are_judged_by_its_logits(start: Callable[..., Vllm], place: str) -> None:
     def head(states: Any) -> ScriptedHead:
         made = ScriptedHead(MODEL, 0.0, states, 4)
@@ -211,11 +266,11 @@ def test_sampled_rows_keep_a_heads_drafts_that_are_judged_by_its_logits(start: C
 
 
 def test_all_workers_verify_what_one_of_them_drafts(vllm: Vllm, place: str, tmp_path: Path) -> None:
-    vllm.workers = 2
+    vllm.group.world_size = 2
     engine = Engine(vllm, {"datastores": [place]}, MODEL)
     outputs_are_plain(engine, requests(0))
-    assert len(vllm.broadcast) == engine.steps
-    vllm.rank = 1
+    assert len(vllm.group._sent) == engine.steps
+    vllm.group.rank_in_group = 1
     other = Engine(vllm, {"datastores": [str(tmp_path / "absent")]}, MODEL)
     outputs_are_plain(other, requests(0))
     assert other.ours is None
@@ -291,19 +346,60 @@ def test_settings_are_checked_at_the_start(vllm: Vllm, tmp_path: Path, place: st
         Engine(vllm, {"datastores": [str(other)]}, MODEL)
 
 
-@pytest.mark.parametrize("change", ["requests", "propose"])
+class OtherSpeculator:
+    def propose(self, input_batch: Any, num_sampled: Any) -> None:
+        """Propose with other parameters than before."""
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("requests", "vllm.v1.worker.gpu.model_runner:GPUModelRunner.add_requests is absent"),
+        ("states", "vllm.v1.worker.gpu.states:RequestState.all_token_ids is absent; "),
+        ("propose", "OtherSpeculator.propose takes self, input_batch, num_sampled, expected self, input_batch, attn_"),
+    ],
+)
 def test_a_seam_that_has_changed_is_left_alone(
-    vllm: Vllm, place: str, caplog: pytest.LogCaptureFixture, change: str
+    vllm: Vllm,
+    place: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    change: str,
+    message: str,
 ) -> None:
     runner = vllm.modules["vllm.v1.worker.gpu.model_runner"]
     if change == "requests":
         del runner.GPUModelRunner.add_requests
+    elif change == "states":
+        monkeypatch.setattr(vllm.modules["vllm.v1.worker.gpu.states"], "RequestState", OtherSpeculator)
     else:
-        vllm.head = lambda states: type("Other", (), {"propose": lambda self, batch, sampled: None})()
+        vllm.head = lambda states: OtherSpeculator()
     speculator = runner.init_speculator(vllm.config({"datastores": [place]}), torch.device("cpu"), None)
     assert not hasattr(speculator, "rest_store")
     (line,) = [record.getMessage() for record in caplog.records]
-    assert line.startswith("rest-store: vLLM drafts alone: ")
+    assert line.startswith(f"rest-store: vLLM drafts alone: {message}")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, None),
+        ({"use_v2_model_runner": False}, "not in the V1 model runner"),
+        ({"speculative_config": None}, "no speculative configuration"),
+    ],
+)
+def test_one_line_says_why_settings_are_not_used(
+    vllm: Vllm, caplog: pytest.LogCaptureFixture, change: dict[str, Any], reason: str | None
+) -> None:
+    plugin._warn_once.cache_clear()
+    arguments = vllm.modules["vllm.engine.arg_utils"].EngineArgs
+    for settings in (None, {}, {}):
+        config = dataclasses.replace(vllm.config(settings), **change)
+        assert arguments(config).create_engine_config() is config
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ([f"rest-store: {reason}: no drafts, nothing is remembered"] if reason else [])
+    with pytest.raises(EngineSettingsError, match=r"additional_config\.rest_store: a key is 'datastors'"):
+        arguments(vllm.config({"datastors": []})).create_engine_config()
 
 
 def test_a_vllm_without_the_seam_is_left_alone(start: Callable[..., Vllm], caplog: pytest.LogCaptureFixture) -> None:
@@ -324,6 +420,30 @@ def test_memory_can_be_written_by_the_next_engine_of_the_process(vllm: Vllm, tmp
         flush(engine.ours.drafter._sources.target, None)
         del engine
         gc.collect()
+
+
+@pytest.mark.parametrize("how", ["rest", "close"])
+def test_the_last_step_is_remembered_with_lag_when_nobody_tells_of_its_end(
+    vllm: Vllm, tmp_path: Path, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine rests or ends without another step, in which that one would be read."""
+    engine = Engine(vllm, {"remember": str(tmp_path / "memory"), "lag": True}, MODEL)
+    engine.waiting.append(request := Request([100, 101], 12))
+    while request in engine.requests + engine.waiting:
+        engine.step()
+    drafter = engine.ours.drafter
+    if how == "rest":
+        monkeypatch.setattr(request_drafter, "_IDLE_SECONDS", 0.0)
+        drafter.work()
+        assert flush(drafter._sources.target, None)
+    else:
+        drafter.close()
+    with rest_store.LiveDatastore.open(tmp_path / "memory", read_only=True) as live:
+        assert [document.tokens.tolist() for document in live.documents()] == [request.text]
+    if how == "rest":
+        monkeypatch.undo()
+        outputs_are_plain(engine, requests(1))
+        assert totals(engine, "errors") == {}
 
 
 def test_the_device_takes_what_follows_what_was_written() -> None:

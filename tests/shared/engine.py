@@ -144,114 +144,221 @@ class NoLookup(ScriptedHead):
         return [text[-1]] * self.most
 
 
+class StagedWriteTensor:
+    """vLLM's: a tensor on the device."""
+
+    def __init__(self, rows: int, *columns: int) -> None:
+        self.gpu = torch.zeros(rows, *columns, dtype=torch.int32)
+
+
+class RequestState:
+    """vLLM's, of which the plug-in reads the texts; what begins with an underscore is the tests'."""
+
+    def __init__(self, rows: int, longest: int, most: int) -> None:
+        self.all_token_ids = StagedWriteTensor(rows, longest + 2 * most + 2)
+        self.total_len = StagedWriteTensor(rows)
+        self._draft_tokens = torch.zeros(rows, most, dtype=torch.int64)
+        self._last_sampled = torch.zeros(rows, 1, dtype=torch.int64)
+        self._index: dict[str, int] = {}
+        self._free = list(range(rows))
+
+    def _add(self, id: str, tokens: list[int]) -> None:
+        self._index[id] = index = self._free.pop()
+        self.all_token_ids.gpu[index, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+        self.total_len.gpu[index] = len(tokens)
+
+    def _remove(self, id: str) -> None:
+        if id in self._index:
+            self._free.append(self._index.pop(id))
+
+    def _extend(self, index: int, tokens: list[int]) -> None:
+        length = int(self.total_len.gpu[index])
+        self.all_token_ids.gpu[index, length : length + len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
+        self.total_len.gpu[index] += len(tokens)
+        self._last_sampled[index] = tokens[-1]
+
+
+@dataclass
+class SamplingParams:
+    max_tokens: int | None
+    temperature: float = 0.0
+    all_stop_token_ids: set[int] = field(default_factory=set)
+    extra_args: dict[str, Any] | None = None
+
+
+@dataclass
+class NewRequestData:
+    req_id: str
+    prefill_token_ids: list[int]
+    prompt_len: int
+    sampling_params: SamplingParams | None
+
+
+@dataclass
+class SchedulerOutput:
+    finished_req_ids: set[str]
+    preempted_req_ids: set[str]
+    scheduled_new_reqs: list[NewRequestData]
+    total_num_scheduled_tokens: int
+
+
+@dataclass
+class InputBatch:
+    req_ids: list[str]
+    num_reqs: int
+    idx_mapping: torch.Tensor
+    cu_num_logits: torch.Tensor
+    num_computed_prefill_tokens_np: Any
+    num_scheduled_tokens: Any
+    prefill_len_np: Any
+
+
+@dataclass
+class ModelConfig:
+    max_model_len: int
+    model: str = "the-model"
+    served_model_name: str = "served"
+
+    def get_vocab_size(self) -> int:
+        return LARGER
+
+
+@dataclass
+class SpeculativeConfig:
+    method: str
+    num_speculative_tokens: int
+
+    def use_eagle(self) -> bool:
+        return self.method in ("eagle", "eagle3", "mtp")
+
+    def uses_draft_model(self) -> bool:
+        return self.method == "draft_model"
+
+
+@dataclass
+class SchedulerConfig:
+    async_scheduling: bool = False
+
+
+@dataclass
+class ParallelConfig:
+    data_parallel_index: int = 0
+
+
+@dataclass
+class VllmConfig:
+    additional_config: Any
+    model_config: ModelConfig
+    speculative_config: SpeculativeConfig | None
+    scheduler_config: SchedulerConfig = field(default_factory=SchedulerConfig)
+    parallel_config: ParallelConfig = field(default_factory=ParallelConfig)
+    use_v2_model_runner: bool = True
+
+
+class GroupCoordinator:
+    """vLLM's workers that share each layer, of which this is one; what it sends to the others is kept."""
+
+    def __init__(self) -> None:
+        self.rank_in_group, self.world_size = 0, 1
+        self._sent: list[torch.Tensor] = []
+
+    def broadcast(self, input_: torch.Tensor, src: int = 0) -> torch.Tensor:
+        self._sent.append(input_)
+        return input_
+
+
+STAND_INS = {
+    "vllm.config": (VllmConfig, ModelConfig, ParallelConfig, SchedulerConfig, SpeculativeConfig),
+    "vllm.sampling_params": (SamplingParams,),
+    "vllm.v1.core.sched.output": (SchedulerOutput, NewRequestData),
+    "vllm.v1.worker.gpu.buffer_utils": (StagedWriteTensor,),
+    "vllm.v1.worker.gpu.input_batch": (InputBatch,),
+    "vllm.v1.worker.gpu.states": (RequestState,),
+    "vllm.distributed.parallel_state": (GroupCoordinator,),
+    "vllm.model_executor.layers.logits_processor": (LogitsProcessor,),
+}
+
+
 class Vllm:
     """The modules of vLLM that the plug-in imports, new ones for each test, and a configuration.
 
     Args:
         head: makes the speculator of a head of the states of requests; None: the n-gram lookup is asked for.
+        method: of the speculative configuration; None: as `head` says.
 
     Attributes:
         modules: by name, for `sys.modules`.
-        rank: of this worker among `workers` that share each layer.
+        group: of the workers that share each layer.
         tokenizer: the model's; None: it is run without one.
-        broadcast: drafts that went to the other workers.
     """
 
-    def __init__(self, tokenizer: object, head: Callable[[Any], Any] | None = None) -> None:
-        self.rank, self.workers = 0, 1
+    def __init__(self, tokenizer: object, head: Callable[[Any], Any] | None = None, method: str | None = None) -> None:
+        self.group = GroupCoordinator()
         self.tokenizer = tokenizer
         self.head = head
-        self.broadcast: list[torch.Tensor] = []
+        self.method = method or ("ngram_gpu" if head is None else "eagle3")
 
         class GPUModelRunner:
             def __init__(self, states: Any, speculator: Any) -> None:
-                self.req_states, self.speculator, self.model = states, speculator, TargetModel()
+                self._states, self.speculator, self.model = states, speculator, TargetModel()
 
             def add_requests(self, scheduler_output: Any) -> None:
                 for new in scheduler_output.scheduled_new_reqs:
-                    self.req_states.add(new.req_id, new.prefill_token_ids)
+                    self._states._add(new.req_id, new.prefill_token_ids)
 
             def finish_requests(self, scheduler_output: Any) -> None:
                 for id in scheduler_output.finished_req_ids | (scheduler_output.preempted_req_ids or set()):
-                    self.req_states.remove(id)
+                    self._states._remove(id)
+
+        class EngineArgs:
+            def __init__(self, config: VllmConfig) -> None:
+                self._config = config
+
+            def create_engine_config(self, usage_context: Any = None) -> VllmConfig:
+                return self._config
 
         def init_speculator(vllm_config: Any, device: torch.device, req_states: Any) -> Any:
             most = vllm_config.speculative_config.num_speculative_tokens
             return NoLookup(None, 0.0, req_states, most) if self.head is None else self.head(req_states)
 
-        def sent(drafts: torch.Tensor, src: int) -> torch.Tensor:
-            self.broadcast.append(drafts)
-            return drafts
+        def get_tp_group() -> GroupCoordinator:
+            return self.group
 
-        def group() -> Any:
-            return SimpleNamespace(rank_in_group=self.rank, world_size=self.workers, broadcast=sent)
+        def init_logger(name: str) -> logging.Logger:
+            return logging.getLogger(name)
 
+        def cached_tokenizer_from_config(model_config: Any) -> object:
+            return self.tokenizer
+
+        speculators = {"BaseSpeculator": ScriptedHead, "DraftModelSpeculator": ScriptedHead}
         parts: dict[str, dict[str, Any]] = {
             "vllm": {"envs": SimpleNamespace(VLLM_LOG_STATS_INTERVAL=10.0)},
-            "vllm.logger": {"init_logger": logging.getLogger},
-            "vllm.tokenizers": {"cached_tokenizer_from_config": lambda _: self.tokenizer},
-            "vllm.model_executor": {},
-            "vllm.model_executor.layers": {},
-            "vllm.model_executor.layers.logits_processor": {"LogitsProcessor": LogitsProcessor},
-            "vllm.distributed": {},
-            "vllm.distributed.parallel_state": {"get_tp_group": group},
-            "vllm.v1": {},
-            "vllm.v1.worker": {},
-            "vllm.v1.worker.gpu": {},
+            "vllm.logger": {"init_logger": init_logger},
+            "vllm.tokenizers": {"cached_tokenizer_from_config": cached_tokenizer_from_config},
+            "vllm.engine.arg_utils": {"EngineArgs": EngineArgs},
             "vllm.v1.worker.gpu.spec_decode": {"init_speculator": init_speculator},
+            "vllm.v1.worker.gpu.spec_decode.speculator": speculators,
             "vllm.v1.worker.gpu.model_runner": {"GPUModelRunner": GPUModelRunner, "init_speculator": init_speculator},
         }
+        for name, classes in STAND_INS.items():
+            parts.setdefault(name, {}).update({definition.__name__: definition for definition in classes})
+        parts["vllm.distributed.parallel_state"]["get_tp_group"] = get_tp_group
+        names = {".".join(name.split(".")[:count]) for name in parts for count in range(1, name.count(".") + 2)}
         self.modules: dict[str, Any] = {}
-        for name, members in parts.items():
+        for name in sorted(names):
             self.modules[name] = ModuleType(name)
-            vars(self.modules[name]).update(members)
+            vars(self.modules[name]).update(parts.get(name, {}))
         for name, module in self.modules.items():  # as imports of a package's modules do
             package, _, last = name.rpartition(".")
             if package:
                 setattr(self.modules[package], last, module)
 
-    def config(self, settings: object, most: int = 4, longest: int = 200) -> Any:
-        model = SimpleNamespace(
-            get_vocab_size=lambda: LARGER, max_model_len=longest, model="the-model", served_model_name="served"
+    def config(self, settings: object, most: int = 4, longest: int = 200) -> VllmConfig:
+        return VllmConfig(
+            {} if settings is None else {"rest_store": settings},
+            ModelConfig(longest),
+            SpeculativeConfig(self.method, most),
         )
-        return SimpleNamespace(
-            additional_config={} if settings is None else {"rest_store": settings},
-            model_config=model,
-            scheduler_config=SimpleNamespace(async_scheduling=False),
-            speculative_config=SimpleNamespace(
-                num_speculative_tokens=most,
-                use_ngram=lambda: self.head is None,
-                method="ngram_gpu" if self.head is None else "eagle3",
-            ),
-            parallel_config=SimpleNamespace(data_parallel_index=0),
-        )
-
-
-class States:
-    """vLLM's `RequestState`."""
-
-    def __init__(self, rows: int, longest: int, most: int) -> None:
-        self.all_token_ids = SimpleNamespace(gpu=torch.zeros(rows, longest + 2 * most + 2, dtype=torch.int32))
-        self.total_len = SimpleNamespace(gpu=torch.zeros(rows, dtype=torch.int32))
-        self.draft_tokens = torch.zeros(rows, most, dtype=torch.int64)
-        self.last_sampled = torch.zeros(rows, 1, dtype=torch.int64)
-        self.index: dict[str, int] = {}
-        self._free = list(range(rows))
-
-    def add(self, id: str, tokens: list[int]) -> None:
-        self.index[id] = index = self._free.pop()
-        self.all_token_ids.gpu[index, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
-        self.total_len.gpu[index] = len(tokens)
-
-    def remove(self, id: str) -> None:
-        if id in self.index:
-            self._free.append(self.index.pop(id))
-
-    def extend(self, index: int, tokens: list[int]) -> None:
-        length = int(self.total_len.gpu[index])
-        self.all_token_ids.gpu[index, length : length + len(tokens)] = torch.tensor(tokens, dtype=torch.int32)
-        self.total_len.gpu[index] += len(tokens)
-        self.last_sampled[index] = tokens[-1]
 
 
 @dataclass
@@ -271,7 +378,7 @@ class Request:
 
 
 class Engine:
-    """A batch of requests whose steps verify K draft tokens each, as in vLLM 0.32.
+    """A batch of requests whose steps verify K draft tokens each, as in vLLM 0.32 and 0.33.
 
     Args:
         vllm: its modules, in `sys.modules` with the plug-in installed.
@@ -282,6 +389,8 @@ class Engine:
         chunk: tokens of a prompt that are read in a step.
         ahead: whether a step begins before the outcome of the one before is known: a request that has ended takes part
             in one more.
+        scheduled: draft tokens that are scheduled for each row; None: K.
+        admits: the most draft tokens of a row that the device verifies of these, as adaptive verification has it.
 
     Attributes:
         verified: draft tokens of all steps; accepted: those that the model produced too.
@@ -299,10 +408,13 @@ class Engine:
         chunk: int = 1000,
         ahead: bool = False,
         shows_logits: bool = False,
+        scheduled: int | None = None,
+        admits: int | None = None,
     ) -> None:
+        self.scheduled, self.admits = most if scheduled is None else scheduled, admits
         self.model, self.most, self.longest, self.chunk, self.ahead = model, most, longest, chunk, ahead
         self.rows, self.shows_logits = rows, shows_logits
-        self.states = States(rows, longest, most)
+        self.states = RequestState(rows, longest, most)
         module = vllm.modules["vllm.v1.worker.gpu.model_runner"]
         self.speculator = module.init_speculator(vllm.config(settings, most, longest), torch.device("cpu"), self.states)
         self.runner = module.GPUModelRunner(self.states, self.speculator)
@@ -337,7 +449,7 @@ class Engine:
             self._count += 1
             request.id = request.id or f"request-{self._count}"
         self.requests += admitted
-        told = SimpleNamespace(
+        told = SchedulerOutput(
             finished_req_ids=self._finished,
             preempted_req_ids=self._put_off,
             scheduled_new_reqs=[self._new(request) for request in admitted],
@@ -351,12 +463,11 @@ class Engine:
             self._run()
 
     def _new(self, request: Request) -> Any:
-        params = {"max_tokens": request.most, "temperature": 0.0, "all_stop_token_ids": set(), "extra_args": None}
-        return SimpleNamespace(
+        return NewRequestData(
             req_id=request.id,
             prefill_token_ids=request.text,
             prompt_len=len(request.prompt),
-            sampling_params=SimpleNamespace(**{**params, **request.settings}),
+            sampling_params=SamplingParams(request.most, **request.settings),
         )
 
     def _run(self) -> None:
@@ -364,19 +475,18 @@ class Engine:
         sampled, counts, before = [], [], [len(request.text) for request in self.requests]
         computed = np.array([request.read for request in self.requests])
         scheduled = np.zeros(len(self.requests), np.int64)
-        drafted = np.zeros(len(self.requests), np.int32)
         for row, request in enumerate(self.requests):
-            index = self.states.index[request.id]
-            draft = self.states.draft_tokens[index].tolist() if request.drafted else []
+            index = self.states._index[request.id]
+            draft = self.states._draft_tokens[index, : self.scheduled].tolist() if request.drafted else []
+            draft = draft[: self.admits]
             scheduled[row] = min(self.chunk, len(request.text) - request.read)
             request.read += int(scheduled[row])
-            drafted[row] = len(draft)
             new: list[int] = []
             logits += self._likely(request.text[: request.read], draft)
             counts.append(len(draft) + 1)
             if request.read == len(request.text):
                 new = self._verify(request.text, draft)
-                self.states.extend(index, new)
+                self.states._extend(index, new)
                 request.output += new
             sampled.append(len(new))
             request.drafted = bool(new)
@@ -384,25 +494,26 @@ class Engine:
             shown = torch.zeros(len(logits), LARGER)
             shown.scatter_(1, torch.tensor(logits), torch.tensor([2.0, 1.0]).expand(len(logits), -1))
             self.runner.model.logits_processor(shown)
-        batch = SimpleNamespace(
+        batch = InputBatch(
             req_ids=[request.id for request in self.requests],
             num_reqs=len(self.requests),
-            idx_mapping=torch.tensor([self.states.index[request.id] for request in self.requests]),
-            num_draft_tokens_per_req=drafted if drafted.any() else None,
-            cu_num_logits_np=np.cumsum([0, *counts]),
+            idx_mapping=torch.tensor([self.states._index[request.id] for request in self.requests]),
+            cu_num_logits=torch.tensor([0, *counts]).cumsum(0),
             num_computed_prefill_tokens_np=np.minimum(computed, before),
             num_scheduled_tokens=scheduled,
             prefill_len_np=np.array(before),
         )
+        rejected = [count - new if new else 0 for count, new in zip(counts, sampled, strict=True)]
         nothing = (None,) * 4
-        rest = (None, self.states.last_sampled, None, None, None)
+        rest = (self.states._last_sampled, None, None, None)
         drafts = self.speculator.propose(
-            batch, *nothing, torch.tensor(sampled), *rest, num_speculative_tokens=self.most
+            batch, *nothing, torch.tensor(sampled), torch.tensor(rejected), *rest, num_speculative_tokens=self.scheduled
         )
         assert drafts.shape == (len(self.requests), self.most)
         assert drafts.dtype == torch.int64
         assert 0 <= int(drafts.min()) <= int(drafts.max()) < VOCABULARY
-        self.states.draft_tokens[batch.idx_mapping] = drafts
+        drafts[:, self.scheduled :] = -1
+        self.states._draft_tokens[batch.idx_mapping] = drafts
         for request in list(self.requests):
             self._end(request)
 

@@ -103,8 +103,15 @@ def installed_file(package: str, name: str) -> Path:
     pytest.skip(f"{name} of the package '{package}' is not installed")
 
 
-def write_gguf(path: Path) -> Path:
-    """Write a GGUF file with the vocabulary, merges and template of a tiny byte-level tokenizer; return `path`."""
+def write_gguf(path: Path, architecture: str = "llama") -> Path:
+    """Write a GGUF file with the vocabulary, merges and template of a tiny byte-level tokenizer; return `path`.
+
+    It has two tensors: the embeddings, and the quantized weights of a linear layer.
+
+    Args:
+        path: of the file.
+        architecture: "llama", or "lfm2", whose weights transformers can keep packed.
+    """
     import gguf
     import numpy as np
 
@@ -113,13 +120,18 @@ def write_gguf(path: Path) -> Path:
     added = [token["content"] for token in fields["added_tokens"]]
     control = [token["content"] for token in fields["added_tokens"] if token["special"]]
     tokens = sorted(vocabulary, key=lambda token: int(vocabulary[token]))
-    writer = gguf.GGUFWriter(path, "llama")
+    writer = gguf.GGUFWriter(path, architecture)
     writer.add_context_length(64)
     writer.add_embedding_length(32)
     writer.add_block_count(1)
     writer.add_feed_forward_length(48)
     writer.add_head_count(4)
-    writer.add_head_count_kv(2)
+    if architecture == "llama":
+        writer.add_head_count_kv(2)
+    else:
+        writer.add_head_count_kv([2])
+        writer.add_rope_freq_base(10_000.0)
+        writer.add_uint32(f"{architecture}.shortconv.l_cache", 3)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_vocab_size(len(tokens))
     writer.add_tokenizer_model("gpt2")
@@ -132,6 +144,8 @@ def write_gguf(path: Path) -> Path:
     writer.add_eos_token_id(vocabulary["<|im_end|>"])
     writer.add_chat_template(CHATML)
     writer.add_tensor("token_embd.weight", np.zeros((len(tokens), 32), np.float32))
+    blocks = gguf.quants.quantize(np.ones((32, 32), np.float32), gguf.GGMLQuantizationType.Q8_0)
+    writer.add_tensor("blk.0.attn_q.weight", blocks, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

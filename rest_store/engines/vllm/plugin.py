@@ -1,8 +1,8 @@
-"""The plug-in that vLLM loads in each of its processes, written for the model runner V2 of vLLM 0.32.
+"""The plug-in that vLLM loads in each of its processes, for the model runner V2 of vLLM 0.32 and 0.33.
 
 It wraps the function with which the model runner makes its speculator: an n-gram lookup, or a trained head. If
-`additional_config` has settings for it, that gets drafts from sessions beside its own. Where the seam is not as it was,
-vLLM's own speculator is left alone, and a line says so.
+`additional_config` has settings for it, that gets drafts from sessions beside its own. Where vLLM is not as the table
+of `rest_store.engines.vllm.seam` says, its own speculator is left alone, and a line says so.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import logging
 import multiprocessing.util
 import sys
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -24,46 +23,29 @@ from rest_store.drafting.arbitration import Head
 from rest_store.engines.metrics import EngineMetrics
 from rest_store.engines.request import NewRequest, extras_of
 from rest_store.engines.request_drafter import RequestDrafter
-from rest_store.engines.settings import EngineSettings
+from rest_store.engines.seam import Part, difference, differences
 from rest_store.engines.sources import EngineSources
+from rest_store.engines.vllm.seam import CREATE, INIT, PARTS, PROPOSE
+from rest_store.engines.vllm.settings import WHERE, VllmSettings, settings_of, unused_because
 from rest_store.engines.vllm.speculator import Speculator
 
-_SECTION = "rest_store"
-_WHERE = f"additional_config.{_SECTION}"
 _RUNNER = "vllm.v1.worker.gpu.model_runner"
+_ARGUMENTS = "vllm.engine.arg_utils"
 _LOGGER = "vllm.rest_store"
+_MOST_DIFFERENCES = 3  # that a line names
 _EXIT_PRIORITY = 100  # before multiprocessing ends its own
-# What is wrapped or called, and its parameters.
-_INIT = ("vllm_config", "device", "req_states")
-_OF_RUNNER = {"add_requests": ("self", "scheduler_output"), "finish_requests": ("self", "scheduler_output")}
-_PROPOSE = (
-    *("self", "input_batch", "attn_metadata", "slot_mappings", "last_hidden_states", "aux_hidden_states"),
-    *("num_sampled", "num_rejected", "last_sampled", "next_prefill_tokens", "temperature", "seeds"),
-)
+_LOOKUPS = ("ngram", "ngram_gpu", "suffix")  # methods that draft from texts; `suffix` in releases after 0.33
 
 Init = Callable[[Any, torch.device, Any], Any]
-
-
-@dataclass(frozen=True)
-class VllmSettings(EngineSettings):
-    """The settings of drafts inside vLLM: those of any engine, and one more.
-
-    Attributes:
-        lag: whether drafts are looked up a step ahead, while the device works on that step, and verified if they fit
-            what it has written; None: where vLLM schedules steps ahead.
-    """
-
-    kinds = EngineSettings.kinds | {"lag": EngineSettings.kinds["tls"]}
-    lag: bool | None = None
 
 
 def install() -> None:
     """Wrap vLLM's seam; called by vLLM through the entry point `vllm.general_plugins`."""
     try:
+        _require_like([INIT])
         from vllm.v1.worker.gpu import spec_decode
 
         native = spec_decode.init_speculator
-        _require_parameters(native, _INIT)
     except Exception as error:
         logging.getLogger(_LOGGER).warning("rest-store: not in this vLLM: %s", error)
         return
@@ -73,45 +55,81 @@ def install() -> None:
     for module in (spec_decode, sys.modules.get(_RUNNER)):  # the runner has a copy once it was imported
         if module is not None:
             vars(module)["init_speculator"] = wrapped
+    # A process that makes configurations has imported what makes them before it loads plug-ins.
+    if _ARGUMENTS in sys.modules and difference(CREATE) is None:
+        arguments = sys.modules[_ARGUMENTS].EngineArgs
+        arguments.create_engine_config = _checked(arguments.create_engine_config)
+
+
+def _require_like(parts: Iterable[Part]) -> None:
+    """Raise TypeError with the first differences between vLLM and a table."""
+    if found := differences(parts):
+        raise TypeError("; ".join(found[:_MOST_DIFFERENCES]))
+
+
+def _checked(native: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the method that makes vLLM's configuration, which then says if our section of it is wrong or unused."""
+
+    @functools.wraps(native)
+    def create_engine_config(*arguments: Any, **options: Any) -> Any:
+        config = native(*arguments, **options)
+        if settings_of(config) is not None and (reason := unused_because(config)) is not None:
+            _warn_once(f"rest-store: {reason}: no drafts, nothing is remembered")
+        return config
+
+    return create_engine_config
+
+
+@functools.cache
+def _warn_once(line: str) -> None:
+    from vllm.logger import init_logger
+
+    init_logger(_LOGGER).warning(line)
 
 
 def _wrapped(native: Init) -> Init:
     @functools.wraps(native)
     def init_speculator(vllm_config: Any, device: torch.device, req_states: Any) -> Any:
-        additional = vllm_config.additional_config
-        if not isinstance(additional, dict) or _SECTION not in additional:
-            return native(vllm_config, device, req_states)
+        settings = settings_of(vllm_config)
+        speculator = native(vllm_config, device, req_states)
+        if settings is None:
+            return speculator
         from vllm.logger import init_logger
 
-        settings = VllmSettings.read(additional[_SECTION], _WHERE)
         log = init_logger(_LOGGER)
-        speculator = native(vllm_config, device, req_states)
         try:
+            head = _head(vllm_config.speculative_config)
             _require_seam(speculator)
         except Exception as error:
             log.warning("rest-store: vLLM drafts alone: %s", error)
             return speculator
-        speculator.rest_store = _speculator(vllm_config, settings, device, req_states, speculator, log)
+        speculator.rest_store = _speculator(vllm_config, settings, device, req_states, speculator, head, log)
         speculator.propose = _proposing(speculator, speculator.propose)
         return speculator
 
     return init_speculator
 
 
-def _require_parameters(function: Any, expected: Sequence[str]) -> None:
-    """Raise TypeError unless the first parameters of a function of vLLM have the names `expected`."""
-    names = tuple(inspect.signature(function).parameters)
-    if names[: len(expected)] != tuple(expected):
-        raise TypeError(f"{function.__qualname__} takes {', '.join(names)}, expected {', '.join(expected)}")
+def _head(speculative: Any) -> Head | None:
+    """Return what is to be learnt of a trained head; None beside a lookup, whose drafts come after those from here.
+
+    Raises:
+        ValueError: the method is neither: it may draft for another purpose than to be verified.
+    """
+    if speculative.method in _LOOKUPS:
+        return None
+    if speculative.use_eagle() or speculative.uses_draft_model():
+        return Head([0.0] * (1 + int(speculative.num_speculative_tokens)))
+    raise ValueError(f"the speculative method {speculative.method} is neither a lookup nor a trained head")
 
 
 def _require_seam(speculator: Any) -> None:
-    """Raise unless vLLM is as this was written for; have its model runner tell of requests."""
+    """Raise unless vLLM is as its table says; have its model runner tell of requests."""
+    _require_like(PARTS)
+    if (found := difference(PROPOSE, type(speculator).propose)) is not None:
+        raise TypeError(found)
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
-    _require_parameters(type(speculator).propose, _PROPOSE)
-    for name, parameters in _OF_RUNNER.items():
-        _require_parameters(getattr(GPUModelRunner, name), parameters)
     if not hasattr(GPUModelRunner.add_requests, "__wrapped__"):
         GPUModelRunner.add_requests = _after(GPUModelRunner.add_requests, _begin)
         GPUModelRunner.finish_requests = _after(GPUModelRunner.finish_requests, _finish)
@@ -175,7 +193,8 @@ def _proposing(speculator: Any, native: Any) -> Any:
                 ours.skip()
             return drafts
         if ours is not None:
-            drafts = ours.propose(given["input_batch"], given["num_sampled"], drafts)
+            written = given["input_batch"], given["num_sampled"], given["num_rejected"]
+            drafts = ours.propose(*written, drafts, given.get("num_speculative_tokens"))
         if group.world_size > 1:  # all workers verify what one of them has drafted
             drafts = group.broadcast(drafts.contiguous(), src=0)
         return drafts
@@ -189,6 +208,7 @@ def _speculator(
     device: torch.device,
     req_states: Any,
     speculator: Any,
+    head: Head | None,
     log: logging.Logger,
 ) -> Speculator | None:
     """Return what drafts, in the worker that does; None in the others."""
@@ -203,7 +223,7 @@ def _speculator(
     vocabulary_size = int(model.get_vocab_size())
     tokenizer = cached_tokenizer_from_config(model)
     sources = EngineSources(
-        settings, tokenizer, name=str(model.model), vocabulary_size=vocabulary_size, where=_WHERE, log=log
+        settings, tokenizer, name=str(model.model), vocabulary_size=vocabulary_size, where=WHERE, log=log
     )
     labels = {"engine": str(vllm_config.parallel_config.data_parallel_index)}
     labels["model_name"] = str(model.served_model_name)
@@ -215,14 +235,13 @@ def _speculator(
     lag = settings.lag
     if lag is None:
         lag = device.type != "cpu" and bool(vllm_config.scheduler_config.async_scheduling)
-    speculative = vllm_config.speculative_config
     how = "looked up a step ahead" if lag else "from the text as it is"
-    log.info("rest-store: drafts beside %s, %s", speculative.method, how)
+    log.info("rest-store: drafts beside %s, %s", vllm_config.speculative_config.method, how)
     return Speculator(
         drafter,
         req_states,
         most=most,
         longest=int(model.max_model_len),
         lag=lag,
-        head=None if speculative.use_ngram() else Head([0.0] * (most + 1)),
+        head=head,
     )

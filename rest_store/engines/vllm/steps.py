@@ -19,7 +19,7 @@ class Written(NamedTuple):
         row: where vLLM's `RequestState` has its text.
         length: tokens of its text with these.
         tokens: int32[n].
-        verified: draft tokens that the engine verified.
+        verified: draft tokens that the engine verified, which may be less than it had scheduled.
         top_k: as `DraftSession.accept` takes it; None: unknown.
     """
 
@@ -34,11 +34,15 @@ class Written(NamedTuple):
 class Step:
     """A step whose outcome is on its way from the device.
 
+    How many draft tokens a row verified, and where its logits are, only the device knows: with adaptive verification,
+    vLLM admits less than the host has scheduled.
+
     Args:
         batch: vLLM's `InputBatch`.
         states: vLLM's `RequestState`.
         num_sampled: int[R], tokens that each row has written.
-        most: the most of these.
+        num_rejected: int[R], draft tokens of each row that were verified and not accepted.
+        most: the most tokens that a row may have written.
         likely: int32[positions, 8], the model's most likely tokens; None: unknown.
     """
 
@@ -47,21 +51,26 @@ class Step:
         batch: Any,
         states: Any,
         num_sampled: torch.Tensor,
+        num_rejected: torch.Tensor,
         most: int,
         likely: torch.Tensor | None,
     ) -> None:
-        self._ids = list(batch.req_ids[: batch.num_reqs])
-        per_row = batch.num_draft_tokens_per_req
-        self._verified = [0] * batch.num_reqs if per_row is None else np.asarray(per_row).tolist()
-        self._starts = np.asarray(batch.cu_num_logits_np).tolist()
-        rows = batch.idx_mapping[: batch.num_reqs]
+        count = batch.num_reqs
+        self._ids = list(batch.req_ids[:count])
+        rows = batch.idx_mapping[:count]
         lengths = states.total_len.gpu[rows].long()
         where = lengths[:, None] - most + torch.arange(most, device=lengths.device)
+        columns = [
+            rows.long(),
+            lengths,
+            num_sampled[:count].long(),
+            num_rejected[:count].long(),
+            batch.cu_num_logits[:count].long(),
+            batch.cu_num_logits[1 : count + 1].long(),
+        ]
         tokens = states.all_token_ids.gpu[rows[:, None], where.clamp(min=0)].long()
-        columns = [rows[:, None].long(), lengths[:, None], num_sampled[: batch.num_reqs, None].long(), tokens]
-        self._columns = torch.cat(columns, dim=1).to("cpu", non_blocking=True)
-        is_placed = likely is not None and len(likely) == self._starts[-1]
-        self._likely = likely.to("cpu", non_blocking=True) if likely is not None and is_placed else None
+        self._columns = torch.cat([torch.stack(columns, dim=1), tokens], dim=1).to("cpu", non_blocking=True)
+        self._likely = None if likely is None else likely.to("cpu", non_blocking=True)
         self._event = None
         if lengths.device.type != "cpu":
             self._event = torch.Event(device=lengths.device.type)
@@ -73,11 +82,14 @@ class Step:
             self._event.synchronize()
         columns = self._columns.numpy()
         likely = None if self._likely is None else self._likely.numpy()
+        if likely is not None and columns.size and len(likely) != columns[-1, 5]:
+            likely = None  # of other positions
         for index, id in enumerate(self._ids):
-            row, length, count = columns[index, :3].tolist()
+            row, length, count, rejected, first = columns[index, :5].tolist()
             top_k = None
             if likely is not None and count:
                 top_k = np.full((count + 1, likely.shape[1]), -1, np.int32)
-                top_k[:count] = likely[self._starts[index] :][:count]  # not after the last one, which was not read yet
+                top_k[:count] = likely[first : first + count]  # not after the last one, which was not read yet
             new = columns[index, columns.shape[1] - count :].astype(np.int32)
-            yield Written(id, row, length, new, self._verified[index], top_k)
+            verified = count - 1 + rejected if count else 0
+            yield Written(id, row, length, new, verified, top_k)

@@ -164,6 +164,8 @@ class NativeSession {
     return nb::bytes(reinterpret_cast<const char*>(builder_.text().data()), builder_.text().size_bytes());
   }
 
+  std::size_t longest_probe() const { return builder_.longest_probe(); }
+
   void record(bool on) { builder_.record(on); }
   // (features float32[rows, kFeatures], labels uint8[rows], ends uint32[positions]) recorded since the last call.
   nb::tuple recorded() {

@@ -122,6 +122,7 @@ void bind_sessions(nb::module_& module) {
       .def("forget", &NativeSession::forget)
       .def("length", &NativeSession::length)
       .def("text", &NativeSession::text)
+      .def("longest_probe", &NativeSession::longest_probe)
       .def("record", &NativeSession::record)
       .def("recorded", &NativeSession::recorded);
 }

@@ -3,7 +3,9 @@
 //
 // For each of a few lengths, a hash table holds where each n-gram of that length ended last, and each position links to
 // the occurrence before. Appending a token and reading a bounded number of recent occurrences take constant time,
-// whatever the length of the text.
+// whatever the length of the text and whatever stands in it: each of them reads a bounded number of entries of a table,
+// also of a text that was made so that its n-grams meet in one place. What such a text has too many of is forgotten,
+// the oldest first; it loses drafts of its own session, and costs nobody time.
 //
 // References, which the output will probably resemble, come before the prompt. After each of them is a separator, which
 // no match and no continuation crosses.
@@ -67,6 +69,13 @@ class PromptLookup {
   static constexpr std::size_t kTokenMemory =
       4 * sizeof(std::uint32_t) + kOrders.size() * (2 * sizeof(std::uint32_t) + 4 * 2 * sizeof(std::uint32_t));
 
+  // Most entries of a table that are read to find one n-gram; for tests.
+  std::size_t longest_probe() const {
+    std::size_t longest = 0;
+    for (const Table& table : tables_) longest = std::max(longest, table.longest_probe());
+    return longest;
+  }
+
   // For each of `tokens`, how often it occurs, and how many tokens ago last. The look-ups overlap their memory
   // latencies.
   void occurrences(std::span<const Token> tokens, std::pair<std::uint32_t, std::uint32_t>* out) const {
@@ -108,6 +117,9 @@ class PromptLookup {
   static constexpr std::uint32_t kVisited = 256;  // among others, should a text be made of n-grams with the same tag
   static constexpr std::uint32_t kCompared = 48;  // tokens compared to tell the length of a match
   static constexpr float kOlder = 0.85F;          // weight of an occurrence, as a share of the next one's
+  // Entries of a table that an n-gram may have. Where tags are spread evenly, as many in a row are taken in about one
+  // of ten thousand texts of 262,144 tokens.
+  static constexpr std::size_t kProbes = 128;
 
   // The tag of an n-gram. Single tokens never share one. Longer n-grams may, so their tokens are compared, too.
   static std::uint32_t tag_of(std::span<const Token> tokens) {
@@ -124,20 +136,45 @@ class PromptLookup {
     std::vector<Entry> entries = std::vector<Entry>(64);
     std::size_t used = 0;
 
-    std::size_t slot(std::uint32_t tag) const {
-      std::size_t slot = tag & (entries.size() - 1);
-      while (entries[slot].end != 0 && entries[slot].tag != tag) slot = (slot + 1) & (entries.size() - 1);
-      return slot;
+    // Where the n-gram of a tag is, or may be put: a free entry, or the one that was written the longest ago if all
+    // that it may have are those of others.
+    struct Place {
+      std::size_t slot, read;  // and how many entries were read to find it
+    };
+
+    Place place(std::uint32_t tag) const {
+      const std::size_t mask = entries.size() - 1;
+      for (std::size_t read = 0; read < kProbes; ++read)
+        if (const Entry& entry = entries[(tag + read) & mask]; entry.end == 0 || entry.tag == tag)
+          return {(tag + read) & mask, read + 1};
+      std::size_t oldest = tag & mask;
+      for (std::size_t read = 1; read < kProbes; ++read)
+        if (const std::size_t slot = (tag + read) & mask; entries[slot].end < entries[oldest].end) oldest = slot;
+      return {oldest, 2 * kProbes};
     }
 
-    std::uint32_t last(std::uint32_t tag) const { return entries[slot(tag)].end; }
+    std::uint32_t last(std::uint32_t tag) const {
+      const Entry& entry = entries[place(tag).slot];
+      return entry.tag == tag ? entry.end : 0;
+    }
     void prefetch_slot(std::uint32_t tag) const { prefetch(&entries[tag & (entries.size() - 1)]); }
 
     // Set where an n-gram was last; returns where it was before.
     std::uint32_t swap_last(std::uint32_t tag, std::uint32_t end) {
-      Entry& entry = entries[slot(tag)];
+      Entry& entry = entries[place(tag).slot];
       used += entry.end == 0;
-      return std::exchange(entry, {tag, end}).end;
+      const Entry before = std::exchange(entry, {tag, end});
+      return before.tag == tag ? before.end : 0;
+    }
+
+    // Most entries that are read to find one n-gram, of those that are there and of others in their places.
+    std::size_t longest_probe() const {
+      std::size_t longest = 0;
+      for (const Entry& entry : entries)
+        if (entry.end != 0)
+          for (const std::uint32_t tag : {entry.tag, entry.tag ^ 0x80000000U})
+            longest = std::max(longest, place(tag).read);
+      return longest;
     }
 
     // Make room for `count` n-grams: tables are at most half full and double.
@@ -145,8 +182,13 @@ class PromptLookup {
       if (2 * count <= entries.size()) return;
       std::vector<Entry> old(std::bit_ceil(2 * count));
       old.swap(entries);
-      for (const Entry& entry : old)
-        if (entry.end != 0) entries[slot(entry.tag)] = entry;
+      used = 0;
+      for (const Entry& entry : old) {
+        if (entry.end == 0) continue;
+        Entry& kept = entries[place(entry.tag).slot];
+        used += kept.end == 0;
+        if (kept.end < entry.end) kept = entry;
+      }
     }
   };
 

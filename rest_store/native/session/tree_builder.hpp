@@ -69,6 +69,7 @@ class TreeBuilder {
   std::size_t store_count() const { return stores_.size(); }
 
   std::span<const Token> text() const { return lookup_.text(); }
+  std::size_t longest_probe() const { return lookup_.longest_probe(); }
 
   // What has been learnt online: used by the next build(), and changed by accept().
   const OnlineCalibration& online() const { return online_; }

@@ -1,0 +1,118 @@
+"""The seam to an engine: a table of what a plug-in relies on in it, and the check that an engine is like its table.
+
+Each engine's package has one table, `PARTS` of its module `seam`. It is checked when the engine starts.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import pkgutil
+import textwrap
+from collections.abc import Callable, Iterable
+from dataclasses import fields, is_dataclass
+from typing import Any, NamedTuple
+
+
+class Part(NamedTuple):
+    """Something of an engine that a plug-in wraps, calls, reads or puts its own in the place of.
+
+    Attributes:
+        place: `module:name`, or `module:Class.name` for what objects of a class have.
+        parameters: names of the first parameters, with `self`; None: it is read and not called.
+        others: names of further parameters that are passed by name.
+        is_whole: whether there are no more parameters, since a method of the plug-in is called in its place.
+    """
+
+    place: str
+    parameters: tuple[str, ...] | None = None
+    others: tuple[str, ...] = ()
+    is_whole: bool = False
+
+
+def differences(parts: Iterable[Part]) -> list[str]:
+    """Return what an engine has not as a table says, in words; nothing if the engine is like the table."""
+    words = (difference(part) for part in parts)
+    return [found for found in words if found is not None]
+
+
+def difference(part: Part, function: Callable[..., Any] | None = None) -> str | None:
+    """Return how an engine differs from one part of a table, in words; None: it does not.
+
+    Args:
+        part: of the table.
+        function: what is called in this process, if that is not at the part's place.
+    """
+    what = part.place if function is None else function.__qualname__
+    try:
+        if part.parameters is None:
+            return None if _has(part.place) else f"{what} is absent"
+        names = tuple(inspect.signature(function or pkgutil.resolve_name(part.place)).parameters)
+    except (ImportError, AttributeError):
+        return f"{what} is absent"
+    except (TypeError, ValueError):
+        return f"{what} is no function"
+    first = names if part.is_whole else names[: len(part.parameters)]
+    if first != part.parameters or not set(part.others) <= set(names):
+        expected = [*part.parameters, *part.others]
+        return f"{what} takes {', '.join(names) or 'nothing'}, expected {', '.join(expected) or 'nothing'}"
+    return None
+
+
+def _has(place: str) -> bool:
+    """Return whether there is something at a place; raise ImportError or AttributeError if its owner is absent."""
+    module, _, path = place.partition(":")
+    owner_path, _, name = path.rpartition(".")
+    owner = pkgutil.resolve_name(f"{module}:{owner_path}") if owner_path else pkgutil.resolve_name(module)
+    return hasattr(owner, name) or (isinstance(owner, type) and name in attributes_of(owner))
+
+
+@functools.cache
+def attributes_of(owner: type) -> frozenset[str]:
+    """Return the attributes that objects of a class have of their own: fields, and what methods assign to `self`.
+
+    Those of a class whose source is not there remain unknown, except for its fields.
+    """
+    names = {field.name for field in fields(owner)} if is_dataclass(owner) else set()
+    for base in owner.__mro__:
+        names |= assigned_in(base)
+    return frozenset(names)
+
+
+def assigned_in(definition: type | Callable[..., Any]) -> set[str]:
+    """Return the attributes of `self` that the source of a class or a method assigns, and a class's annotated names."""
+    tree = _source_of(definition)
+    assigned = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_self(node.value)
+    }
+    bodies = [node.body for node in tree.body if isinstance(node, ast.ClassDef)]
+    annotated = {
+        node.target.id
+        for body in bodies
+        for node in body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+    return assigned | annotated
+
+
+def read_in(definition: type | Callable[..., Any]) -> set[str]:
+    """Return the attributes of `self` that the source of a class or a method reads or calls."""
+    return {
+        node.attr
+        for node in ast.walk(_source_of(definition))
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and _is_self(node.value)
+    }
+
+
+def _is_self(node: ast.expr) -> bool:
+    return isinstance(node, ast.Name) and node.id == "self"
+
+
+def _source_of(definition: type | Callable[..., Any]) -> ast.Module:
+    try:
+        return ast.parse(textwrap.dedent(inspect.getsource(definition)))
+    except (OSError, TypeError, SyntaxError):
+        return ast.Module([], [])

@@ -1,0 +1,149 @@
+"""Tables of what plug-ins rely on in engines: what differs is named, and nothing else is used than they list."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+
+import pytest
+import torch
+
+from rest_store.engines.seam import Part, attributes_of, difference, differences
+from rest_store.engines.vllm.seam import CREATE, PARTS
+from tests.shared.engine import ScriptedHead, Vllm
+
+
+@dataclass
+class Fields:
+    first: int
+    second: str = ""
+
+
+class Base:
+    annotated: int
+
+    def __init__(self) -> None:
+        self.of_base = 1
+
+
+class Runner(Base):
+    constant = 2
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.assigned = self.later = 3
+
+    @property
+    def shown(self) -> int:
+        return self.assigned
+
+    def step(self, batch: object, *, wait: bool = False) -> None:
+        """Have parameters."""
+
+
+def called(first: int, second: int = 0) -> None:
+    """Have parameters."""
+
+
+@pytest.fixture(autouse=True)
+def engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    package, module = ModuleType("an_engine"), ModuleType("an_engine.parts")
+    vars(module).update(Fields=Fields, Runner=Runner, called=called)
+    monkeypatch.setattr(package, "parts", module, raising=False)
+    monkeypatch.setitem(sys.modules, "an_engine", package)
+    monkeypatch.setitem(sys.modules, "an_engine.parts", module)
+
+
+def at(path: str) -> str:
+    return f"an_engine.parts:{path}"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        Part(at("called")),
+        Part(at("called"), ("first",)),
+        Part(at("called"), (), others=("second",)),
+        Part(at("called"), ("first", "second"), is_whole=True),
+        Part(at("Fields.first")),
+        Part(at("Fields.second")),
+        *(Part(at(f"Runner.{name}")) for name in ("of_base", "annotated", "constant", "assigned", "later", "shown")),
+        Part(at("Runner.step"), ("self", "batch"), others=("wait",)),
+    ],
+)
+def test_an_engine_is_like_its_table(part: Part) -> None:
+    assert difference(part) is None
+
+
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [
+        (Part("an_engine.other:Thing.name"), "an_engine.other:Thing.name is absent"),
+        (Part("no_engine:thing", ()), "no_engine:thing is absent"),
+        (Part(at("Gone.name")), "an_engine.parts:Gone.name is absent"),
+        (Part(at("gone"), ()), "an_engine.parts:gone is absent"),
+        (Part(at("Fields.third")), "an_engine.parts:Fields.third is absent"),
+        (Part(at("Runner.batch")), "an_engine.parts:Runner.batch is absent"),
+        (Part(at("Runner.constant"), ()), "an_engine.parts:Runner.constant is no function"),
+        (Part(at("called"), ("second",)), "an_engine.parts:called takes first, second, expected second"),
+        (Part(at("called"), ("first",), is_whole=True), "an_engine.parts:called takes first, second, expected first"),
+        (
+            Part(at("called"), ("first",), others=("third",)),
+            "an_engine.parts:called takes first, second, expected first, third",
+        ),
+        (
+            Part(at("Runner.step"), (), is_whole=True),
+            "an_engine.parts:Runner.step takes self, batch, wait, expected nothing",
+        ),
+    ],
+)
+def test_what_differs_is_named(part: Part, words: str) -> None:
+    assert differences([part, Part(at("called"))]) == [words]
+
+
+def test_what_is_called_elsewhere_is_compared_under_its_own_name() -> None:
+    part = Part(at("called"), ("first",))
+    assert difference(part, called) is None
+    assert difference(part, Runner.step) == "Runner.step takes self, batch, wait, expected first"
+
+
+def test_what_has_no_source_is_known_by_its_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where an engine is installed without sources."""
+
+    @dataclass
+    class Compiled:
+        first: int
+
+    Compiled.__module__ = "an_engine.compiled"
+    monkeypatch.setattr(sys.modules["an_engine.parts"], "Compiled", Compiled, raising=False)
+    assert differences([Part(at("Compiled.first")), Part(at("Compiled.second"))]) == [
+        "an_engine.parts:Compiled.second is absent"
+    ]
+
+
+def listed(definition: type) -> set[str]:
+    """Return what vLLM's table has of a class, whatever module it is in."""
+    paths = [part.place.partition(":")[2] for part in (CREATE, *PARTS)]
+    return {path.partition(".")[2] for path in paths if path.partition(".")[0] == definition.__name__} - {""}
+
+
+def test_stand_ins_of_vllm_are_like_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, module in Vllm(None).modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    assert differences((CREATE, *PARTS)) == []
+
+
+def classes_of(vllm: Vllm) -> list[type]:
+    """Return the classes that stand in for vLLM's, without those of torch and the speculators."""
+    found = {one for module in vllm.modules.values() for one in vars(module).values() if isinstance(one, type)}
+    return [one for one in found if not issubclass(one, torch.nn.Module | ScriptedHead)]
+
+
+def test_stand_ins_of_vllm_have_nothing_that_its_table_lacks() -> None:
+    """So whatever the plug-in uses in the other tests is in the table."""
+    definitions = classes_of(Vllm(None))
+    assert len(definitions) > 12
+    for definition in definitions:
+        own = set(vars(definition)) | attributes_of(definition)
+        assert {name for name in own if not name.startswith("_")} == listed(definition), definition
