@@ -103,29 +103,31 @@ class Source:
     context_settings=SETTINGS,
     epilog="Example: python benchmarks/bench_live.py --datastore python.ds --out live_datastore.json",
 )
-@click.option("--datastore", metavar="DIR", type=PATH, required=True, help="Source of the tokens.")
-@click.option("--tokens", metavar="N", default=4_000_000, help="Tokens of the datastores at the beginning.")
+@click.option(
+    "--datastore", metavar="DIR", type=PATH, required=True, help="Datastore to draft from: source of the text."
+)
+@click.option("--initial", metavar="N", default=4_000_000, help="Tokens of the datastores at the beginning.")
 @click.option("--rounds", metavar="N", type=click.IntRange(1), default=10, help="Turns of 200 additions and queries.")
 @click.option(
-    "--part", "parts", multiple=True, type=click.Choice(PARTS), default=PARTS, help="What is measured. Repeatable."
+    "--measure", "parts", multiple=True, type=click.Choice(PARTS), default=PARTS, help="What is measured. Repeatable."
 )
 @result_options
 def main(
     datastore: Path,
-    tokens: int,
+    initial: int,
     rounds: int,
     parts: tuple[str, ...],
     out: Destination,
 ) -> None:
     source = Source(datastore)
-    results: dict[str, Any] = {"document": SIZE, "tokens": tokens}
+    results: dict[str, Any] = {"document": SIZE, "tokens": initial}
     gc.disable()
     with tempfile.TemporaryDirectory() as folder:
         parent = Path(folder)
         measures: dict[str, Callable[[], dict[str, Any]]] = {
             "add": lambda: show("add", measure_adding(source, parent, 200 * rounds)),
-            "queries": lambda: measure_queries(source, parent, tokens, rounds),
-            "fleet": lambda: show("fleet", measure_fleet(source, parent, tokens, 20 * rounds)),
+            "queries": lambda: measure_queries(source, parent, initial, rounds),
+            "fleet": lambda: show("fleet", measure_fleet(source, parent, initial, 20 * rounds)),
         }
         results |= {part: measures[part]() for part in parts}
     write_result(out, "live_datastore", click.get_current_context().params, ("numpy", "pydivsufsort"), results)

@@ -1,7 +1,7 @@
 """Other packages' ways of drafting from texts beside draft sessions: M, nodes and microseconds of a step, in replays.
 
 The same recordings are replayed in the same order, with the same budget of nodes. Each way knows nothing at first, or
-the outputs of the recordings of --remember, and learns from each output once it was replayed, as in a program that
+the outputs of the recordings of --history-from, and learns from each output once it was replayed, as in a program that
 runs. Of a package's ways all that are best for it are taken: of suffix decoding chains and trees and several factors;
 of dejavuu's drafters chains and trees. The best M of each is reported; with a cost model the greatest modelled speed.
 
@@ -31,8 +31,8 @@ from rest_store.bench.options import (
     cost_model_options,
     datastores_option,
     every_option,
+    history_from_option,
     recordings_option,
-    remember_option,
     result_options,
     tokenizer_option,
 )
@@ -178,11 +178,11 @@ def peers(
 @click.command(
     help=__doc__,
     context_settings=SETTINGS,
-    epilog="Example: python benchmarks/bench_peers.py --recordings traces.jsonl.gz --remember traces.jsonl.gz "
+    epilog="Example: python benchmarks/bench_peers.py --recordings traces.jsonl.gz --history-from traces.jsonl.gz "
     "--datastore python.ds",
 )
 @recordings_option()
-@remember_option
+@history_from_option
 @datastores_option
 @tokenizer_option
 @max_nodes_option((16, 64), multiple=True)
@@ -191,7 +191,7 @@ def peers(
 @result_options
 def main(
     recordings: tuple[Path, ...],
-    remember: tuple[Path, ...],
+    history_from: tuple[Path, ...],
     datastores: tuple[Path, ...],
     tokenizer: str | None,
     max_nodes: tuple[int, ...],
@@ -213,7 +213,7 @@ def main(
         rows.append(row)
         print(", ".join(f"{name} {value}" for name, value in row.items()), flush=True)
 
-    for knows, known in {"nothing": [], **remembered(remember, reported, stores, tokenizer)}.items():
+    for knows, known in {"nothing": [], **remembered(history_from, reported, stores, tokenizer)}.items():
         for nodes, batch in itertools.product(max_nodes, modelled):
             begin = {"knows": knows, "nodes": nodes, **({} if batch is None else {"batch": batch.rows})}
             best: dict[str, dict[str, Any]] = {}

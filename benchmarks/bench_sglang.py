@@ -28,10 +28,16 @@ GREEDY = {"temperature": 0.0}
     epilog="Example: python benchmarks/bench_sglang.py --model smollm2 --datastore python.ds --corpus texts.jsonl",
 )
 @model_option
-@click.option("--datastore", metavar="DIR", type=PATH, required=True, help="What is drafted from.")
-@click.option("--corpus", metavar="FILE", type=FILE, required=True, help="Texts of the datastore, JSON Lines.")
+@click.option("--datastore", metavar="DIR", type=PATH, required=True, help="Datastore to draft from.")
 @click.option(
-    "--prompts", metavar="FILE", type=FILE, default=Path("benchmarks/prompts.jsonl"), help="Prompts, JSON Lines."
+    "--corpus", metavar="FILE", type=FILE, required=True, help="What the datastore is built of: texts, JSON Lines."
+)
+@click.option(
+    "--prompts",
+    metavar="FILE",
+    type=FILE,
+    default=Path("benchmarks/prompts.jsonl"),
+    help="What the model is asked: JSON Lines.",
 )
 @click.option("--requests", metavar="N", type=click.IntRange(1), default=8, help="Prompts that are used.")
 @max_new_tokens_option(64)

@@ -54,8 +54,8 @@ def memory_size(text: str) -> int:
     metavar="PATH",
     multiple=True,
     required=True,
-    help="A file (parquet, JSON, JSONL, text, also .gz and .zst), a directory, or the address of one "
-    "(s3://, gs://, hf://datasets/...). Repeatable.",
+    help="What the datastore is built of: a file (parquet, JSON, JSONL, text, also .gz and .zst), a directory, or the "
+    "address of one (s3://, gs://, hf://datasets/...). Repeatable.",
 )
 @click.option(
     "--tokenizer",
@@ -68,7 +68,7 @@ def memory_size(text: str) -> int:
     metavar="DIR",
     required=True,
     type=PATH,
-    help="Directory of the datastore; an old datastore there is replaced.",
+    help="Where the result is written: the datastore's directory; an old datastore there is replaced.",
 )
 @click.option(
     "--shard-tokens",
@@ -89,8 +89,8 @@ def memory_size(text: str) -> int:
     metavar="N",
     type=click.IntRange(1),
     show_default="one for each core",
-    help="Most processes that read and tokenize, and most shards sorted at once, memory permitting; they do not affect "
-    "the result.",
+    help="How many processes share the work: at most so many read and tokenize, and at most so many shards are sorted "
+    "at once, memory permitting. The result does not depend on it.",
 )
 @click.option(
     "--ray",

@@ -224,7 +224,7 @@ def check(datastore: Path, full: bool, as_json: bool) -> None:
     "--tokenizer",
     metavar="NAME_OR_PATH",
     show_default="the one stored in the datastore",
-    help="Tokenizer that encodes and decodes.",
+    help="Tokenizer of the target model: encodes and decodes.",
 )
 @max_nodes_option(24)
 @click.option(

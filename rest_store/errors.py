@@ -56,7 +56,7 @@
     |   |-- ModelNotSupportedError      the model cannot verify draft trees              (ValueError)
     |   |-- ModeNotSupportedError       neither greedy search nor sampling               (ValueError)
     |   |-- CacheNotSupportedError      the key-value cache cannot hold trees            (ValueError)
-    |   |-- DrafterError                neither a list of sources nor a callable         (TypeError)
+    |   |-- NoTokenizerError            text, but no tokenizer to read or write it with  (TypeError)
     |   |-- RememberError               outputs cannot be added to this object           (TypeError)
     |   |-- PromptError                 a prompt is neither text nor token ids           (ValueError)
     |   `-- ModelLoadError              a model cannot be loaded                         (OSError)
@@ -308,8 +308,8 @@ class CacheNotSupportedError(GenerationError, ValueError):
     """The key-value cache cannot hold a draft tree (quantized, offloaded, recurrent...)."""
 
 
-class DrafterError(GenerationError, TypeError):
-    """The drafter is neither a list of sources nor a callable that makes a session."""
+class NoTokenizerError(GenerationError, TypeError):
+    """Text goes in or comes out, stop strings included, and there is no tokenizer to read or write it with."""
 
 
 class RememberError(GenerationError, TypeError):

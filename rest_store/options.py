@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +33,29 @@ model_option = click.option(
 device_option = click.option(
     "--device", metavar="DEVICE", show_default="where it is loaded", help="Where the model runs, such as cuda."
 )
+
+
+class RenamedOptions(click.Command):
+    """A command some of whose options had another name: for one more release that one works too, with a note.
+
+    Args:
+        renamed: the new name of each option by its old one, such as {"--memory": "--history"}.
+    """
+
+    def __init__(self, *arguments: Any, renamed: Mapping[str, str], **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self._renamed = renamed
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the arguments."""
+        return super().parse_args(ctx, [self._new_name(argument) for argument in args])
+
+    def _new_name(self, argument: str) -> str:
+        option, equals, value = argument.partition("=")
+        if option not in self._renamed:
+            return argument
+        click.echo(f"Warning: {option} is now {self._renamed[option]}; the next release knows no other", err=True)
+        return f"{self._renamed[option]}{equals}{value}"
 
 
 class Group(click.Group):

@@ -27,7 +27,12 @@ _BUDGETS = ((24, 0), (24, 2), (64, 1))  # nodes, and tokens of the output that c
 @datastores_option
 @tokenizer_option
 @click.option(
-    "--out", metavar="FILE", required=True, type=FILE, callback=to_be_written, help="The calibration to write."
+    "--out",
+    metavar="FILE",
+    required=True,
+    type=FILE,
+    callback=to_be_written,
+    help="Where the result is written: the calibration.",
 )
 @click.option("--trees", metavar="N", default=250, type=click.IntRange(1, 2000), help="Number of boosted trees.")
 @json_option

@@ -29,10 +29,16 @@ def recordings_option(*, required: bool = True) -> Decorator[Any]:
 
 
 datastores_option = click.option(
-    "--datastore", "datastores", metavar="DIR", multiple=True, type=PATH, help="Datastore to draft from. Repeatable."
+    "--datastore",
+    "datastores",
+    metavar="DIR",
+    multiple=True,
+    type=PATH,
+    help="Datastore to draft from: frozen or live. Repeatable.",
 )
-remember_option = click.option(
-    "--remember",
+history_from_option = click.option(
+    "--history-from",
+    "history_from",
     metavar="FILE",
     multiple=True,
     type=PATH,
@@ -43,7 +49,7 @@ tokenizer_option = click.option(
     "--tokenizer",
     metavar="NAME_OR_PATH",
     show_default="the copy in the first datastore",
-    help="Tokenizer of recordings that are text.",
+    help="Tokenizer of the target model: encodes recordings that are text.",
 )
 
 
@@ -81,7 +87,9 @@ def cost_model_options(command: Any) -> Any:
 every_option = click.option(
     "--every", metavar="N", default=1, type=click.IntRange(1), help="Take every n-th recording or prompt only."
 )
-chat_option = click.option("--chat", is_flag=True, help="Render texts with the tokenizer's chat template.")
+chat_option = click.option(
+    "--chat", is_flag=True, help="Render texts with the model's chat template: each is a user's turn."
+)
 calibration_option = click.option(
     "--calibration",
     metavar="FILE",
@@ -90,10 +98,16 @@ calibration_option = click.option(
     help="What `rest-store calibrate` wrote.",
 )
 prepacked_option = click.option(
-    "--prepacked-weights", is_flag=True, help="Prepack the weights for all methods, plain generation too."
+    "--prepacked-weights",
+    is_flag=True,
+    help="Copy float32 weights into the layout that this CPU is fastest with: for all methods, plain generation too.",
 )
 _out_option = click.option(
-    "--out", metavar="FILE", type=FILE, callback=to_be_written, help="Write all figures to this file, as JSON."
+    "--out",
+    metavar="FILE",
+    type=FILE,
+    callback=to_be_written,
+    help="Where the result is written: all figures, as JSON.",
 )
 
 
@@ -134,8 +148,8 @@ def prompts_option(*, required: bool = True) -> Decorator[Any]:
         metavar="FILE",
         required=required,
         type=PATH,
-        help="Plain text, one prompt a line; or JSON lines of texts, token ids, or objects with prompt "
-        "or turns (texts, of which the first is used). May end in .gz.",
+        help="What the model is asked: plain text, one prompt a line; or JSON lines of texts, token ids, or objects "
+        "with prompt or turns (texts, of which the first is used). May end in .gz.",
     )
 
 

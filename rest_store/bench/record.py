@@ -39,7 +39,7 @@ TOP = 8  # most likely tokens kept for each position
     required=True,
     type=FILE,
     callback=to_be_written,
-    help="The recordings to write; .gz compresses.",
+    help="Where the result is written: the recordings; .gz compresses.",
 )
 @chat_option
 @max_new_tokens_option()

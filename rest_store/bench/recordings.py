@@ -114,7 +114,9 @@ def read_all(paths: Sequence[Path], stores: Mapping[str, Store], tokenizer: str 
 def remembered(
     paths: Sequence[Path], replayed: Iterable[Recording], stores: Mapping[str, Store], tokenizer: str | None
 ) -> dict[str, list[Recording]]:
-    """Return what --remember says: by the names of files, the recordings of each and those before, but `replayed` ones.
+    """Return what --history-from says: by the names of files, the recordings of each and those before.
+
+    Recordings that are `replayed` are left out.
 
     The other arguments are those of `read_all`.
     """

@@ -19,8 +19,8 @@ from rest_store.bench.options import (
     cost_model_options,
     datastores_option,
     every_option,
+    history_from_option,
     recordings_option,
-    remember_option,
     result_options,
     tokenizer_option,
 )
@@ -34,12 +34,16 @@ from rest_store.datastore.store import Store
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
 from rest_store.live.opening import open_datastores
-from rest_store.options import max_nodes_option
+from rest_store.options import RenamedOptions, max_nodes_option
 
 _REST_NODES, _LOOKUP_NODES = 24, 10  # of the two rules
 
 
-@click.command(epilog="Example: rest-store bench replay --recordings traces.jsonl.gz --datastore python.ds")
+@click.command(
+    cls=RenamedOptions,
+    renamed={"--memory": "--history", "--remember": "--history-from"},
+    epilog="Example: rest-store bench replay --recordings traces.jsonl.gz --datastore python.ds",
+)
 @recordings_option()
 @datastores_option
 @tokenizer_option
@@ -47,12 +51,13 @@ _REST_NODES, _LOOKUP_NODES = 24, 10  # of the two rules
 @max_nodes_option((16, 64), multiple=True)
 @every_option
 @click.option("--no-ablations", is_flag=True, help="Leave out the rows with each source alone or left out.")
-@click.option("--memory", is_flag=True, help="Replay also while a live datastore remembers the other recordings.")
-@remember_option
+@click.option("--history", is_flag=True, help="Replay also while a live datastore remembers the other recordings.")
+@history_from_option
 @click.option(
     "--groups",
     is_flag=True,
-    help="With --memory or --remember, also search what is remembered of the same task ahead of the rest, and alone.",
+    help="With --history or --history-from, also search what is remembered of the same task ahead of the rest, and "
+    "alone.",
 )
 @cost_model_options
 @result_options
@@ -64,8 +69,8 @@ def replay_command(
     max_nodes: tuple[int, ...],
     every: int,
     no_ablations: bool,
-    memory: bool,
-    remember: tuple[Path, ...],
+    history: bool,
+    history_from: tuple[Path, ...],
     groups: bool,
     cost_model: Path | None,
     batches: tuple[int, ...],
@@ -76,7 +81,7 @@ def replay_command(
 
     Recordings are JSON lines, as ids or texts: prompt and output, as `bench record` writes; messages, or messages and
     choices, as logs of an OpenAI-compatible server; ids with turns, as traces of agents. For logs of your own,
-    `--recordings logs.jsonl --tokenizer MODEL --memory` says what remembering would have brought, in order.
+    `--recordings logs.jsonl --tokenizer MODEL --history` says what remembering would have brought, in order.
 
     Figures are of those recordings that the calibration was not fitted to: all tokens, the median recording, and
     families. In a replay every step drafts as many nodes as it may; generation cuts trees where another node costs more
@@ -88,12 +93,12 @@ def replay_command(
     stores = open_datastores(datastores)
     require_sources("--datastore", list(stores.values()))
     model = None if cost_model is None else CostModel.read(cost_model)
-    identity = identity_of_texts(stores, tokenizer) if memory or remember else None
+    identity = identity_of_texts(stores, tokenizer) if history or history_from else None
     used = calibration_of(calibration)
     chosen = read_all(recordings, stores, tokenizer)[::every]
     reported = unfitted(chosen, used, "bench replay")
-    known = remembered(remember, reported, stores, tokenizer)
-    orders = {**(OTHERS if memory else {}), **{name: holding(others) for name, others in known.items()}}
+    known = remembered(history_from, reported, stores, tokenizer)
+    orders = {**(OTHERS if history else {}), **{name: holding(others) for name, others in known.items()}}
 
     def show(drafting: str, nodes: int, outcome: Outcome) -> None:
         click.echo(f"{drafting}, {counted(nodes, 'node')}: {outcome.summary()}")

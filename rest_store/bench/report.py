@@ -26,7 +26,9 @@ _NOTES = {  # by benchmark
 
 @click.command(epilog="Example: rest-store bench report results/ --out report.html")
 @click.argument("folder", metavar="DIR", type=PATH)
-@click.option("--out", metavar="FILE", type=PATH, show_default="report.html in DIR", help="The page to write.")
+@click.option(
+    "--out", metavar="FILE", type=PATH, show_default="report.html in DIR", help="Where the result is written: the page."
+)
 @json_option
 def report(folder: Path, out: Path | None, as_json: bool) -> None:
     """Turn the results in DIR, as the other commands write them with --out, into one page of HTML.

@@ -99,7 +99,7 @@ class Trial:
     multiple=True,
     required=True,
     metavar="PATH",
-    help="What the datastore is built of, as for `rest-store build`. Repeatable.",
+    help="What the datastore is built of: as for `rest-store build`. Repeatable.",
 )
 @prompts_option()
 @chat_option
@@ -109,7 +109,11 @@ class Trial:
 @device_option
 @prepacked_option
 @click.option(
-    "--out", metavar="DIR", type=PATH, default="trial", help="Folder for the datastore, the results and the page."
+    "--out",
+    metavar="DIR",
+    type=PATH,
+    default="trial",
+    help="Where the result is written: the folder of the datastore, the results and the page.",
 )
 @json_option
 def try_(

@@ -44,7 +44,7 @@ Examples:
     metavar="LOCATION",
     type=LOCATION,
     multiple=True,
-    help="Directory, frozen or live, or HOST:PORT/NAME of one in a service. Repeatable.",
+    help="Datastore to draft from: frozen or live, or HOST:PORT/NAME of one in a service. Repeatable.",
 )
 @click.option(
     "--drafting",
@@ -71,7 +71,8 @@ Examples:
     "--chat/--no-chat",
     default=None,
     show_default="without --prompt, if the model has a template",
-    help="Take a prompt as a user's turn in the model's chat template; lines of standard input continue one chat.",
+    help="Render texts with the model's chat template: a prompt is a user's turn; lines of standard input continue one "
+    "chat.",
 )
 @max_new_tokens_option()
 @max_nodes_option(show_default="16 on a CPU, 64 elsewhere")
@@ -80,7 +81,7 @@ Examples:
     metavar="FILE",
     type=PATH,
     show_default="the one of the package",
-    help="Draft with what `rest-store calibrate` wrote.",
+    help="What `rest-store calibrate` wrote.",
 )
 @click.option(
     "--temperature",
@@ -95,7 +96,7 @@ Examples:
 @click.option(
     "--prepacked-weights",
     is_flag=True,
-    help="Copy float32 weights into the layout that this CPU is fastest with, above all for passes over a tree.",
+    help="Copy float32 weights into the layout that this CPU is fastest with: above all for passes over a tree.",
 )
 @click.option("--compare", is_flag=True, help="Also decode plainly, in turns with drafts, to compare text and speed.")
 @click.option(
@@ -106,7 +107,12 @@ Examples:
     callback=to_be_written,
     help="Also write an HTML page; takes one --prompt.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each prompt, each on a line.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object to standard output: for each prompt one, each on a line.",
+)
 def generate(
     model: str,
     datastores: tuple[str, ...],

@@ -17,7 +17,7 @@ from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.remembering import RememberTarget, flush
 from rest_store.drafting.sources import RecycledLogits, source_names
-from rest_store.errors import DrafterError, DraftingWarning, ModeNotSupportedError, PromptError, describe
+from rest_store.errors import DraftingWarning, ModeNotSupportedError, NoTokenizerError, PromptError, describe
 from rest_store.generation.comparison import Comparison, Speedup, in_turns
 from rest_store.generation.conversation import tokenized
 from rest_store.generation.loop import Generation
@@ -90,7 +90,7 @@ class Generator:
             Tokens, text, and what drafting gave.
 
         Raises:
-            GenerationError: as `rest_store.generate`; PromptError for a bad prompt, DrafterError for text without a
+            GenerationError: as `rest_store.generate`; PromptError for a bad prompt, NoTokenizerError for text without a
                 tokenizer, ModeNotSupportedError for a `streamer`, and for `compare` with a cache of yours, which can be
                 continued once.
         """
@@ -223,7 +223,7 @@ class Generator:
 
     def _needed_tokenizer(self) -> Any:
         if self.tokenizer is None:
-            raise DrafterError(describe("Generator", "tokenizer", "None", "a tokenizer, for text and stop strings"))
+            raise NoTokenizerError(describe("Generator", "tokenizer", "None", "a tokenizer, for text and stop strings"))
         return self.tokenizer
 
 

@@ -12,7 +12,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from rest_store.datastore.render import counted
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.remembering import RememberCounts
-from rest_store.errors import DrafterError, ModeNotSupportedError, describe
+from rest_store.errors import ModeNotSupportedError, NoTokenizerError, describe
 from rest_store.generation.comparison import Comparison
 from rest_store.generation.draft_sessions import DraftCounts
 from rest_store.generation.rows import Row
@@ -164,7 +164,7 @@ class GeneratorOutput:
         """The text of the only row.
 
         Raises:
-            DrafterError: the generator has no tokenizer.
+            NoTokenizerError: the generator has no tokenizer.
             ModeNotSupportedError: there are several rows: `texts` has the text of each.
         """
         return only_text("GeneratorOutput", self.texts)
@@ -236,9 +236,11 @@ def accepted_by_source(origins: Sequence[Sequence[int]], names: Sequence[str]) -
 
 
 def only_text(where: str, texts: Sequence[str] | None) -> str:
-    """Return the only one of `texts`; raise DrafterError for None, ModeNotSupportedError for several."""
+    """Return the only one of `texts`; raise NoTokenizerError for None, ModeNotSupportedError for several."""
     if texts is None:
-        raise DrafterError(describe(where, "text", "unknown", "Generator(model, tokenizer, ...), to decode the tokens"))
+        raise NoTokenizerError(
+            describe(where, "text", "unknown", "Generator(model, tokenizer, ...), to decode the tokens")
+        )
     if len(texts) != 1:
         raise ModeNotSupportedError(describe(where, "text", f"that of {len(texts)} rows", "one row"))
     return texts[0]

@@ -7,29 +7,13 @@ all that precedes it. A draft is accepted as far as the chosen tokens follow it,
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from transformers import LogitsProcessorList
-from transformers.generation.logits_process import (
-    EncoderNoRepeatNGramLogitsProcessor,
-    EncoderRepetitionPenaltyLogitsProcessor,
-    PrefixConstrainedLogitsProcessor,
-    RepetitionPenaltyLogitsProcessor,
-)
 
 from rest_store.errors import ModeNotSupportedError, describe
-
-Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-
-# Processors that hold something for each row, by its index in the batch, and what.
-_OF_ROWS: dict[type, str] = {
-    EncoderNoRepeatNGramLogitsProcessor: "generated_ngrams",
-    EncoderRepetitionPenaltyLogitsProcessor: "encoder_input_ids",
-    RepetitionPenaltyLogitsProcessor: "prompt_ignore_length",
-}
+from rest_store.generation.processors import Processor, for_row
 
 
 class Row:
@@ -110,12 +94,12 @@ def rows_of(input_ids: torch.Tensor, processors: LogitsProcessorList, *, sample:
     from torch's.
 
     Raises:
-        ModeNotSupportedError: a processor that cannot be copied for each row.
+        ModeNotSupportedError: as in `for_row`.
     """
     rows = input_ids.shape[0]
     if rows == 1:
         return [Row(input_ids[0], processors, sample=sample, generator=None)]
-    own = [[_for_row(processor, row, rows) for processor in processors] for row in range(rows)]
+    own = [[for_row(processor, row, rows) for processor in processors] for row in range(rows)]
     generators: list[torch.Generator | None] = [None] * rows
     if sample:
         seeds = torch.randint(2**63 - 1, (rows,)).tolist()
@@ -124,25 +108,3 @@ def rows_of(input_ids: torch.Tensor, processors: LogitsProcessorList, *, sample:
         Row(ids, processors, sample=sample, generator=generator)
         for ids, processors, generator in zip(input_ids, own, generators, strict=True)
     ]
-
-
-def _for_row(processor: Any, row: int, rows: int) -> Processor:
-    """Return what judges one row of a batch as `processor` judges it among the others.
-
-    Raises:
-        ModeNotSupportedError: it cannot be copied.
-    """
-    if isinstance(processor, PrefixConstrainedLogitsProcessor):  # asks a function about an index in the batch
-        return lambda ids, scores: processor(ids.expand(rows, -1), scores.expand(rows, -1).clone())[row : row + 1]
-    if name := _OF_ROWS.get(type(processor)):
-        own, held = copy.copy(processor), getattr(processor, name)
-        if isinstance(held, list | torch.Tensor):
-            setattr(own, name, held[row : row + 1])
-        own.batch_size = 1
-        return own  # type: ignore[no-any-return]
-    try:
-        return copy.deepcopy(processor)  # type: ignore[no-any-return]
-    except Exception as error:
-        state = f"not copyable ({type(error).__name__}: {error})"
-        expected = "a state that can be copied for each row of a batch"
-        raise ModeNotSupportedError(describe(type(processor).__name__, "its state", state, expected)) from error

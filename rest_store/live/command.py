@@ -69,7 +69,7 @@ Examples:
     "--tokenizer",
     metavar="NAME_OR_PATH",
     show_default="the one stored in DIR",
-    help="Tokenizer of the target model, to create a datastore.",
+    help="Tokenizer of the target model: for a datastore that is created.",
 )
 @click.option("--max-tokens", metavar="N", type=click.IntRange(1), help="Keep at most N tokens: the newest.")
 @click.option(
@@ -151,7 +151,7 @@ def delete(directory: Path, ids: tuple[str, ...], as_json: bool) -> None:
     required=True,
     metavar="DIR",
     type=PATH,
-    help="Directory of the datastore; an old datastore there is replaced.",
+    help="Where the result is written: the datastore's directory; an old datastore there is replaced.",
 )
 @json_option
 def export(directory: Path, out: Path, as_json: bool) -> None:

@@ -22,7 +22,7 @@ _OPTIONS = (
         "--token-file",
         metavar="FILE",
         type=FILE,
-        help=f"File with a bearer token in its first line; else {TOKEN_VARIABLE}.",
+        help=f"File of bearer tokens, one a line: the first is sent; without the option, that of {TOKEN_VARIABLE}.",
     ),
     click.option("--tls", is_flag=True, help="Reach the service through TLS; the other TLS options imply it."),
     click.option("--tls-ca", metavar="FILE", type=FILE, help="PEM file of the authority of the service's certificate."),
@@ -30,9 +30,9 @@ _OPTIONS = (
         "--tls-cert",
         metavar="FILE",
         type=FILE,
-        help="PEM file of a client certificate, where the service requires one.",
+        help="PEM file of one's own certificate, with its chain: where the service requires one.",
     ),
-    click.option("--tls-key", metavar="FILE", type=FILE, help="PEM file of the client certificate's key."),
+    click.option("--tls-key", metavar="FILE", type=FILE, help="PEM file of the key of one's own certificate."),
     click.option("--tls-server-name", metavar="NAME", help="Name in the service's certificate, if not the host."),
 )
 

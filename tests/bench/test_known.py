@@ -1,4 +1,4 @@
-"""What is known during replays: what a live datastore holds, and `rest-store bench replay --memory`."""
+"""What is known during replays: what a live datastore holds, and `rest-store bench replay --history`."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_command_writes_a_row_for_all_that_is_remembered(folder: Path) -> None:
-    rows = bench_replay(folder, "--recordings", folder / "recordings.jsonl", "--memory")
+    rows = bench_replay(folder, "--recordings", folder / "recordings.jsonl", "--history")
     figures = {(row["datastores"], row["remembered"]): row["M"] for row in rows}
     assert set(figures) == {(with_stores, name) for with_stores in (True, False) for name in ("nothing", *OTHERS)}
     for with_stores in (True, False):
@@ -78,7 +78,7 @@ def test_files_are_remembered_one_beside_the_other_but_never_what_is_replayed(fo
     (folder / "replayed.jsonl").write_text(json.dumps({"prompt": [1], "output": text}) + "\n")
     fresh.write_text((folder / "replayed.jsonl").read_text() + json.dumps({"prompt": [2], "output": text[:20]}) + "\n")
     recordings = ["--recordings", folder / "replayed.jsonl"]
-    rows = bench_replay(folder, *recordings, "--remember", same, "--remember", fresh)
+    rows = bench_replay(folder, *recordings, "--history-from", same, "--history-from", fresh)
     figures = {row["remembered"]: row["M"] for row in rows if row["datastores"]}
     assert list(figures) == ["nothing", "recordings.jsonl", "recordings.jsonl and fresh.jsonl"]
     assert figures["recordings.jsonl"] < 1.1 * figures["nothing"], "another text"
@@ -91,7 +91,7 @@ def test_what_is_remembered_of_the_same_task_is_searched_first_and_alone(folder:
     others = [{"prompt": [2], "output": list(range(60, 90)), "set": "a", "id": f"y{number}"} for number in range(9)]
     same = {"prompt": [3], "output": text, "set": "a", "id": "x", "run": 1}
     known.write_text("".join(json.dumps(row) + "\n" for row in (*others, same)))
-    rows = bench_replay(folder, "--recordings", replayed, "--remember", known, "--groups")
+    rows = bench_replay(folder, "--recordings", replayed, "--history-from", known, "--groups")
     figures = {row["remembered"]: row["M"] for row in rows if not row["datastores"]}
     first, alone = (f"known.jsonl, the same task {which}" for which in ("first", "alone"))
     assert list(figures) == ["nothing", "known.jsonl", first, alone]

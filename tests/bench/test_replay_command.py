@@ -89,3 +89,15 @@ def test_a_live_datastore_is_measured_as_a_frozen_one(folder: Path) -> None:
 def test_bad_options_are_refused_before_anything_is_replayed(folder: Path, option: str, message: str) -> None:
     done = bench(folder, "--datastore", folder / "a", option, folder / "none")
     assert (done.exit_code, done.stdout, message in done.stderr) == (1, "", True), done.output
+
+
+def test_options_of_the_release_before_work_with_a_note(folder: Path) -> None:
+    common = ["--datastore", folder / "a", "--no-ablations", "--json"]
+    recordings = folder / "recordings.jsonl"
+    new = bench(folder, *common, "--history", "--history-from", recordings)
+    old = bench(folder, *common, "--memory", f"--remember={recordings}")
+    replayed = [{row["remembered"] for row in json.loads(done.stdout)["results"]["known"]} for done in (old, new)]
+    assert replayed[0] == replayed[1] >= {"nothing", "those before it"}
+    assert "Warning: --memory is now --history; " in old.stderr
+    assert "Warning: --remember is now --history-from; " in old.stderr
+    assert "Warning" not in new.stderr

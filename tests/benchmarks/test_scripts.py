@@ -89,7 +89,7 @@ def test_what_a_step_costs_is_a_cost_model(tmp_path: Path) -> None:
 
 
 def test_a_live_datastore_is_measured(folder: Path, tmp_path: Path) -> None:
-    options = ["--datastore", folder / "ds", "--tokens", 20_000, "--rounds", 1]
+    options = ["--datastore", folder / "ds", "--initial", 20_000, "--rounds", 1]
     figures = run(bench_live, tmp_path / "live.json", *options)
     assert figures["add"]["median_us"] > 0
     assert set(figures["queries"]) == {"draft of 16", "draft of 64", "step of 16", "step of 64"}

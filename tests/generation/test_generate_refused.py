@@ -18,11 +18,11 @@ import rest_store
 from rest_store.errors import (
     CacheNotSupportedError,
     DatastoreClosedError,
-    DrafterError,
     LimitError,
     ModelNotSupportedError,
     ModeNotSupportedError,
     NativeKernelError,
+    NoTokenizerError,
     PromptError,
     RestStoreError,
     SourceError,
@@ -86,8 +86,8 @@ def test_numbers_of_draft_tokens_out_of_range_are_refused(nodes: Any) -> None:
 
 def test_text_without_a_tokenizer_is_refused() -> None:
     generator = rest_store.Generator(tiny_model("llama"), None, [rest_store.PromptLookup()])
-    refused(DrafterError, lambda: generator.generate("text"), "tokenizer")
-    refused(DrafterError, lambda: generator.generate([5], references=["text"]), "tokenizer")
+    refused(NoTokenizerError, lambda: generator.generate("text"), "tokenizer")
+    refused(NoTokenizerError, lambda: generator.generate([5], references=["text"]), "tokenizer")
 
 
 PROMPTS: dict[str, tuple[Any, str]] = {

@@ -11,7 +11,7 @@ import torch
 import transformers
 
 import rest_store
-from rest_store.errors import DrafterError
+from rest_store.errors import NoTokenizerError
 from rest_store.generation.model import load_model
 from tests.shared.strategies import refused
 from tests.shared.tiny import (
@@ -117,7 +117,7 @@ def test_text_in_and_stop_strings(model_directory: Path, monkeypatch: pytest.Mon
     assert torch.equal(output.sequences, plain)
     assert output.comparison is not None
     assert output.comparison.identical
-    refused(DrafterError, lambda: without.generate(ids, **FIXED, stop_strings=[stop]), "stop strings")
+    refused(NoTokenizerError, lambda: without.generate(ids, **FIXED, stop_strings=[stop]), "stop strings")
     options = {"custom_generate": rest_store.generate, "drafter": [rest_store.PromptLookup()]}
     criteria = [transformers.StopStringCriteria(words, [stop])]  # what the error of `rest_store.generate` says to pass
     inputs = words(prompt, return_tensors="pt")

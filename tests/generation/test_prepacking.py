@@ -82,7 +82,9 @@ class OneNumber(torch.Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         if function in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
             return cls(args[0].number, args[0].shape)
         plain = [one.number.expand(one.shape) if isinstance(one, cls) else one for one in args]

@@ -85,8 +85,8 @@ def _part(text: str) -> Part:
     metavar="ADDRESS",
     help="HOST:PORT (port 0: any free one) or unix:/path. Repeatable.",
 )
-@click.option("--tls-cert", metavar="FILE", type=FILE, help="PEM file of the service's certificate, with its chain.")
-@click.option("--tls-key", metavar="FILE", type=FILE, help="PEM file of the certificate's key.")
+@click.option("--tls-cert", metavar="FILE", type=FILE, help="PEM file of one's own certificate, with its chain.")
+@click.option("--tls-key", metavar="FILE", type=FILE, help="PEM file of the key of one's own certificate.")
 @click.option(
     "--tls-client-ca",
     metavar="FILE",
@@ -97,7 +97,7 @@ def _part(text: str) -> Part:
     "--token-file",
     metavar="FILE",
     type=FILE,
-    help=f"Accepted bearer tokens, one per line, besides the one in {TOKEN_VARIABLE}.",
+    help=f"File of bearer tokens, one a line: all are accepted, besides the one in {TOKEN_VARIABLE}.",
 )
 @click.option(
     "--insecure", is_flag=True, help="Allow public addresses without TLS or authentication, also for metrics."
@@ -108,7 +108,8 @@ def _part(text: str) -> Part:
     metavar="N",
     type=click.IntRange(1),
     default=1,
-    help="Processes that share the addresses, for frozen datastores; each with these limits, and metrics at a port.",
+    help="How many processes share the work: each with the addresses, these limits and metrics at a port of its own; "
+    "for frozen datastores.",
 )
 @_limit_options
 @click.option(

@@ -1,0 +1,114 @@
+"""Logits processors of the rows of a batch: each row has its own, which judges it as the whole one judges all."""
+
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+from transformers.generation.logits_process import (
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+)
+
+from rest_store.errors import ModeNotSupportedError, describe
+
+Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+_Kind = tuple[str, str]  # the package of a class, and its name
+
+# Attributes of processors that hold something for each row of a batch, or for each prompt: several rows may continue
+# one (`num_return_sequences`).
+_OF_ROWS: dict[_Kind, tuple[str, ...]] = {
+    ("transformers", EncoderNoRepeatNGramLogitsProcessor.__name__): ("generated_ngrams",),
+    ("transformers", EncoderRepetitionPenaltyLogitsProcessor.__name__): ("encoder_input_ids",),
+    ("transformers", RepetitionPenaltyLogitsProcessor.__name__): ("prompt_ignore_length",),
+    ("xgrammar", "LogitsProcessor"): ("compiled_grammars", "matchers", "token_bitmask"),
+}
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+# What stands in a copy for objects of other packages that `copy.deepcopy` cannot copy, or that are large. Those that
+# never change are shared.
+_COPIES: dict[_Kind, Callable[[Any], Any]] = {
+    ("builtins", "LLTokenizer"): _itself,  # of llguidance, which names no package
+    ("outlines_core", "Index"): _itself,
+    ("xgrammar", "CompiledGrammar"): _itself,
+    ("xgrammar", "Grammar"): _itself,
+    ("xgrammar", "GrammarCompiler"): _itself,
+    ("xgrammar", "TokenizerInfo"): _itself,
+    ("xgrammar", "GrammarMatcher"): lambda matcher: matcher.fork(),
+}
+
+
+def for_row(processor: Any, row: int, rows: int) -> Processor:
+    """Return what judges one row of a batch as `processor` judges it among the others.
+
+    Args:
+        processor: of a batch; it is not changed.
+        row: index of the row.
+        rows: of the batch.
+
+    Raises:
+        ModeNotSupportedError: it cannot be copied, or holds something for another number of rows.
+    """
+    if isinstance(processor, PrefixConstrainedLogitsProcessor):  # asks a function about an index in the batch
+        return lambda ids, scores: processor(ids.expand(rows, -1), scores.expand(rows, -1).clone())[row : row + 1]
+    try:
+        names = _OF_ROWS.get(_kind(processor), ())
+        own = copy.copy(processor) if names else processor
+        for name in names:
+            held = getattr(processor, name)
+            if isinstance(held, list | torch.Tensor):
+                setattr(own, name, _of_row(processor, name, held, row, rows))
+                own.batch_size = 1
+        return copy.deepcopy(own, _copies_in(own))  # type: ignore[no-any-return]
+    except ModeNotSupportedError:
+        raise
+    except Exception as error:  # a processor is anybody's code
+        state = f"not copyable ({type(error).__name__}: {error})"
+        expected = "a state that can be copied for each row of a batch"
+        raise ModeNotSupportedError(describe(type(processor).__name__, "its state", state, expected)) from error
+
+
+def _kind(value: object) -> _Kind:
+    return type(value).__module__.partition(".")[0], type(value).__name__
+
+
+def _of_row(processor: Any, name: str, held: Any, row: int, rows: int) -> Any:
+    """Return the part of `held`, which has one entry for each prompt of a batch or for each row, that one row needs."""
+    count = len(held)
+    if count and rows % count:
+        raise ModeNotSupportedError(
+            describe(type(processor).__name__, f"number of {name}", count, f"1, or {rows}: one for each row")
+        )
+    index = row * count // rows
+    return held[index : index + 1]
+
+
+def _copies_in(value: object) -> dict[int, Any]:
+    """Return what stands in a copy of `value` for what it holds, by id: modules, and objects as in `_COPIES`.
+
+    That is what `copy.deepcopy` takes as `memo`.
+    """
+    copies: dict[int, Any] = {}
+    reached = {id(value)}
+    waiting = [value]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, ModuleType):
+            copies[id(one)] = one
+        elif copied := _COPIES.get(_kind(one)):
+            copies[id(one)] = copied(one)
+        elif not isinstance(one, type | FunctionType):
+            new = [other for other in gc.get_referents(one) if id(other) not in reached]
+            reached.update(map(id, new))
+            waiting += new
+    return copies
