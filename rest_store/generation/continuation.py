@@ -14,6 +14,7 @@ from transformers import DynamicCache
 
 from rest_store.datastore.tree import TokenTree
 from rest_store.errors import ModelNotSupportedError, describe
+from rest_store.generation.cache_argument import cache_name
 from rest_store.generation.deferred import DeferredVerifier
 from rest_store.generation.draft_sessions import EMPTY
 from rest_store.generation.prefill import prefill
@@ -101,7 +102,7 @@ def _logits(model: Any, prompt: list[int], steps: list[tuple[list[int], int]]) -
     ids = torch.tensor([prompt], device=model.device)
     positions = torch.arange(len(prompt), device=model.device)[None]
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    read = prefill(model, ids, {"past_key_values": cache, "position_ids": positions})
+    read = prefill(model, ids, {str(cache_name(model)): cache, "position_ids": positions})
     verifier = DeferredVerifier(model, read, 1 + max(len(tokens) for tokens, _ in steps))
     try:
         kept = []

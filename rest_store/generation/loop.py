@@ -17,6 +17,7 @@ from rest_store.drafting.output_document import PROMPT_TOKENS, OutputDocument
 from rest_store.drafting.remembering import RememberTarget, remember
 from rest_store.errors import ModeNotSupportedError, describe
 from rest_store.generation.acceptance import Acceptance, Stops
+from rest_store.generation.cache_argument import given_cache
 from rest_store.generation.detokenizer import Detokenizer
 from rest_store.generation.draft_sessions import EMPTY, DraftSessions, shortened
 from rest_store.generation.options import Options
@@ -84,7 +85,7 @@ class Generation:
         require_model(model, held + most)
         self._longest = min(most, position_count(model) + 1 - held)  # the last token needs no position
         require_prompt(model, generation_config, model_kwargs)
-        require_verifier(model, model_kwargs["past_key_values"])
+        require_verifier(model, given_cache(model_kwargs))
         self._model, self._config, self._model_kwargs = model, generation_config, model_kwargs
         self._input_ids, self._options = input_ids, options
         # Several threads spin while they wait for one that other processes delay, so their time is no better.

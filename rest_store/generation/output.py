@@ -13,6 +13,7 @@ from rest_store.datastore.render import counted
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.remembering import RememberCounts
 from rest_store.errors import ModeNotSupportedError, NoTokenizerError, describe
+from rest_store.generation.cache_argument import OUTPUT_NAME
 from rest_store.generation.comparison import Comparison
 from rest_store.generation.draft_sessions import DraftCounts
 from rest_store.generation.rows import Row
@@ -206,8 +207,8 @@ def output_of(
         sequences=sequences,
         scores=_by_token([row.scores for row in rows]) if config.output_scores else None,
         logits=_by_token([row.logits for row in rows]) if config.output_logits else None,
-        past_key_values=cache,
         statistics=statistics,
+        **{OUTPUT_NAME: cache},
     )
 
 

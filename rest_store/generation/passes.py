@@ -17,6 +17,7 @@ import torch
 from rest_store.datastore.tree import TokenTree
 from rest_store.generation.attention import TreeAttention
 from rest_store.generation.cache import Slots, TreeKVCache
+from rest_store.generation.cache_argument import cache_name
 from rest_store.generation.prefill import PrefilledPrompt
 
 Kind = TypeVar("Kind", bound=TreeKVCache)
@@ -90,6 +91,7 @@ class TreePasses(Generic[Kind]):
     def __init__(self, model: Any, prompt: PrefilledPrompt, kind: type[Kind], room: int) -> None:
         self._model, self._extras = model, prompt.extras
         self._parameters = inspect.signature(model.forward).parameters
+        self._cache_name = str(cache_name(model))
         self._attention = TreeAttention(model)
         try:
             self.cache = cache = kind(prompt.cache, prompt.patterns, prompt.length, room)
@@ -129,10 +131,10 @@ class TreePasses(Generic[Kind]):
             of_nodes = ancestors.reshape(-1, width, width).bool()
             masks = {name: self._mask(group, of_nodes, lengths, slots) for name, group in self._slots.items()}
         own: dict[str, Any] = {"position_ids": self._origin + slots, "logits_to_keep": logits or 0}
+        own[self._cache_name] = self.cache
         output = self._model(
             input_ids=tokens.contiguous(),
             attention_mask=self._of_model(masks),
-            past_key_values=self.cache,
             use_cache=True,
             return_dict=True,
             **{name: value for name, value in own.items() if name in self._parameters},

@@ -11,10 +11,11 @@ from transformers import DynamicCache, StaticCache
 
 from rest_store.errors import CacheNotSupportedError, ModelNotSupportedError, describe
 from rest_store.generation.cache import FULL, SLIDING, Pattern, has_states, holds_keys, patterns_of, require_cache
+from rest_store.generation.cache_argument import CACHE_NAMES, cache_name, given_cache
 from rest_store.generation.support import require_inputs
 
 # Arguments that a step makes itself, or that concern the prompt alone.
-_NOT_FORWARDED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+_NOT_FORWARDED = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", *CACHE_NAMES}
 
 
 @dataclass
@@ -42,7 +43,7 @@ class PrefilledPrompt:
 
 def prompt_length(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> int:
     """Return how many tokens the cache holds after the prompt's pass."""
-    held = held_tokens(model_kwargs.get("past_key_values"))
+    held = held_tokens(given_cache(model_kwargs))
     return int(input_ids.shape[1]) + (held if held and not _has_all_tokens(input_ids, model_kwargs) else 0)
 
 
@@ -73,10 +74,10 @@ def require_prompt(model: Any, config: Any, model_kwargs: dict[str, Any]) -> Non
     """
     require_inputs(model_kwargs)
     of_text = model.config.get_text_config(decoder=True)
-    cache = model_kwargs.get("past_key_values")
+    cache = given_cache(model_kwargs)
     is_made_static = config.cache_implementation is not None and isinstance(cache, StaticCache) and not cache.offloading
     if cache is None or is_made_static:
-        model_kwargs["past_key_values"] = cache = DynamicCache(config=of_text)
+        model_kwargs[str(cache_name(model))] = cache = DynamicCache(config=of_text)
     if not has_states(cache):
         _patterns_of(of_text, int(getattr(of_text, "num_hidden_layers", 1)))
     require_cache(cache)
@@ -97,13 +98,13 @@ def prefill(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -
         ModelNotSupportedError: the model keeps no keys and values.
     """
     model_kwargs["use_cache"] = True
-    held = held_tokens(model_kwargs["past_key_values"])
+    held = held_tokens(given_cache(model_kwargs))
     new = input_ids.shape[1] - held if held and _has_all_tokens(input_ids, model_kwargs) else None
     inputs = model.prepare_inputs_for_generation(
         input_ids, next_sequence_length=new, is_first_iteration=True, **model_kwargs
     )
     output = model(**inputs, return_dict=True)
-    cache = output.get("past_key_values")
+    cache = given_cache(output)
     if cache is None:
         expected = "keys and values, which can be kept for one path of a tree"
         raise ModelNotSupportedError(describe(type(model).__name__, "the key-value cache", "absent", expected))

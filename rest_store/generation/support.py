@@ -14,6 +14,7 @@ from transformers.generation.logits_process import UnbatchedClassifierFreeGuidan
 
 from rest_store.errors import ModelNotSupportedError, ModeNotSupportedError, describe
 from rest_store.generation.cache import holds_keys
+from rest_store.generation.cache_argument import cache_name
 
 _MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 _GROWING_ROPE = ("dynamic", "longrope")  # frequencies depend on the length of the sequence
@@ -37,7 +38,7 @@ def require_model(model: Any, length: float) -> None:
     if not getattr(config, "is_decoder", True) and any(not getattr(m, "is_causal", True) for m in model.modules()):
         raise ModelNotSupportedError(describe(name, "the model", "an encoder, not a decoder", "decoder only"))
     parameters = inspect.signature(model.forward).parameters
-    if "past_key_values" not in parameters:
+    if cache_name(model) is None:
         expected = "keys and values only, which can be kept for one path of a tree"
         raise ModelNotSupportedError(describe(name, "its state", "not in a standard key-value cache", expected))
     position = None
