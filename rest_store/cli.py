@@ -276,7 +276,10 @@ def query(
         from rest_store.service.client.client import DatastoreClient
 
         if tokenizer is None and text is not None:
-            raise click.UsageError("a service has no tokenizer: pass --tokenizer, or --tokens instead of --text")
+            with DatastoreClient(datastore, datastore=names or None, **access.arguments()) as client:
+                name = client.info(timeout=timeout).tokenizer.name  # first: it may not be there at all
+            missing = f"a service has no tokenizer: pass --tokenizer (its datastores have {one_line(name)})"
+            raise click.UsageError(f"{missing}, or --tokens instead of --text")
         target: Any = _load_tokenizer(tokenizer) if tokenizer is not None else None
         store: Any = DatastoreClient(
             datastore, datastore=names or None, tokenizer=target, timeout=timeout, **access.arguments()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,3 +61,25 @@ def chat(byte_level_file: Path) -> TargetTokenizer:
 def calibration() -> Calibration:
     """The calibration that comes with the package."""
     return Calibration.default()
+
+
+class _Deprecations(logging.Handler):
+    """Keeps what a library logs of names that will go; only warnings are errors by themselves."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.messages: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if "deprecated" in record.getMessage():
+            self.messages.append(record.getMessage())
+
+
+@pytest.fixture(autouse=os.environ.get("REST_STORE_DEPRECATIONS") == "error")
+def logged_deprecations() -> Iterator[None]:
+    """Fail where transformers logs that something is deprecated: `make test-newest`."""
+    logger, handler = logging.getLogger("transformers"), _Deprecations()
+    logger.addHandler(handler)
+    yield
+    logger.removeHandler(handler)
+    assert handler.messages == []

@@ -208,10 +208,13 @@ def measure_speed(
     *,
     sampling: str = "greedy",
     max_new_tokens: int,
-    most_seconds: float = 0.0,
+    most_seconds: float | None = None,
     progress: Callable[[str], object],
 ) -> dict[str, Any]:
     """Continue every prompt with every method, in rounds, until it is certain how fast they are or time is up.
+
+    The time is looked at after each prompt. A round that it cuts short does not count, unless it is the first: then the
+    figures are of the prompts that were continued.
 
     Args:
         model: of transformers.
@@ -219,12 +222,13 @@ def measure_speed(
         prompts: at least one.
         sampling: as in `decoding`.
         max_new_tokens: most tokens of each text.
-        most_seconds: after which no round begins; there is always one.
-        progress: called with a line after each prompt.
+        most_seconds: for all rounds; None: for one round, however long it takes.
+        progress: called with a line after each text: which it is, what it took, and the time that is left.
 
     Returns:
         "families": the figures by family and method, of the median seconds of each prompt; "rounds": by method, how
-        many times as fast as plain generation whole rounds were; and what they were measured with.
+        many times as fast as plain generation whole rounds were; "prompts": those that were continued; and what they
+        were measured with.
     """
     import torch
 
@@ -232,21 +236,19 @@ def measure_speed(
     for method in methods.values():
         warm_up(model, method, prompts)
     rounds: dict[str, list[list[Run]]] = {name: [] for name in names}
-    end = time.perf_counter() + most_seconds
+    clock = _Clock(most_seconds)
     while True:
-        methods = make_methods()
-        for name in names:
-            rounds[name].append([])
-        for number, prompt in enumerate(prompts):
-            settings = decoding(sampling, prompt.family)
-            first = number + len(rounds["plain"])
-            for name in (names[(first + turn) % len(names)] for turn in range(len(names))):
-                run = write(model, methods[name], prompt.tokens, max_new_tokens, settings, number)
-                rounds[name][-1].append(run)
-            progress(f"{number + 1}/{len(prompts)} {prompt.family}")
+        made = _round(
+            model, make_methods(), prompts, len(rounds["plain"]) + 1, sampling, max_new_tokens, clock, progress
+        )
+        if not rounds["plain"]:
+            prompts = prompts[: len(made["plain"])]
+        if len(made["plain"]) == len(prompts):
+            for name in names:
+                rounds[name].append(made[name])
         seconds = {name: [sum(run["seconds"] for run in one) for one in runs] for name, runs in rounds.items()}
         speedups = {name: Speedup.of(seconds["plain"], seconds[name]) for name in names}
-        if time.perf_counter() >= end or all(one.is_certain and one.pairs >= LEAST_PAIRS for one in speedups.values()):
+        if clock.is_over or all(one.is_certain and one.pairs >= LEAST_PAIRS for one in speedups.values()):
             break
     runs = by_family(prompts, {name: median_runs(made) for name, made in rounds.items()})
     return {
@@ -258,6 +260,58 @@ def measure_speed(
         "families": summarize(runs, names),
         "rounds": {name: asdict(speedup) for name, speedup in speedups.items()},
     }
+
+
+class _Clock:
+    """The time that a measurement has; None: until the end of the first round."""
+
+    def __init__(self, most_seconds: float | None) -> None:
+        self.has_limit = most_seconds is not None
+        self._end = time.perf_counter() + (most_seconds or 0.0)
+
+    @property
+    def is_over(self) -> bool:
+        return time.perf_counter() >= self._end
+
+    def __str__(self) -> str:
+        """The time that is left, in words; empty without a limit."""
+        return f", {max(0.0, self._end - time.perf_counter()):.0f} s left at most" if self.has_limit else ""
+
+
+def _round(
+    model: Any,
+    methods: Mapping[str, Method],
+    prompts: Sequence[Prompt],
+    number: int,
+    sampling: str,
+    max_new_tokens: int,
+    clock: _Clock,
+    progress: Callable[[str], object],
+) -> dict[str, list[Run]]:
+    """Return the runs of each method, of all prompts or of those for which there was time, one at least.
+
+    Args:
+        model: of transformers.
+        methods: of the round.
+        prompts: at least one.
+        number: of the round, 1 for the first. Each prompt of each round begins with another method.
+        sampling: as in `decoding`.
+        max_new_tokens: most tokens of each text.
+        clock: says when time is up.
+        progress: as in `measure_speed`.
+    """
+    names = list(methods)
+    runs: dict[str, list[Run]] = {name: [] for name in names}
+    for index, prompt in enumerate(prompts):
+        settings = decoding(sampling, prompt.family)
+        for turn in range(len(names)):
+            name = names[(index + number + turn) % len(names)]
+            runs[name].append(write(model, methods[name], prompt.tokens, max_new_tokens, settings, index))
+            where = f"round {number}, prompt {index + 1}/{len(prompts)} ({prompt.family})"
+            progress(f"{where}, {name}: {runs[name][-1]['seconds']:.1f} s{clock}")
+        if clock.has_limit and clock.is_over:
+            break
+    return runs
 
 
 def median_runs(rounds: Sequence[Sequence[Run]]) -> list[Run]:
@@ -361,7 +415,8 @@ def figures(runs: Sequence[Run], plain: Sequence[Run]) -> dict[str, float]:
 def show(table: Figures) -> None:
     """Print the figures."""
     click.echo(
-        "family: method, speedup over plain generate (for 95% of such samples; of the median prompt), M, identical"
+        "family: method, speedup over plain generate (for 95% of such samples; of the median prompt), M while "
+        "generating, identical"
     )
     for family, rows in table.items():
         click.echo(f"{family} ({counted(int(rows['plain']['prompts']), 'prompt')})")

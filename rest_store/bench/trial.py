@@ -39,7 +39,7 @@ from rest_store.terminal import loading
 
 THEIRS, OURS = "transformers prompt lookup", "DraftSession"
 METHODS = ("plain", THEIRS, OURS)
-_MOST_SECONDS = 120.0  # after which no round of all methods begins
+_MOST_SECONDS: float | None = 120.0  # of timing; None: one round
 _STORE = "datastore"  # its folder, and its name in the results
 _SAME = 0.05  # of M
 
@@ -52,6 +52,7 @@ class Trial:
 
     Attributes:
         prompts: how many there were.
+        timed: for how many of them there was time.
         speedup: of drafting with all sources, over plain generation.
         prompt_lookup_speedup: of prompt lookup as transformers has it.
         mean_tokens: M with all sources, by replay.
@@ -60,6 +61,7 @@ class Trial:
     """
 
     prompts: int
+    timed: int
     speedup: Speedup
     prompt_lookup_speedup: Speedup
     mean_tokens: float
@@ -67,25 +69,28 @@ class Trial:
     other_texts: int
 
     def verdict(self) -> str:
-        """Return the verdict, one sentence."""
-        beside = f"{counted(self.prompts, 'prompt')}, drafts of all sources beside plain generation"
-        parts = [f"{beside}: {self.speedup}", self._datastore(), self._prompt_lookup()]
+        """Return the verdict, a few sentences."""
+        number = counted(self.prompts, "prompt")
+        if self.timed < self.prompts:
+            number = f"{self.timed} of {number}, for which there was time"
+        beside = f"{number}, drafts of all sources beside plain generation"
+        sentences = [f"{beside}: {self.speedup}", self._prompt_lookup(), self._datastore()]
         if self.other_texts:
-            parts.append(f"{self.other_texts} of the texts differ from plain generation's")
-        return "; ".join(parts) + "."
+            sentences.append(f"{self.other_texts} of the texts differ from plain generation's")
+        return ". ".join(sentences) + "."
 
     def _datastore(self) -> str:
         with_it, without = f"{self.mean_tokens:.2f}", f"{self.without_datastore:.2f}"
         if self.mean_tokens >= self.without_datastore + _SAME:
-            return f"the datastore raised M from {without} to {with_it}"
+            return f"In replays, the datastore raised M from {without} to {with_it}"
         if self.mean_tokens > self.without_datastore - _SAME:
-            return f"the datastore brought nothing, M is {with_it} with it and {without} without"
-        return f"the datastore did harm, M is {with_it} with it and {without} without"
+            return f"In replays, the datastore brought nothing: M is {with_it} with it and {without} without"
+        return f"In replays, the datastore did harm: M is {with_it} with it and {without} without"
 
     def _prompt_lookup(self) -> str:
         other = self.prompt_lookup_speedup
         more = other.low > self.speedup.high
-        return f"prompt lookup alone, which transformers has, gives {'more: ' if more else ''}{other.median:.2f}"
+        return f"Prompt lookup alone, which transformers has, gives {'more: ' if more else ''}{other.median:.2f}"
 
 
 @click.command(
@@ -132,10 +137,10 @@ def try_(
     """Try drafting on your model, your texts and your prompts: five prompts are enough for a first look.
 
     Builds a datastore of the corpus, records what the model writes, replays that with and without each source, times
-    plain generation, prompt lookup of transformers and drafts of all sources in turns, until the result is certain or
-    two minutes have passed, and writes a page. The last line is the verdict. Speeds are those of whole greedy
-    generations, in the median. A datastore of the same corpora that is in the folder already is used again: remove it
-    after changes to them.
+    plain generation, prompt lookup of transformers and drafts of all sources in turns, and writes a page. Timing ends
+    when the result is certain, or when two minutes are over and all methods have continued the prompt of that moment.
+    The last line is the verdict. Speeds are those of whole greedy generations, in the median. A datastore of the same
+    corpora that is in the folder already is used again: remove it after changes to them.
     """
     from rest_store.generation.model import load_model
     from rest_store.generation.support import vocabulary_size
@@ -158,12 +163,12 @@ def try_(
     def show_row(drafting: str, nodes: int, outcome: Outcome) -> None:
         tell(f"{drafting}: M {outcome}")
 
-    tell("replaying them: M, tokens of a forward pass")
+    tell("replaying them, as many nodes in each step as it may have: M, tokens of a forward pass")
     recordings = [recording for recording in read_recordings(recorded) if recording.output.size]
     rows = measure(recordings, {_STORE: store}, Calibration.default(), budgets=(max_nodes,), progress=show_row)
     stored = {_STORE: store.info().token_count}
     quality = {"datastores": stored, "reported": len(recordings), "rows": rows}
-    tell("timing plain generation, prompt lookup of transformers, and all sources")
+    tell("timing plain generation, prompt lookup of transformers, and drafts of all sources")
     speed = measure_speed(
         loaded,
         lambda: make_methods([store], max_nodes=max_nodes, only=METHODS),
@@ -181,11 +186,12 @@ def try_(
     of_rows = {row["drafting"]: row["M"] for row in rows}
     trial = Trial(
         prompts=len(prompts),
+        timed=len(speed["prompts"]),
         speedup=speedups[OURS],
         prompt_lookup_speedup=speedups[THEIRS],
         mean_tokens=of_rows["session"],
         without_datastore=of_rows[f"session without {_STORE}"],
-        other_texts=round(len(prompts) * (1 - families["all"][OURS]["identical"])),
+        other_texts=round(len(speed["prompts"]) * (1 - families["all"][OURS]["identical"])),
     )
     report = out / "report.html"
     title = f"rest-store on {Path(model).name}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import inspect
+import multiprocessing
 import os
 import threading
 import time
@@ -17,6 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import groupby
+from multiprocessing.util import Finalize
 from typing import Any, Protocol
 
 import numpy as np
@@ -118,6 +120,7 @@ class _Queue(threading.Thread):
 
 _queues: dict[int, _Queue] = {}  # by the id of the owner, which the queue keeps alive
 _lock = threading.RLock()  # a generation may be collected, and remembered, in the middle of any block
+_flushes_in = 0  # the process of `multiprocessing` that flushes when it ends
 
 
 def require_target(target: object) -> None:
@@ -184,6 +187,7 @@ def remember(target: RememberTarget, documents: list[OutputDocument], counts: Re
                     hook(flush)
                 queue.start()
                 _queues[id(owner)] = queue  # its thread waits for the lock
+                _flush_at_the_end_of_a_worker()
             except Exception as error:  # no more threads, or the interpreter is exiting
                 reason = error_text(error)
     if reason:
@@ -217,6 +221,14 @@ def _owner(target: object) -> object:
 
 def _size(documents: Sequence[OutputDocument]) -> int:
     return sum(document.tokens.size for document in documents)
+
+
+def _flush_at_the_end_of_a_worker() -> None:
+    """Have outputs written before a process of `multiprocessing` ends: a forked one runs no `atexit` functions."""
+    global _flushes_in
+    if multiprocessing.parent_process() is not None and _flushes_in != os.getpid():
+        _flushes_in = os.getpid()
+        Finalize(None, flush, args=(None,), exitpriority=0)
 
 
 def _forget_all() -> None:

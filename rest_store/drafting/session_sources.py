@@ -18,7 +18,7 @@ from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.kernel_session import follow_changes, kernel_session
 from rest_store.drafting.limits import DraftLimits, TopK
-from rest_store.drafting.members import Member, MemberSettings, MemberSource, Origins
+from rest_store.drafting.members import Member, MemberSettings, MemberSource, Origins, require_tree
 from rest_store.drafting.merge import merge_trees
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, source_names
 from rest_store.errors import (
@@ -27,7 +27,6 @@ from rest_store.errors import (
     SessionClosedError,
     SourceError,
     TokenizerMismatchError,
-    TreeError,
     describe,
     error_text,
 )
@@ -123,6 +122,7 @@ class SessionSources:
         self._closed = False
         self._waiting: list[OpenMember] = []  # of this step: members whose answers have not come
         self._ends: float | None = None  # `time.monotonic`, when it waits no longer
+        self._most_nodes = 0  # of a tree of this step
         self._answers: list[tuple[OpenMember, TokenTree]] = []
         self._merged: TokenTree | None = None  # drafted since the last `accept`, if a member's tree is a part of it
         self._nodes = _NO_NODES  # of the kernel's tree
@@ -173,6 +173,7 @@ class SessionSources:
     def send(self, limits: DraftLimits, *, services: bool) -> None:
         """Ask the members for the next step, if `services` are to be asked."""
         self._merged, self._drops, self._answers, self._waiting, self.waited = None, [], [], [], 0.0
+        self._most_nodes = limits.max_nodes
         if not self.members:
             return
         began = perf_counter()
@@ -198,8 +199,7 @@ class SessionSources:
         for opened in waiting:
             try:
                 tree = opened.member.receive(None if self._ends is None else max(0.0, self._ends - monotonic()))
-                if tree.scores is None or tree.origins is None:
-                    raise TreeError(describe(opened.source, "tree", "without scores or origins", "both"))
+                require_tree(opened.source, tree, self._most_nodes)
             except Exception as error:
                 self._drop(opened, error)
             else:

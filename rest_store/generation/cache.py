@@ -251,7 +251,7 @@ def holds_keys(cache: Cache) -> bool:
     return not has_states(cache) or bool(_held(cache))
 
 
-def patterns_of(cache: Cache) -> list[Pattern]:
+def patterns_in(cache: Cache) -> list[Pattern]:
     """Return what the layers of a cache that was made for a model see."""
     windows = [int(getattr(layer, "sliding_window", 0)) for layer in cache.layers]
     return [Pattern(SLIDING, window) if window else Pattern(FULL) for window in windows]

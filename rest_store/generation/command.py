@@ -184,7 +184,9 @@ def generate(
         remember=None if target is None else stores[target],
         calibration=own_calibration,
     )
-    generator.source_names[: len(stores)] = stores  # copies and replicas by their location
+    generator.source_names[: len(stores)] = [
+        _name(location, store, **credentials) for location, store in stores.items()
+    ]
     printer = Printer(generator, options, seed=seed, compare=compare, as_json=as_json)
     if prompts:
         for prompt in prompts:
@@ -192,3 +194,15 @@ def generate(
             printer.write(prompt, chat=bool(chat), page_path=page_path, title=title)
     else:
         printer.write_lines(chat=bool(tokenizer.chat_template) if chat is None else chat)
+
+
+def _name(location: str, store: Any, **credentials: Any) -> str:
+    """Return how a source is called: copies and replicas by where they come from, with the datastore's name."""
+    if not is_remote(location):
+        return location
+    from rest_store.service.client.client import DatastoreClient
+    from rest_store.service.client.opening import name_of
+
+    is_copy = not isinstance(store, DatastoreClient)
+    is_live = isinstance(store, rest_store.LiveDatastore) if is_copy else None
+    return name_of(location, is_live=is_live, **credentials)

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from rest_store.datastore.render import counted
+
 MOST_SECONDS = 30.0  # for a comparison, but for the round that is under way then
 LEAST_PAIRS = 4  # of runs, where there is time: two may agree by chance
 _NARROW = 1.1  # greatest ratio of the ends of an interval that a verdict rests on
@@ -42,14 +44,19 @@ class Speedup:
 
     @property
     def is_certain(self) -> bool:
-        """Whether the range is narrow enough for a verdict."""
-        return self.high <= _NARROW * self.low
+        """Whether there are several pairs, and their range is so narrow that the median can be relied on."""
+        return self.pairs > 1 and self.high <= _NARROW * self.low
 
     def __str__(self) -> str:
-        between = f"{self.low:.2f} to {self.high:.2f} in {self.pairs} pairs of runs"
+        """The median where it is certain; else what is: faster, slower, or neither."""
+        pairs = f"{counted(self.pairs, 'pair')} of runs"
+        ends = f"{self.low:.2f}" if self.pairs == 1 else f"{self.low:.2f} to {self.high:.2f}"
         if self.is_certain:
-            return f"{self.median:.2f} times as fast ({between})"
-        return f"this machine is too busy for a verdict: {between} ({self.median:.2f} times as fast in the median)"
+            return f"{self.median:.2f} times as fast ({ends} in {pairs})"
+        if self.low > 1 or self.high < 1:
+            word = "faster" if self.low > 1 else "slower"
+            return f"{word}, {ends} times as fast in {pairs}; how much is uncertain"
+        return f"this machine is too busy for a verdict: {ends} times as fast in {pairs} (median {self.median:.2f})"
 
 
 def in_turns(plain: Callable[[], float], drafted: Callable[[], float]) -> tuple[list[float], list[float]]:
@@ -87,7 +94,7 @@ class Comparison:
         drafted_seconds: the same with drafts.
         max_nodes: most draft tokens of a step.
         mean_tokens_at_max: M where every step may verify so many draft tokens, whatever that costs: a figure that other
-            work on the machine does not move.
+            work on the machine does not move, which stands in for speeds that it has moved.
     """
 
     speedup: Speedup
@@ -101,7 +108,7 @@ class Comparison:
     def __str__(self) -> str:
         plain, drafted = (self.tokens / seconds for seconds in (self.seconds, self.drafted_seconds))
         text = "the same text" if self.identical else "another text"
-        return (
-            f"plain decoding wrote {text} at {plain:.1f} tokens a second, drafts at {drafted:.1f}: {self.speedup}; "
-            f"M {self.mean_tokens_at_max:.2f} if each pass verifies up to {self.max_nodes} draft tokens"
-        )
+        said = f"plain decoding wrote {text} at {plain:.1f} tokens a second, drafts at {drafted:.1f}: {self.speedup}"
+        if self.speedup.is_certain:
+            return said
+        return f"{said}; on an idle machine, M is up to {self.mean_tokens_at_max:.2f}"

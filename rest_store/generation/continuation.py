@@ -1,7 +1,7 @@
 """Whether a model with recurrent state reads several tokens behind a filled cache as it reads them one by one.
 
-Not all do, and those that do not raise no error: mixers of Mamba, for one, begin with an empty state. Of the families of
-transformers it is known. Any other model is tried once.
+Not all do, and those that do not raise no error: mixers of Mamba, for one, begin with an empty state. Of the families
+of transformers it is known. Any other model is tried once.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from transformers import DynamicCache
 
 from rest_store.datastore.tree import TokenTree
 from rest_store.errors import ModelNotSupportedError, describe
-from rest_store.generation.cache_argument import cache_name
 from rest_store.generation.deferred import DeferredVerifier
 from rest_store.generation.draft_sessions import EMPTY
 from rest_store.generation.prefill import prefill
+from rest_store.generation.seam import name_of_cache
 from rest_store.generation.support import vocabulary_size
 
 # By model_type. What is here was tried with tiny models of random weights (tests/generation/test_continuation.py).
@@ -102,7 +102,7 @@ def _logits(model: Any, prompt: list[int], steps: list[tuple[list[int], int]]) -
     ids = torch.tensor([prompt], device=model.device)
     positions = torch.arange(len(prompt), device=model.device)[None]
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    read = prefill(model, ids, {str(cache_name(model)): cache, "position_ids": positions})
+    read = prefill(model, ids, {str(name_of_cache(model)): cache, "position_ids": positions})
     verifier = DeferredVerifier(model, read, 1 + max(len(tokens) for tokens, _ in steps))
     try:
         kept = []

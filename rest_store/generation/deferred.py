@@ -25,32 +25,41 @@ from rest_store.generation.prefill import PrefilledPrompt
 from rest_store.generation.recurrent_cache import RecurrentCache
 
 _NO_LIMIT = (0.0, float("inf"))
+_LEAST_CHUNK = 8  # tokens
 
 
-class StepLimits:
-    """Bounds of time steps that mixers of Mamba 2 apply to passes over several tokens, but not to single steps.
+class Mixers:
+    """The mixers of Mamba 2 in a model, whose settings are those of long texts; passes that verify have others.
 
-    Plain generation has single steps, so passes that verify do without them. transformers sets such bounds in
-    Nemotron-H and Zamba2.
+    A pass over several tokens bounds time steps in Nemotron-H and Zamba2; single steps do not. Plain generation has
+    single steps, so here there are no bounds. And torch's scan fills up the last chunk: with chunks of 256, a pass over
+    two tokens takes as long as one over 256. A smaller chunk changes nothing but rounding.
 
     Args:
         model: of transformers.
     """
 
     def __init__(self, model: Any) -> None:
-        limits = [(module, getattr(module, "time_step_limit", None)) for module in model.modules()]
-        self._limits = [(module, limit) for module, limit in limits if limit and tuple(limit) != _NO_LIMIT]
+        mixers = [module for module in model.modules() if hasattr(module, "time_step_limit")]
+        self._limits = [(mixer, mixer.time_step_limit) for mixer in mixers]
+        # The kernels for accelerators fill nothing up.
+        has_chunks = model.device.type == "cpu"
+        self._chunks = [(mixer, mixer.chunk_size) for mixer in mixers if has_chunks and hasattr(mixer, "chunk_size")]
 
     @contextmanager
-    def lifted(self) -> Iterator[None]:
-        """Do without the bounds."""
-        for module, _ in self._limits:
-            module.time_step_limit = _NO_LIMIT
+    def set_for(self, width: int) -> Iterator[None]:
+        """Have settings for a pass over `width` tokens."""
         try:
+            for mixer, _ in self._limits:
+                mixer.time_step_limit = _NO_LIMIT
+            for mixer, chunk in self._chunks:
+                mixer.chunk_size = min(chunk, max(_LEAST_CHUNK, 1 << (width - 1).bit_length()))
             yield
         finally:
-            for module, limit in self._limits:
-                module.time_step_limit = limit
+            for mixer, limit in self._limits:
+                mixer.time_step_limit = limit
+            for mixer, chunk in self._chunks:
+                mixer.chunk_size = chunk
 
 
 class DeferredVerifier(Verifier):
@@ -64,7 +73,7 @@ class DeferredVerifier(Verifier):
     def __init__(self, model: Any, prompt: PrefilledPrompt, room: int) -> None:
         self._passes = TreePasses(model, prompt, RecurrentCache, room)
         self.cache = self._passes.cache
-        self._limits = StepLimits(model)
+        self._mixers = Mixers(model)
         self._waiting: list[list[int]] = [[] for _ in self.cache.lengths]  # of the text, but not in the cache
         self._read: list[list[int]] | None = None  # by the latest pass, for each row; None: all of it is kept already
         self._is_ahead = False  # the cache holds the last token, too, or an error ended a pass that changes states
@@ -117,7 +126,7 @@ class DeferredVerifier(Verifier):
     def give_back(self, cache: Any) -> None:
         """Fill the cache that was taken over; see `Verifier.give_back`.
 
-        The cache lacks what waits to be read again, so that is read here. After an error in a step that commits, `cache`
+        Ours lacks what waits to be read again, so that is read here. After an error in a step that commits, `cache`
         stays empty.
         """
         if self._is_ahead:
@@ -157,7 +166,7 @@ class DeferredVerifier(Verifier):
         chains = [_chain(row[1:]) for row in rows]
         self.cache.drop()
         self.passes += 1
-        with self._limits.lifted():
+        with self._mixers.set_for(width):
             return self._passes.run([row[0] if row else None for row in rows], chains, width, logits=width - first)
 
 

@@ -130,11 +130,11 @@ class DraftSessions:
             return trees
         self.waited = max((session.sources.waited for session in sessions.values()), default=0.0)
         for row, tree in zip(sessions, drafted, strict=True):
-            if wrong := self._fault(tree, max_nodes):
-                self._fail(row, f"draft: {wrong}")
+            self._drafted[row] = len(tree)
+            if wrong := self._fault(tree, max_nodes):  # nothing of it is verified; the session goes on
+                self._count_failure(f"draft: {wrong}")
                 continue
             self.counts.empty += not len(tree)
-            self._drafted[row] = len(tree)
             trees[row] = pruned(tree if shape == "tree" else chain_of(tree), depths[row])
         return trees
 

@@ -18,12 +18,12 @@ from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.remembering import RememberTarget, flush
 from rest_store.drafting.sources import RecycledLogits, source_names
 from rest_store.errors import DraftingWarning, ModeNotSupportedError, NoTokenizerError, PromptError, describe
-from rest_store.generation.cache_argument import given_cache
 from rest_store.generation.comparison import Comparison, Speedup, in_turns
 from rest_store.generation.conversation import tokenized
 from rest_store.generation.loop import Generation
 from rest_store.generation.options import Options
 from rest_store.generation.output import GeneratorOutput, Piece, accepted_by_source
+from rest_store.generation.seam import name_of_cache_in
 from rest_store.generation.support import vocabulary_size
 from rest_store.generation.typical import ACCEPTANCES
 
@@ -95,9 +95,9 @@ class Generator:
                 tokenizer, ModeNotSupportedError for a `streamer`, and for `compare` with a cache of yours, which can be
                 continued once.
         """
-        if compare and given_cache(options) is not None:
+        if compare and (name := name_of_cache_in(options)) is not None:
             expected = "none: each of several generations would continue it"
-            raise ModeNotSupportedError(describe("Generator", "a cache", "passed with compare=True", expected))
+            raise ModeNotSupportedError(describe("Generator", name, "passed with compare=True", expected))
         drafting = replace(self._options, references=self._tokens_of(references), group=group, epoch=epoch)
         options = self._with_stop_strings(options)
         comparison = self._compare(prompt, drafting, options) if compare else None

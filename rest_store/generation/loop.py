@@ -17,7 +17,6 @@ from rest_store.drafting.output_document import PROMPT_TOKENS, OutputDocument
 from rest_store.drafting.remembering import RememberTarget, remember
 from rest_store.errors import ModeNotSupportedError, describe
 from rest_store.generation.acceptance import Acceptance, Stops
-from rest_store.generation.cache_argument import given_cache
 from rest_store.generation.detokenizer import Detokenizer
 from rest_store.generation.draft_sessions import EMPTY, DraftSessions, shortened
 from rest_store.generation.options import Options
@@ -25,7 +24,14 @@ from rest_store.generation.output import Piece, Statistics, output_of
 from rest_store.generation.passes import Verifier
 from rest_store.generation.prefill import PrefilledPrompt, prefill, prompt_length, require_prompt, unpadded
 from rest_store.generation.rows import rows_of
-from rest_store.generation.support import position_count, require_mode, require_model, vocabulary_size
+from rest_store.generation.seam import cache_in
+from rest_store.generation.support import (
+    position_count,
+    require_length,
+    require_mode,
+    require_model,
+    vocabulary_size,
+)
 from rest_store.generation.top_k import TopTokens, read_top_tokens
 from rest_store.generation.typical import ACCEPTANCES, require_typical
 from rest_store.generation.verify import require_verifier, verifier_of
@@ -80,12 +86,13 @@ class Generation:
         typical = options.acceptance != ACCEPTANCES[0]
         if typical:
             require_typical(sample, logits_processor)
+        require_model(model)
         most = self._stops.max_length or math.inf  # tokens of a row
         held = prompt_length(input_ids, model_kwargs) - input_ids.shape[1]  # in a cache, beside those of the row
-        require_model(model, held + most)
+        require_length(model, held + most)
         self._longest = min(most, position_count(model) + 1 - held)  # the last token needs no position
         require_prompt(model, generation_config, model_kwargs)
-        require_verifier(model, given_cache(model_kwargs))
+        require_verifier(model, cache_in(model_kwargs))
         self._model, self._config, self._model_kwargs = model, generation_config, model_kwargs
         self._input_ids, self._options = input_ids, options
         # Several threads spin while they wait for one that other processes delay, so their time is no better.

@@ -13,10 +13,10 @@ from rest_store.datastore.render import counted
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.remembering import RememberCounts
 from rest_store.errors import ModeNotSupportedError, NoTokenizerError, describe
-from rest_store.generation.cache_argument import OUTPUT_NAME
 from rest_store.generation.comparison import Comparison
 from rest_store.generation.draft_sessions import DraftCounts
 from rest_store.generation.rows import Row
+from rest_store.generation.seam import CACHE
 
 MODEL = "model"  # what stands for tokens that no source drafted
 
@@ -107,11 +107,15 @@ class Statistics:
         """Generated tokens a second, of all rows together."""
         return self.tokens / self.seconds if self.seconds else 0.0
 
-    def __str__(self) -> str:
-        """Tokens, forward passes, M and speed in words."""
+    @property
+    def pace(self) -> str:
+        """Tokens, forward passes and M in words."""
         passes = counted(self.forward_passes, "forward pass", "forward passes")
-        pace = f"M {self.mean_tokens:.2f} tokens a pass (1 without drafts)"
-        return f"{counted(self.tokens, 'token')} in {passes}, {pace}, {self.tokens_per_second:.1f} tokens a second"
+        return f"{counted(self.tokens, 'token')} in {passes}, M {self.mean_tokens:.2f} tokens a pass (1 without drafts)"
+
+    def __str__(self) -> str:
+        """The pace and the speed in words."""
+        return f"{self.pace}, {self.tokens_per_second:.1f} tokens a second"
 
     @property
     def no_gain(self) -> str:
@@ -176,8 +180,14 @@ class GeneratorOutput:
         return ", ".join(f"{number} from {name}" for name, number in self.sources.items())
 
     def __str__(self) -> str:
-        """All this in a line, and the comparison in another."""
-        line = "; ".join(filter(None, [str(self.statistics), self.by_source, self.statistics.no_gain]))
+        """All this in a line, and the comparison, which then has the speed, in another."""
+        return self.words([self.statistics.no_gain])
+
+    def words(self, remarks: Sequence[str]) -> str:
+        """Return what the text took, with `remarks` on it, in a line; and the comparison in another."""
+        statistics = self.statistics
+        took = str(statistics) if self.comparison is None else statistics.pace
+        line = "; ".join(filter(None, [took, self.by_source, *remarks]))
         return line if self.comparison is None else f"{line}\n{self.comparison}"
 
 
@@ -208,7 +218,7 @@ def output_of(
         scores=_by_token([row.scores for row in rows]) if config.output_scores else None,
         logits=_by_token([row.logits for row in rows]) if config.output_logits else None,
         statistics=statistics,
-        **{OUTPUT_NAME: cache},
+        **{CACHE: cache},
     )
 
 

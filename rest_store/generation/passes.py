@@ -17,8 +17,8 @@ import torch
 from rest_store.datastore.tree import TokenTree
 from rest_store.generation.attention import TreeAttention
 from rest_store.generation.cache import Slots, TreeKVCache
-from rest_store.generation.cache_argument import cache_name
 from rest_store.generation.prefill import PrefilledPrompt
+from rest_store.generation.seam import name_of_cache
 
 Kind = TypeVar("Kind", bound=TreeKVCache)
 
@@ -91,7 +91,7 @@ class TreePasses(Generic[Kind]):
     def __init__(self, model: Any, prompt: PrefilledPrompt, kind: type[Kind], room: int) -> None:
         self._model, self._extras = model, prompt.extras
         self._parameters = inspect.signature(model.forward).parameters
-        self._cache_name = str(cache_name(model))
+        self._cache_name = str(name_of_cache(model))
         self._attention = TreeAttention(model)
         try:
             self.cache = cache = kind(prompt.cache, prompt.patterns, prompt.length, room)

@@ -10,12 +10,12 @@ import torch
 from transformers import DynamicCache, StaticCache
 
 from rest_store.errors import CacheNotSupportedError, ModelNotSupportedError, describe
-from rest_store.generation.cache import FULL, SLIDING, Pattern, has_states, holds_keys, patterns_of, require_cache
-from rest_store.generation.cache_argument import CACHE_NAMES, cache_name, given_cache
-from rest_store.generation.support import require_inputs
+from rest_store.generation.cache import Pattern, has_states, holds_keys, require_cache
+from rest_store.generation.seam import cache_in, name_of_cache
+from rest_store.generation.support import patterns_of, require_inputs
 
 # Arguments that a step makes itself, or that concern the prompt alone.
-_NOT_FORWARDED = {"attention_mask", "position_ids", "use_cache", "logits_to_keep", *CACHE_NAMES}
+_NOT_FORWARDED = {"attention_mask", "position_ids", "use_cache", "logits_to_keep"}
 
 
 @dataclass
@@ -43,7 +43,7 @@ class PrefilledPrompt:
 
 def prompt_length(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> int:
     """Return how many tokens the cache holds after the prompt's pass."""
-    held = held_tokens(given_cache(model_kwargs))
+    held = held_tokens(cache_in(model_kwargs))
     return int(input_ids.shape[1]) + (held if held and not _has_all_tokens(input_ids, model_kwargs) else 0)
 
 
@@ -69,18 +69,17 @@ def require_prompt(model: Any, config: Any, model_kwargs: dict[str, Any]) -> Non
 
     Raises:
         ModeNotSupportedError: as in `require_inputs`.
-        ModelNotSupportedError: as in `_patterns_of`.
         CacheNotSupportedError: as in `require_cache`.
     """
     require_inputs(model_kwargs)
-    of_text = model.config.get_text_config(decoder=True)
-    cache = given_cache(model_kwargs)
+    cache, made = cache_in(model_kwargs), DynamicCache(config=model.config.get_text_config(decoder=True))
     is_made_static = config.cache_implementation is not None and isinstance(cache, StaticCache) and not cache.offloading
     if cache is None or is_made_static:
-        model_kwargs[str(cache_name(model))] = cache = DynamicCache(config=of_text)
-    if not has_states(cache):
-        _patterns_of(of_text, int(getattr(of_text, "num_hidden_layers", 1)))
+        model_kwargs[str(name_of_cache(model))] = cache = made
     require_cache(cache)
+    if has_states(made) and not has_states(cache):
+        expected = "made for the model: DynamicCache(config=model.config)"
+        raise CacheNotSupportedError(describe("verification", "the cache", "without recurrent states", expected))
     if not holds_keys(cache) and cache.has_previous_state():
         expected = "empty: without keys it does not say how many tokens it holds"
         raise CacheNotSupportedError(describe("verification", "the cache", "filled", expected))
@@ -98,13 +97,13 @@ def prefill(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -
         ModelNotSupportedError: the model keeps no keys and values.
     """
     model_kwargs["use_cache"] = True
-    held = held_tokens(given_cache(model_kwargs))
+    held = held_tokens(cache_in(model_kwargs))
     new = input_ids.shape[1] - held if held and _has_all_tokens(input_ids, model_kwargs) else None
     inputs = model.prepare_inputs_for_generation(
         input_ids, next_sequence_length=new, is_first_iteration=True, **model_kwargs
     )
     output = model(**inputs, return_dict=True)
-    cache = given_cache(output)
+    cache = cache_in(output)
     if cache is None:
         expected = "keys and values, which can be kept for one path of a tree"
         raise ModelNotSupportedError(describe(type(model).__name__, "the key-value cache", "absent", expected))
@@ -113,35 +112,16 @@ def prefill(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -
     positions = inputs.get("position_ids")
     if positions is None:  # the model has none
         positions = torch.full((1, 1), length - 1)
-    of_text = model.config.get_text_config(decoder=True)
+    own = {*_NOT_FORWARDED, name_of_cache(model)}
     return PrefilledPrompt(
         logits=output.logits[:, -1:],
         cache=cache,
         length=length,
-        patterns=patterns_of(cache) if has_states(cache) else _patterns_of(of_text, len(cache.layers)),
+        patterns=patterns_of(model, len(cache.layers)),
         seen=mask.bool() if mask is not None and not bool((mask == 1).all()) else None,
         positions=positions[..., -1:] + 1,
-        extras={name: value for name, value in model_kwargs.items() if name not in _NOT_FORWARDED},
+        extras={name: value for name, value in model_kwargs.items() if name not in own},
     )
-
-
-def _patterns_of(config: Any, layers: int) -> list[Pattern]:
-    """Return what each layer of a model attends to, from its text configuration.
-
-    Raises:
-        ModelNotSupportedError: a kind of attention that is not supported for trees.
-    """
-    window = int(getattr(config, "sliding_window", None) or 0)
-    known = {FULL: Pattern(FULL), SLIDING: Pattern(SLIDING, window)}
-    names = getattr(config, "layer_types", None)
-    if names is None:
-        names = [SLIDING if window else FULL] * layers
-    for name in names:
-        if name not in known:
-            raise ModelNotSupportedError(
-                describe("verification", "the attention of a layer", repr(name), f"one of {', '.join(known)}")
-            )
-    return [known[name] for name in names[:layers]]
 
 
 def unpadded(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> list[list[int]]:

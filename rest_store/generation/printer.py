@@ -89,10 +89,7 @@ class Printer:
         if self.as_json:
             click.echo(json.dumps(_facts(output), ensure_ascii=False))
         else:
-            remarks = remarks_on(output.statistics)
-            click.echo("\n" + "; ".join([str(output.statistics), output.by_source, *remarks]))
-            if output.comparison is not None:
-                click.echo(str(output.comparison))
+            click.echo("\n" + output.words(remarks_on(output.statistics)))
         return output, pieces
 
 

@@ -13,8 +13,8 @@ from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
 from rest_store.errors import ModelNotSupportedError, ModeNotSupportedError, describe
-from rest_store.generation.cache import holds_keys
-from rest_store.generation.cache_argument import cache_name
+from rest_store.generation.cache import FULL, SLIDING, Pattern, has_states, holds_keys, patterns_in
+from rest_store.generation.seam import name_of_cache
 
 _MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 _GROWING_ROPE = ("dynamic", "longrope")  # frequencies depend on the length of the sequence
@@ -22,13 +22,13 @@ _GROWING_ROPE = ("dynamic", "longrope")  # frequencies depend on the length of t
 _CONTINUED = {"attention_mask", "position_ids"}
 
 
-def require_model(model: Any, length: float) -> None:
-    """Check that draft trees can be verified with a model of transformers, in sequences of so many tokens.
+def require_model(model: Any) -> None:
+    """Check that draft trees can be verified with a model of transformers.
 
     Raises:
-        ModelNotSupportedError: an encoder, no key-value cache, positions that are not an argument (ALiBi and
-            others) or that are slots of the cache, rotary embeddings that change within `length`, or weights that are
-            split over several processes.
+        ModelNotSupportedError: an encoder, no key-value cache, layers of other kinds than attention, positions that are
+            not an argument (ALiBi and others) or that are slots of the cache, or weights that are split over several
+            processes.
     """
     name = type(model).__name__
     config = model.config.get_text_config(decoder=True)
@@ -37,8 +37,9 @@ def require_model(model: Any, length: float) -> None:
     # BERT and its relatives; the configuration alone says so of GPT-NeoX, too.
     if not getattr(config, "is_decoder", True) and any(not getattr(m, "is_causal", True) for m in model.modules()):
         raise ModelNotSupportedError(describe(name, "the model", "an encoder, not a decoder", "decoder only"))
+    patterns_of(model)
     parameters = inspect.signature(model.forward).parameters
-    if cache_name(model) is None:
+    if name_of_cache(model) is None:
         expected = "keys and values only, which can be kept for one path of a tree"
         raise ModelNotSupportedError(describe(name, "its state", "not in a standard key-value cache", expected))
     position = None
@@ -52,15 +53,53 @@ def require_model(model: Any, length: float) -> None:
     if (split := _split_over_processes(model)) is not None:
         expected = "whole in this process: processes that draft by their own clocks would wait for each other for ever"
         raise ModelNotSupportedError(describe(name, "the model", split, expected))
-    for what, limit in _growing_rope(config):
+
+
+def patterns_of(model: Any, layers: int = 1) -> list[Pattern]:
+    """Return what each of so many layers of a model attends to, from its text configuration.
+
+    Raises:
+        ModelNotSupportedError: a layer is of another kind, such as recurrent.
+    """
+    config = model.config.get_text_config(decoder=True)
+    window = int(getattr(config, "sliding_window", None) or 0)
+    known = {FULL: Pattern(FULL), SLIDING: Pattern(SLIDING, window)}
+    names = getattr(config, "layer_types", None)
+    if names is None:
+        names = [SLIDING if window else FULL] * layers
+    if not known.keys() >= set(names) and (cache := _made_for(config)) is not None and has_states(cache):
+        return patterns_in(cache)
+    for name in names:
+        if name not in known:
+            expected = f"attention: one of {', '.join(known)}"
+            raise ModelNotSupportedError(describe(type(model).__name__, "the kind of a layer", repr(name), expected))
+    return [known[name] for name in names[:layers]]
+
+
+def require_length(model: Any, length: float) -> None:
+    """Check that rotary embeddings do not change in a sequence of so many tokens.
+
+    Raises:
+        ModelNotSupportedError: they do.
+    """
+    for what, limit in _growing_rope(model.config.get_text_config(decoder=True)):
         if length > limit:
             reason = f"{length}, where {what}"
-            raise ModelNotSupportedError(describe(name, "max_length", reason, f"at most {limit}"))
+            raise ModelNotSupportedError(describe(type(model).__name__, "max_length", reason, f"at most {limit}"))
 
 
 def has_attention(config: Any) -> bool:
     """Whether a layer attends to other tokens, so that their positions matter; a recurrent one reads in order."""
-    return holds_keys(DynamicCache(config=config))
+    cache = _made_for(config)
+    return cache is None or holds_keys(cache)
+
+
+def _made_for(config: Any) -> DynamicCache | None:
+    """Return an empty cache for a model; None: transformers has none for a kind of layer."""
+    try:
+        return DynamicCache(config=config)
+    except KeyError:
+        return None
 
 
 def _split_over_processes(model: Any) -> str | None:

@@ -1,7 +1,7 @@
 """Verification of drafts: one forward pass over the last token and its draft (REST, section 3.3).
 
-Models that keep keys and values verify trees; those with recurrent state verify chains, in `deferred`, which is imported
-where it is needed: early releases of transformers 5 have no such caches. Nothing here is thread-safe.
+Models that keep keys and values verify trees; those with recurrent state verify chains, in `deferred`. That is imported
+where it is needed, since early releases of transformers 5 have no such caches. Nothing here is thread-safe.
 """
 
 from __future__ import annotations

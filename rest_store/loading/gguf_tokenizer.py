@@ -1,7 +1,9 @@
 """The tokenizer of a GGUF file, from its metadata alone: no tensor is read (docs/gguf.md of ggml).
 
-Byte-level BPE (`tokenizer.ggml.model` is `gpt2`) is converted here, with the pre-tokenizer that `tokenizer.ggml.pre`
-names, as llama.cpp's `llama-vocab.cpp` has it: a GGUF file says which regular expressions split text only by that name.
+Two kinds are converted here, as llama.cpp's `llama-vocab.cpp` reads them. Of byte-level BPE (`tokenizer.ggml.model` is
+`gpt2`) a GGUF file says which regular expressions split text only by a name, `tokenizer.ggml.pre`. Of SentencePiece
+(`llama`) it has no merges: two neighbours are joined if the vocabulary has what they make, the one with the best score
+first. `tokenizer.ggml.add_space_prefix` says whether a space is put before texts.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)  # which have this layout
 _STRING, _ARRAY = 8, 9
 _FORMATS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}  # by type
-_CONTROL, _USER_DEFINED = 3, 4  # of `tokenizer.ggml.token_type`
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # of `tokenizer.ggml.token_type`
+_SPACE = "\u2581"  # in place of spaces in a vocabulary of SentencePiece
 _NAMED = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 
@@ -127,7 +130,7 @@ def is_gguf(path: Path) -> bool:
 
 
 def gguf_tokenizer(path: Path) -> GgufTokenizer | None:
-    """Return the tokenizer of the GGUF file at `path`; None: it is of another kind than byte-level BPE.
+    """Return the tokenizer of the GGUF file at `path`; None: it is neither byte-level BPE nor of SentencePiece.
 
     Raises:
         TokenizerLoadError: the file is damaged, or its pre-tokenizer is unknown.
@@ -141,14 +144,14 @@ def gguf_tokenizer(path: Path) -> GgufTokenizer | None:
             fields = _metadata(mapped)
     except (struct.error, ValueError, KeyError, OverflowError) as error:
         raise TokenizerLoadError(describe(path, "GGUF metadata", f"damaged ({error})", "intact")) from None
-    if fields.get("tokenizer.ggml.model") != "gpt2":
+    kind = fields.get("tokenizer.ggml.model")
+    if kind not in ("gpt2", "llama"):
         return None
     try:
-        tokenizer = _byte_level(fields, path)
+        tokenizer = _byte_level(fields, path) if kind == "gpt2" else _sentencepiece(fields)
         text = tokenizers.Tokenizer.from_str(json.dumps(tokenizer)).to_str()
         tokens = fields["tokenizer.ggml.tokens"]
-        ids = {name: fields.get(f"tokenizer.ggml.{key}_token_id") for name, key in _NAMED.items()}
-        special = {name: tokens[id_] for name, id_ in ids.items() if id_ is not None}
+        special = {name: tokens[id_] for name, id_ in _named_ids(fields).items()}
     except TokenizerLoadError:
         raise
     except Exception as error:  # tokenizers raises Exception itself
@@ -163,18 +166,10 @@ def _byte_level(fields: dict[str, Any], path: Path) -> dict[str, Any]:
         expected = f"one of {', '.join(sorted(PRE_TOKENIZERS))}"
         raise TokenizerLoadError(describe(path, "tokenizer.ggml.pre", repr(kind), expected))
     tokens: list[str] = fields["tokenizer.ggml.tokens"]
-    kinds: Sequence[int] = fields.get("tokenizer.ggml.token_type", ())
-    adds_bos = fields.get("tokenizer.ggml.add_bos_token", kind in _WITHOUT_MERGES)
-    bos = fields.get("tokenizer.ggml.bos_token_id") if adds_bos else None
-    eos = fields.get("tokenizer.ggml.eos_token_id") if fields.get("tokenizer.ggml.add_eos_token") else None
     return {
-        "added_tokens": [
-            {**_added(tokens[id_], id_), "special": kind == _CONTROL}
-            for id_, kind in enumerate(kinds)
-            if kind in (_CONTROL, _USER_DEFINED)
-        ],
+        "added_tokens": _added_tokens(fields),
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": PRE_TOKENIZERS[kind]},
-        "post_processor": _template([(tokens[id_], id_) if id_ is not None else None for id_ in (bos, eos)]),
+        "post_processor": _around_texts(fields, adds_bos=kind in _WITHOUT_MERGES),
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": {
             "type": "BPE",
@@ -185,9 +180,85 @@ def _byte_level(fields: dict[str, Any], path: Path) -> dict[str, Any]:
     }
 
 
-def _added(token: str, id_: int) -> dict[str, Any]:
+def _sentencepiece(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the object of a `tokenizer.json`."""
+    tokens: list[str] = fields["tokenizer.ggml.tokens"]
+    unknown = fields.get("tokenizer.ggml.unknown_token_id")
+    adds_space = fields.get("tokenizer.ggml.add_space_prefix", True)
+    escaping = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+    decoding: list[dict[str, Any]] = [
+        {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "},
+        {"type": "ByteFallback"},
+        {"type": "Fuse"},
+    ]
+    if adds_space:
+        decoding.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
+    return {
+        "added_tokens": _added_tokens(fields),
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [*([{"type": "Prepend", "prepend": _SPACE}] if adds_space else []), escaping],
+        },
+        "post_processor": _around_texts(fields, adds_bos=True),
+        "decoder": {"type": "Sequence", "decoders": decoding},
+        "model": {
+            "type": "BPE",
+            "unk_token": None if unknown is None else tokens[unknown],
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "vocab": {token: id_ for id_, token in enumerate(tokens)},
+            "merges": _merges_by_score(fields),
+        },
+    }
+
+
+def _merges_by_score(fields: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the pairs of tokens that make a token, the token with the best score first.
+
+    Tokens that are no text, such as control tokens, are neither made nor parts: text that looks like one is text.
+    """
+    tokens: list[str] = fields["tokenizer.ggml.tokens"]
+    scores: Sequence[float] = fields.get("tokenizer.ggml.scores") or [0.0] * len(tokens)
+    kinds: Sequence[int] = fields.get("tokenizer.ggml.token_type") or [_NORMAL] * len(tokens)
+    normal = {token: score for token, score, kind in zip(tokens, scores, kinds, strict=True) if kind == _NORMAL}
+    merges: list[tuple[str, str]] = []
+    for token in sorted(normal, key=lambda token: -normal[token]):
+        pairs = ((token[:index], token[index:]) for index in range(1, len(token)))
+        merges += [(first, second) for first, second in pairs if first in normal and second in normal]
+    return merges
+
+
+def _named_ids(fields: dict[str, Any]) -> dict[str, int]:
+    """Return the ids of named tokens, such as `eos_token`."""
+    ids = {name: fields.get(f"tokenizer.ggml.{key}_token_id") for name, key in _NAMED.items()}
+    return {name: id_ for name, id_ in ids.items() if id_ is not None}
+
+
+def _added_tokens(fields: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the tokens that are found in a text before it is tokenized."""
+    tokens: list[str] = fields["tokenizer.ggml.tokens"]
+    kinds: Sequence[int] = fields.get("tokenizer.ggml.token_type", ())
+    special = {id_ for id_, kind in enumerate(kinds) if kind in (_CONTROL, _UNKNOWN)}
+    special |= set(_named_ids(fields).values())
+    added = special | {id_ for id_, kind in enumerate(kinds) if kind == _USER_DEFINED}
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
-    return {"id": id_, "content": token, **flags}
+    return [{"id": id_, "content": tokens[id_], **flags, "special": id_ in special} for id_ in sorted(added)]
+
+
+def _around_texts(fields: dict[str, Any], *, adds_bos: bool) -> dict[str, Any] | None:
+    """Return the post-processor that the file asks for.
+
+    Args:
+        fields: its metadata.
+        adds_bos: whether a text begins with a token of its own where the file does not say so.
+    """
+    tokens: list[str] = fields["tokenizer.ggml.tokens"]
+    asked = {
+        "bos": fields.get("tokenizer.ggml.add_bos_token", adds_bos),
+        "eos": fields.get("tokenizer.ggml.add_eos_token"),
+    }
+    ids = [fields.get(f"tokenizer.ggml.{name}_token_id") if is_asked else None for name, is_asked in asked.items()]
+    return _template([(tokens[id_], id_) if id_ is not None else None for id_ in ids])
 
 
 def _template(around: Iterable[tuple[str, int] | None]) -> dict[str, Any] | None:

@@ -77,28 +77,72 @@ def test_greedy_decoding_of_all_methods_writes_the_plain_text(folder: Path, tmp_
     assert session["low"] <= session["speedup"] <= session["high"]
 
 
+class Timed:
+    """Stands in for texts and the clock: each text takes the seconds of its method.
+
+    Attributes:
+        written: names of methods and first tokens of prompts, in order, warm-ups first.
+        made: how often methods were made.
+        told: lines of progress.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **seconds: float) -> None:
+        self.written: list[tuple[str, int]] = []
+        self.made = 0
+        self.told: list[str] = []
+        self._seconds = seconds
+        self._now = 0.0
+        monkeypatch.setattr(speed, "write", self._write)
+        monkeypatch.setattr(speed.time, "perf_counter", lambda: self._now)
+
+    def _write(self, model: Any, method: Any, prompt: list[int], *settings: Any) -> dict[str, Any]:
+        self.written.append((method["name"], prompt[0]))
+        took = self._seconds[method["name"]]
+        if len(self.written) > len(self._seconds):  # no warm-up
+            self._now += took
+        return {"seconds": took, "passes": 2, "written": [1, 2], "tokens": 2}
+
+    def measure(self, most_seconds: float | None) -> dict[str, Any]:
+        def methods() -> dict[str, Any]:
+            self.made += 1
+            return {name: {"name": name} for name in self._seconds}
+
+        prompts = [Prompt("a", "x", [7]), Prompt("b", "y", [8])]
+        settings: dict[str, Any] = {"max_new_tokens": 2, "most_seconds": most_seconds, "progress": self.told.append}
+        return speed.measure_speed(None, methods, prompts, **settings)
+
+
 def test_rounds_are_repeated_until_it_is_certain_and_methods_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[tuple[str, int]] = []
-    made: list[object] = []
-    seconds = {"plain": 3.0, "drafted": 1.5}
-
-    def write(model: Any, method: Any, prompt: list[int], *settings: Any) -> dict[str, Any]:
-        written.append((method["name"], prompt[0]))
-        return {"seconds": seconds[method["name"]], "passes": 2, "written": [1, 2], "tokens": 2}
-
-    def methods() -> dict[str, Any]:
-        made.append(None)
-        return {name: {"name": name} for name in seconds}
-
-    monkeypatch.setattr(speed, "write", write)
-    prompts = [Prompt("a", "x", [7]), Prompt("b", "y", [8])]
-    results = speed.measure_speed(None, methods, prompts, max_new_tokens=2, most_seconds=60.0, progress=print)
+    timed = Timed(monkeypatch, plain=3.0, drafted=1.5)
+    results = timed.measure(60.0)
     assert results["rounds"]["drafted"] == {"median": 2.0, "low": 2.0, "high": 2.0, "pairs": 4}
     assert results["families"]["b"]["drafted"]["median_speedup"] == 2
-    timed = written[2:]
-    assert len(timed) == 4 * 2 * 2
-    assert [name for name, _ in timed[:4]] == ["drafted", "plain", "plain", "drafted"], "each begins with another one"
-    assert len(made) == 5, "no method learns from an earlier round"
+    written = timed.written[2:]
+    assert len(written) == 4 * 2 * 2
+    assert [name for name, _ in written[:4]] == ["drafted", "plain", "plain", "drafted"], "each begins with another one"
+    assert timed.made == 5, "no method learns from an earlier round"
+    assert timed.told[:2] == [
+        "round 1, prompt 1/2 (a), drafted: 1.5 s, 58 s left at most",
+        "round 1, prompt 1/2 (a), plain: 3.0 s, 56 s left at most",
+    ]
+
+
+def test_the_time_is_looked_at_after_each_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    within_a_round = Timed(monkeypatch, plain=30.0, drafted=10.0)
+    results = within_a_round.measure(100.0)  # a round takes 80 seconds
+    assert len(within_a_round.written) == 2 + 4 + 2, "it ends after the first prompt of the second round"
+    assert results["rounds"]["drafted"] == {"median": 3.0, "low": 3.0, "high": 3.0, "pairs": 1}, "which does not count"
+    assert len(results["prompts"]) == 2
+    slow = Timed(monkeypatch, plain=300.0, drafted=100.0)
+    results = slow.measure(100.0)
+    assert len(slow.written) == 2 + 2, "of the first round, one prompt"
+    assert [one["family"] for one in results["prompts"]] == ["a"]
+    assert set(results["families"]) == {"a", "all"}
+    assert results["rounds"]["drafted"]["pairs"] == 1
+    unlimited = Timed(monkeypatch, plain=300.0, drafted=100.0)
+    assert len(unlimited.measure(None)["prompts"]) == 2
+    assert len(unlimited.written) == 2 + 4, "one round, however long it takes"
+    assert unlimited.told[0] == "round 1, prompt 1/2 (a), drafted: 100.0 s"
 
 
 def test_all_of_ones_own_prompts_are_taken(folder: Path, tmp_path: Path) -> None:

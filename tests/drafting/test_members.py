@@ -76,6 +76,32 @@ def test_trees_of_several_members_and_of_here_are_merged(data: st.DataObject) ->
             assert tree.scores.tolist() == expected.scores.tolist()
 
 
+MALFORMED: dict[str, Any] = {
+    "number of nodes is 4, expected at most 3": scored([5, 6, 4, 3], [-1, 0, -1, 2], [0.5, 0.25, 0.1, 0.1]),
+    "tree is without scores or origins": TokenTree([5], [-1], [0]),
+    "a token is -5": scored([-5], [-1], [0.5]),
+    "the score of node 1 is 0.75, expected 0 to its parent's": scored([5, 6], [-1, 0], [0.5, 0.75]),
+    "the score of node 0 is nan": scored([5], [-1], [float("nan")]),
+    "the score of node 0 is 1.5": scored([5], [-1], [1.5]),
+    "tree is a list": [5, 6],
+}
+
+
+@pytest.mark.parametrize("found", MALFORMED)
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_malformed_tree_costs_its_member_the_step(found: str, others: int) -> None:
+    wrong, right = ScriptedSource(TREE, MALFORMED[found], TREE), ScriptedSource(TREE)
+    with DraftSession([wrong, *[right] * others], TEXT) as session:
+        whole = session.draft(3)
+        session.accept([5])
+        alone = session.draft(3)
+        assert len(alone) == 3 * others, "the other one's"
+        assert [found in drop.text for drop in session.sources.drops] == [True]
+        session.accept([5])
+        assert session.draft(3).tokens.tolist() == whole.tokens.tolist(), "it is asked again"
+        assert session.statistics.dropped == {("scripted", "error"): 1}
+
+
 @pytest.mark.parametrize("has_references", [True, False])
 def test_members_search_references_or_these_are_drafted_from_here(
     store: Datastore, monkeypatch: pytest.MonkeyPatch, has_references: bool
@@ -125,7 +151,10 @@ def test_each_member_gets_the_rows_of_its_own_tree(store: Datastore) -> None:
     """Of nodes that are cut, nothing is known."""
     one, other = (
         ScriptedSource(scored([5, 6], [-1, 0], [0.5, 0.1])),
-        ScriptedSource(scored([4, 5, 6], [-1, -1, 1], [0.9, 0.5, 0.3])),
+        ScriptedSource(
+            scored([4, 5, 6], [-1, -1, 1], [0.9, 0.5, 0.3]),
+            scored([4, 5], [-1, -1], [0.9, 0.5]),
+        ),
     )
     with DraftSession([one, other], TEXT) as session:
         tree = session.draft(3)

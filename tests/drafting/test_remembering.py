@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -34,3 +37,39 @@ def test_what_waits_for_a_namespace_is_written_before_its_datastore_is_closed(
         for number, one in enumerate(counts):
             remember(live.namespace("tenant"), [OutputDocument(f"{number}", np.arange(5 + number))], one)
     assert [one.added for one in counts] == [1] * 20
+
+
+WORKERS = """
+import multiprocessing, sys, time
+from concurrent.futures import ProcessPoolExecutor
+import numpy as np
+from rest_store.drafting.output_document import OutputDocument
+from rest_store.drafting.remembering import RememberCounts, remember
+
+class Slow:
+    def add(self, documents, ids=None):
+        time.sleep(0.2)
+        with open(sys.argv[2], "a") as file:
+            file.write(ids[0])
+
+def write(name):
+    remember(Slow(), [OutputDocument(name, np.arange(5))], RememberCounts())
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[1])
+    write("a")  # so that the parent, which a forked worker copies, has a queue, too
+    worker = context.Process(target=write, args=("b",))
+    worker.start()
+    worker.join()
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        list(pool.map(write, "cd"))
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_what_waits_in_a_worker_process_is_written_before_it_ends(method: str, tmp_path: Path) -> None:
+    (tmp_path / "workers.py").write_text(WORKERS)
+    written = tmp_path / "written"
+    command = [sys.executable, "-W", "ignore", str(tmp_path / "workers.py"), method, str(written)]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    assert sorted(written.read_text()) == list("abcd")

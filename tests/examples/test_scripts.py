@@ -74,6 +74,17 @@ def test_two_clients_share_what_one_wrote(model: Path, tmp_path: Path) -> None:
         assert shared.info().document_count == 1  # the same output twice
 
 
+@pytest.mark.filterwarnings("default::rest_store.errors.DraftingWarning")  # the service is killed
+def test_the_demo_ends_with_the_same_text_although_a_service_died(model: Path, folder: Path, tmp_path: Path) -> None:
+    rest_store.build(folder, model, tmp_path / "code.ds")
+    printed = run("demo.py", model, tmp_path / "code.ds", tmp_path / "memory", "--max-new-tokens", 12)
+    assert "times as fast" in printed
+    assert "The text is the same." in printed
+    assert re.search(r"^M \d\.\d\d from the datastore, M \d\.\d\d from the answer that", printed, re.MULTILINE)
+    with rest_store.LiveDatastore.open(tmp_path / "memory", read_only=True) as memory:
+        assert memory.info().document_count == 1
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of trl
 def test_grpo_samples_from_a_memory_of_all_samples(

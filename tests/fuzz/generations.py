@@ -24,6 +24,7 @@ from transformers import StopStringCriteria
 
 import rest_store
 from rest_store.errors import RestStoreError
+from rest_store.generation.seam import CACHE
 from tests.fuzz import campaign
 from tests.fuzz.drafters import some_drafter
 from tests.fuzz.plans import Plan, some_plan
@@ -98,8 +99,8 @@ def difference(plan: Plan, plain: Text, ours: Text) -> str:
         if type(ours.output).__name__ != type(plain.output).__name__ and not hasattr(ours.output, "statistics"):
             return f"a {type(ours.output).__name__} for a {type(plain.output).__name__}"
         static = plan.options.get("cache_implementation") == "static"  # ours returns none of these
-        if not static and (ours.output.past_key_values is None) != (plain.output.past_key_values is None):
-            return f"past_key_values: {ours.output.past_key_values} for {plain.output.past_key_values}"
+        if not static and (getattr(ours.output, CACHE) is None) != (getattr(plain.output, CACHE) is None):
+            return f"{CACHE}: {getattr(ours.output, CACHE)} for {getattr(plain.output, CACHE)}"
         if not {"eos_token_id", "stopping_criteria", "stop_strings"} & set(plan.options):
             for name in ("scores", "logits"):
                 if not near(getattr(ours.output, name), getattr(plain.output, name)):

@@ -23,7 +23,7 @@ from rest_store.generation.cache import TreeKVCache
 from rest_store.generation.draft_sessions import pruned
 from rest_store.generation.generator import Generator
 from rest_store.generation.loop import Generation
-from tests.shared.tiny import VOCABULARY, Drafted, drafted, prompts, tiny_model
+from tests.shared.tiny import VOCABULARY, Drafted, drafted, prompts, right, tiny_model
 
 FIXED = {"max_new_tokens": 24, "do_sample": False}
 
@@ -89,13 +89,26 @@ def test_a_source_that_raises_changes_nothing(where: str, after: int, rows: int)
         assert counts.dropped == {("drafted", "error"): counts.asked - rows * after}
 
 
-def test_tokens_that_the_model_does_not_have_are_not_verified() -> None:
-    model, inputs = tiny_model("llama"), prompts(1)
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("every", [1, 4])
+def test_a_tree_that_cannot_be_verified_costs_its_step_alone(every: int, rows: int) -> None:
+    model, inputs = tiny_model("llama"), prompts(rows)
     plain = model.generate(**inputs, **FIXED)
-    with warning_of("nothing was drafted: draft: ", "a token outside the model's 0..95"):
-        output = drafted(model, inputs, plain, lambda *_: tree_of([[5, VOCABULARY]]), **FIXED)
+    steps = 0
+
+    def script(future: list[int], random: Any, max_nodes: int) -> TokenTree:
+        nonlocal steps
+        steps += 1
+        return tree_of([[5, VOCABULARY]]) if steps % every == 0 else right(future, random, max_nodes)
+
+    what = "nothing was drafted" if every == 1 else "went on without"
+    with warning_of(what, "draft: a token outside the model's 0..95"):
+        output = drafted(model, inputs, plain, script, **FIXED)
     assert torch.equal(output.sequences, plain)
-    assert output.statistics.drafts.failed == 1
+    counts = output.statistics.drafts
+    assert counts.asked == steps, "the sessions go on"
+    assert counts.failed == steps // every
+    assert (counts.accepted > 0) == (every > 1)
 
 
 def test_the_wait_for_services_is_that_of_the_latest_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,8 +41,8 @@ def test_the_command_writes_text(model_directory: Path, tmp_path: Path, options:
     done = CliRunner().invoke(main, [*words, *options, "--compare", "--html", str(written)])
     assert done.exit_code == 0, done.output
     summary, compared = done.output.strip().splitlines()[-2:]
-    expected = r"^12 tokens in \d+ forward passes, M [\d.]+ tokens a pass \(1 without drafts\), [\d.]+ tokens a second"
-    assert re.search(expected, summary)
+    assert re.search(r"^12 tokens in \d+ forward passes, M [\d.]+ tokens a pass \(1 without drafts\); ", summary)
+    assert done.output.count("tokens a second") == 1, "one pair of speeds: those of the comparison"
     assert re.search(r"^plain decoding wrote the same text at [\d.]+ tokens a second, drafts at [\d.]+: ", compared)
     page = read(written.read_text(encoding="utf-8"))
     assert " ".join(page.text.split()).count(f"12 tokens in {len(page.data['passes'])} forward passes: M ") == 1
@@ -183,6 +183,11 @@ def test_datastores_of_a_service_are_copied_here(
             assert (facts["text"], facts["duplicates"]) == (first["text"], 1), "remembered there already"
             assert (tmp_path / "cache").exists() == (drafting == "local")
         assert list(facts["sources"])[:2] == places
+        for drafting in ("remote", "local"):  # without a name: code and chat, or the live one, which comes first
+            words = ["--datastore", service.target, "--drafting", drafting]
+            sources = json.loads(write(speaking_model, *prompt, *words).stdout)["sources"]
+            names = {"remote": "code, chat", "local": "chat"}[drafting]
+            assert next(iter(sources)) == f"{names} at {service.target}"
         with rest_store.LiveDatastore.open(places[1]) as replica:
             until(lambda: replica.info().document_count == 1)
     again = write(speaking_model, *prompt, "--datastore", places[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import transformers
 from rest_store.generation import attention
 from rest_store.generation import cache as cache_module
 from rest_store.generation.attention import TreeAttention
+from rest_store.generation.seam import CACHE
 from tests.shared.tiny import ARCHITECTURES, SCRIPTS, bushy, drafted, prompts, right, tiny_model
 
 NEW = 40
@@ -181,11 +183,11 @@ def test_the_cache_is_left_as_decoding_one_by_one_leaves_it(architecture: str, r
     model = tiny_model(architecture)
     inputs = prompts(rows)
     plain = model.generate(**inputs, **FIXED, return_dict_in_generate=True)
-    theirs = [(layer.keys.clone(), layer.values.clone()) for layer in plain.past_key_values.layers]
-    length = int(plain.past_key_values.get_seq_length())
+    theirs = [(layer.keys.clone(), layer.values.clone()) for layer in getattr(plain, CACHE).layers]
+    length = int(getattr(plain, CACHE).get_seq_length())
     output = drafted(model, inputs, plain.sequences, bushy, **FIXED)
-    assert int(output.past_key_values.get_seq_length()) == length == 14 + NEW - 1
-    for layer, (keys, values) in zip(output.past_key_values.layers, theirs, strict=True):
+    assert int(getattr(output, CACHE).get_seq_length()) == length == 14 + NEW - 1
+    for layer, (keys, values) in zip(getattr(output, CACHE).layers, theirs, strict=True):
         torch.testing.assert_close(layer.keys, keys, atol=1e-4, rtol=1e-3)
         torch.testing.assert_close(layer.values, values, atol=1e-4, rtol=1e-3)
 
@@ -196,9 +198,25 @@ def test_a_cache_that_knows_no_windows_keeps_all_tokens(monkeypatch: pytest.Monk
     model = tiny_model("mistral with a sliding window")
     inputs = prompts(2)
     plain_cache, cache = transformers.DynamicCache(), transformers.DynamicCache()
-    plain = model.generate(**inputs, **FIXED, past_key_values=plain_cache)
-    output = drafted(model, inputs, plain, bushy, **FIXED, past_key_values=cache)
+    plain = model.generate(**inputs, **FIXED, **{CACHE: plain_cache})
+    output = drafted(model, inputs, plain, bushy, **FIXED, **{CACHE: cache})
     assert torch.equal(output.sequences, plain)
     for layer, theirs in zip(cache.layers, plain_cache.layers, strict=True):
         torch.testing.assert_close(layer.keys, theirs.keys, atol=1e-4, rtol=1e-3)
         torch.testing.assert_close(layer.values, theirs.values, atol=1e-4, rtol=1e-3)
+
+
+def test_transformers_says_of_nothing_that_it_is_deprecated(caplog: pytest.LogCaptureFixture) -> None:
+    """Some of that is logged once in a process, and not warned of."""
+    model = tiny_model("llama")
+    inputs = prompts(2)
+    plain = model.generate(**inputs, **FIXED)
+    logger = logging.getLogger("transformers")
+    logger.warning_once.cache_clear()  # type: ignore[attr-defined]
+    logger.addHandler(caplog.handler)
+    try:
+        for cache in (None, transformers.DynamicCache(config=model.config)):
+            drafted(model, inputs, plain, bushy, **FIXED, **{CACHE: cache})
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert "deprecated" not in caplog.text

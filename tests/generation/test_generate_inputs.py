@@ -11,6 +11,7 @@ from transformers import DynamicCache
 
 import rest_store
 from rest_store.generation.generate import generate
+from rest_store.generation.seam import CACHE
 from tests.shared.tiny import Drafted, SameTree, prompts, tiny_model
 
 NEW = 30
@@ -40,12 +41,10 @@ def test_a_conversation_goes_on_with_the_cache_it_left(architecture: str, given:
     def converse(**options: Any) -> Any:
         cache = DynamicCache(config=model.config)
         ours = {**options, "return_dict_in_generate": False}
-        first = model.generate(
-            prompts(1)["input_ids"], past_key_values=cache, max_new_tokens=15, do_sample=False, **ours
-        )
+        first = model.generate(prompts(1)["input_ids"], **{CACHE: cache}, max_new_tokens=15, do_sample=False, **ours)
         more = torch.cat([first if given == "all tokens" else first[:, -1:], new], dim=1)
         mask = torch.ones(1, 28 + 1 + new.shape[1], dtype=torch.long)
-        output = model.generate(more, attention_mask=mask, past_key_values=cache, **FIXED, **options)
+        output = model.generate(more, attention_mask=mask, **{CACHE: cache}, **FIXED, **options)
         assert int(cache.get_seq_length()) == mask.shape[1] + NEW - 1
         return output
 
@@ -64,7 +63,7 @@ def test_keys_and_values_are_held_once() -> None:
     generator = rest_store.Generator(model, None, [rest_store.PromptLookup()])
     held = [
         sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
-        for _ in generator.stream(prompts(2), **FIXED, past_key_values=cache)
+        for _ in generator.stream(prompts(2), **FIXED, **{CACHE: cache})
     ]
     assert held
     assert set(held) == {0}
@@ -87,11 +86,11 @@ class Copies(TorchDispatchMode):
 def test_a_long_cache_is_taken_over_with_one_copy_also_if_the_first_tree_is_wide() -> None:
     model = tiny_model("llama", positions=2048)
     cache = DynamicCache(config=model.config)
-    first = model.generate(prompts(1, 1000)["input_ids"], past_key_values=cache, max_new_tokens=1, do_sample=False)
+    first = model.generate(prompts(1, 1000)["input_ids"], **{CACHE: cache}, max_new_tokens=1, do_sample=False)
     with Copies(1000) as copies:
         model.generate(
             torch.cat([first, prompts(1, 6)["input_ids"]], dim=1),
-            past_key_values=cache,
+            **{CACHE: cache},
             max_new_tokens=8,
             do_sample=False,
             custom_generate=generate,

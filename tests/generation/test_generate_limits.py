@@ -10,6 +10,7 @@ import transformers
 
 import rest_store
 from rest_store.generation.draft_sessions import EMPTY
+from rest_store.generation.seam import CACHE
 from tests.shared.families import family_model
 from tests.shared.tiny import bushy, drafted, prompts, right, tiny_model
 
@@ -95,5 +96,5 @@ def test_without_a_cache_none_is_returned() -> None:
     fixed = {"max_new_tokens": 5, "do_sample": False, "return_dict_in_generate": True}
     plain = model.generate(**prompts(2), **fixed, use_cache=False)
     output = model.generate(**prompts(2), **fixed, use_cache=False, custom_generate=rest_store.generate)
-    assert output.past_key_values is plain.past_key_values is None
+    assert getattr(output, CACHE) is getattr(plain, CACHE) is None
     assert torch.equal(output.sequences, plain.sequences)

@@ -28,6 +28,7 @@ from rest_store.errors import (
     SourceError,
 )
 from rest_store.generation.cache import Pattern, TreeKVCache
+from rest_store.generation.seam import CACHE, CACHE_NAMES
 from tests.shared.strategies import ONE_TO_NINE, open_datastore, refused
 from tests.shared.tiny import VOCABULARY, prompts, tiny_model
 
@@ -180,7 +181,7 @@ def bert() -> Any:
 REFUSED: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "mamba": (
         lambda: transformers.MambaForCausalLM(transformers.MambaConfig(**SIZES, state_size=4)),
-        ("MambaForCausalLM", "its state", "not in a standard key-value cache"),
+        ("MambaForCausalLM: reading several tokens behind its recurrent state", "the same as reading them one by one"),
     ),
     "bloom": (
         lambda: transformers.BloomForCausalLM(transformers.BloomConfig(**SIZES, n_head=4)),
@@ -225,16 +226,16 @@ def test_what_grows_with_the_length_is_refused_beyond_it() -> None:
     assert ask(llama).shape == (1, 38)
     refused_early(ModelNotSupportedError, llama, "dynamic", "at most 38", max_new_tokens=25)
     cache = DynamicCache(config=llama.config)
-    ask(llama, past_key_values=cache)
+    ask(llama, **{CACHE: cache})
     inputs = {"input_ids": prompts(1)["input_ids"], "attention_mask": torch.ones(1, 37 + 14, dtype=torch.long)}
-    options = {"inputs": inputs, "past_key_values": cache, "max_new_tokens": 1}
+    options = {"inputs": inputs, CACHE: cache, "max_new_tokens": 1}
     refused_early(ModelNotSupportedError, llama, "max_length is 52", **options)
 
 
 def test_attention_of_other_kinds_is_refused() -> None:
     model = tiny_model("qwen2 with windows")
-    model.config.layer_types = ["full_attention", "conv", "full_attention"]
-    refused_early(ModelNotSupportedError, model, "'conv'", past_key_values=DynamicCache())
+    model.config.layer_types = ["full_attention", "chunked_attention", "full_attention"]
+    refused_early(ModelNotSupportedError, model, "'chunked_attention'", **{CACHE: DynamicCache()})
 
 
 # --- Caches -----------------------------------------------------------------------------------------------------------
@@ -250,11 +251,18 @@ def test_caches_are_refused_by_name() -> None:
     TreeKVCache(cache, [Pattern("full_attention")], 3)
     cache.layers[0] = Other()
     refused(CacheNotSupportedError, lambda: TreeKVCache(cache, [Pattern("full_attention")], 3), "Other")
-    refused_early(CacheNotSupportedError, tiny_model("llama"), "Other", past_key_values=cache)
+    refused_early(CacheNotSupportedError, tiny_model("llama"), "Other", **{CACHE: cache})
+
+
+@pytest.mark.parametrize("name", CACHE_NAMES)
+def test_comparisons_with_a_cache_are_refused_under_any_name_that_it_has(name: str) -> None:
+    generator = rest_store.Generator(tiny_model("llama"))
+    options = {name: DynamicCache(), **FIXED}
+    refused(ModeNotSupportedError, lambda: generator.generate(prompts(1), compare=True, **options), name)
 
 
 def test_offloaded_caches_and_static_ones_of_the_caller_are_refused() -> None:
     model = tiny_model("llama")
     refused_early(CacheNotSupportedError, model, "offloaded", cache_implementation="offloaded_static")
     cache = transformers.StaticCache(config=model.config, max_cache_len=40)
-    refused_early(CacheNotSupportedError, model, "a layer of the cache is StaticLayer", past_key_values=cache)
+    refused_early(CacheNotSupportedError, model, "a layer of the cache is StaticLayer", **{CACHE: cache})

@@ -12,6 +12,7 @@ import torch
 from transformers import DynamicCache
 
 import rest_store
+from rest_store.generation.seam import CACHE
 from tests.shared.tiny import Drafted, Scripted, bushy, futures_of, prompts, tiny_model
 
 FIXED = {"max_new_tokens": 24, "do_sample": False}
@@ -58,11 +59,11 @@ def begun(model: Any, inputs: Any, session: Any = Scripted, **options: Any) -> t
 def test_the_cache_of_a_generation_that_was_dropped_is_empty(architecture: str) -> None:
     model = tiny_model(architecture)
     cache = DynamicCache(config=model.config)
-    for _ in begun(model, prompts(1), past_key_values=cache)[0]:
+    for _ in begun(model, prompts(1), **{CACHE: cache})[0]:
         break
     assert int(cache.get_seq_length()) == 0
     inputs = prompts(3, 20, seed=3)
-    assert torch.equal(model.generate(**inputs, **FIXED, past_key_values=cache), model.generate(**inputs, **FIXED))
+    assert torch.equal(model.generate(**inputs, **FIXED, **{CACHE: cache}), model.generate(**inputs, **FIXED))
 
 
 # --- Dropped and closed -----------------------------------------------------------------------------------------------
@@ -88,7 +89,7 @@ def test_what_is_dropped_is_freed_at_once(place: int, closing: type[Closing]) ->
 def test_leaving_the_block_closes(architecture: str, closing: type[Closing]) -> None:
     model = tiny_model(architecture)
     cache = DynamicCache(config=model.config)
-    generation, plain = begun(model, prompts(1), closing, past_key_values=cache)
+    generation, plain = begun(model, prompts(1), closing, **{CACHE: cache})
     with generation as pieces:
         written = [token for _ in range(3) for token in next(pieces).tokens[0]]
     assert closing.closed == 1
@@ -96,7 +97,7 @@ def test_leaving_the_block_closes(architecture: str, closing: type[Closing]) -> 
     assert int(cache.get_seq_length()) == 14 + len(written) - 1
     assert torch.equal(generation.result(), plain[:, : 14 + len(written)]), "what was written until then"
     left = {"max_new_tokens": 24 - len(written), "do_sample": False}
-    assert torch.equal(model.generate(generation.result(), past_key_values=cache, **left), plain), "it can be continued"
+    assert torch.equal(model.generate(generation.result(), **{CACHE: cache}, **left), plain), "it can be continued"
     generation.close()
     assert closing.closed == 1
 
@@ -116,7 +117,7 @@ def test_a_generation_that_has_failed_is_closed(length: int, kind: type[BaseExce
         return torch.tensor([False])
 
     cache = DynamicCache(config=model.config)
-    generation, _ = begun(model, prompts(1), closing, past_key_values=cache, stopping_criteria=[fails])
+    generation, _ = begun(model, prompts(1), closing, **{CACHE: cache}, stopping_criteria=[fails])
     with pytest.raises(kind):
         list(generation)
     assert closing.closed == 1, "at once"

@@ -11,8 +11,8 @@ from transformers import DynamicCache
 
 import rest_store
 from rest_store.errors import CacheNotSupportedError, ModeNotSupportedError
-from rest_store.generation.cache_argument import cache_name as name_of_cache
 from rest_store.generation.loop import Generation
+from rest_store.generation.seam import name_of_cache
 from tests.shared.families import family_model
 from tests.shared.tiny import SCRIPTS, VOCABULARY, Drafted, Scripted, bushy, drafted, futures_of, prompts
 
@@ -190,18 +190,24 @@ def positions(model: Any, place: int) -> dict[str, torch.Tensor]:
     return {} if model.config.model_type == "mamba2" else {"position_ids": torch.tensor([[place]])}
 
 
+def settings_of(model: Any) -> list[Any]:
+    return [
+        (getattr(module, "time_step_limit", None), getattr(module, "chunk_size", None)) for module in model.modules()
+    ]
+
+
 def test_two_generations_of_one_model_in_turns(model: Any) -> None:
-    limits = {name: getattr(module, "time_step_limit", None) for name, module in model.named_modules()}
+    settings = settings_of(model)
     expected, running = [], []
     for rows, seed in ((1, 1), (3, 2)):
         inputs = prompts(rows, seed=seed)
         expected.append(model.generate(**inputs, **FIXED))
         running.append(begun(model, inputs, expected[-1], noisy))
-    while any([next(generation, None) is not None for generation in running]):
+    while [piece for piece in [next(generation, None) for generation in running] if piece is not None]:
         pass
     for generation, plain in zip(running, expected, strict=True):
         assert torch.equal(generation.result().sequences, plain)
-    assert {name: getattr(module, "time_step_limit", None) for name, module in model.named_modules()} == limits
+    assert settings_of(model) == settings
 
 
 @pytest.mark.parametrize("max_nodes", [0, 5])
@@ -235,6 +241,13 @@ def test_a_filled_cache_without_keys_is_refused() -> None:
     model(inputs["input_ids"], **{name: cache})
     with pytest.raises(CacheNotSupportedError, match="does not say how many tokens"):
         model.generate(**inputs, **FIXED, custom_generate=rest_store.generate, **{name: cache})
+
+
+def test_a_cache_that_was_not_made_for_the_model_is_refused() -> None:
+    model = model_of("lfm2")
+    with pytest.raises(CacheNotSupportedError, match=r"without recurrent states, expected made for the model"):
+        options = {**FIXED, cache_name(model): DynamicCache()}
+        model.generate(**prompts(1), **options, custom_generate=rest_store.generate)
 
 
 def test_generations_are_compared(model: Any) -> None:

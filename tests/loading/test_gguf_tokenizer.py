@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from rest_store.datastore.tokenizer import identity_of
 from rest_store.errors import TokenizerLoadError
@@ -96,6 +96,96 @@ def test_generation_has_the_same_tokenizer(path: Path) -> None:
     assert identity_of(tokenizer) == identity_of(loaded)
     assert tokenizer.eos_token == "<|im_end|>"
     assert tokenizer.chat_template == loaded.chat_template
+
+
+# --- SentencePiece ----------------------------------------------------------------------------------------------------
+
+BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
+SCORES = {
+    "▁": -10.0, "a": -11.0, "b": -12.0, "c": -13.0, "ab": -3.0, "▁a": -4.0, "▁ab": -2.0, "▁▁": -5.0, "abc": -2.5,
+    "▁abc": -1.5, "<": -20.0, "/": -21.0, "s": -22.0, ">": -23.0, "</": -1.0, "s>": -1.0,
+}  # fmt: skip
+
+
+def write_sentencepiece(path: Path, **settings: bool) -> Path:
+    """Write a GGUF file with a vocabulary of SentencePiece; return `path`.
+
+    Args:
+        path: of the file.
+        settings: keys of `tokenizer.ggml`.
+    """
+    import gguf
+
+    tokens = ["<unk>", "<s>", "</s>", *BYTES, *SCORES, "<mine>"]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(tokens)
+    writer.add_token_scores([0.0] * 259 + [*SCORES.values(), 0.0])
+    kinds = gguf.TokenType
+    special = [kinds.UNKNOWN, kinds.CONTROL, kinds.CONTROL]
+    writer.add_token_types(special + [kinds.BYTE] * 256 + [kinds.NORMAL] * len(SCORES) + [kinds.USER_DEFINED])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    for name, value in settings.items():
+        writer.add_bool(f"tokenizer.ggml.{name}", value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "with_space", "without"),
+    [
+        ("abc", ["▁abc"], ["abc"]),
+        (" abc", ["▁", "▁abc"], ["▁abc"]),
+        ("abc ab", ["▁abc", "▁ab"], ["abc", "▁ab"]),
+        ("a<mine>b", ["▁a", "<mine>", "▁", "b"], ["a", "<mine>", "b"]),
+        ("é", ["▁", "<0xC3>", "<0xA9>"], ["<0xC3>", "<0xA9>"]),
+        ("\n", ["▁", "<0x0A>"], ["<0x0A>"]),
+        ("", [], []),
+    ],
+)
+def test_a_space_is_put_before_texts_if_the_file_says_so(
+    text: str, with_space: list[str], without: list[str], tmp_path: Path
+) -> None:
+    """As `llama-vocab.cpp` has it: a space that a text begins with is one more; each part between tokens has one."""
+    for settings, expected in (
+        ({}, with_space), ({"add_space_prefix": True}, with_space), ({"add_space_prefix": False}, without)
+    ):  # fmt: skip
+        tokenizer = Tokenizer.from_str(load_tokenizer(write_sentencepiece(tmp_path / "m.gguf", **settings)).json)
+        encoded = tokenizer.encode(text, add_special_tokens=False)
+        assert encoded.tokens == expected
+        if "<mine>" not in text:
+            assert tokenizer.decode(encoded.ids) == text
+
+
+def test_texts_begin_and_end_with_tokens_as_the_file_says(tmp_path: Path) -> None:
+    def tokens(**settings: bool) -> list[str]:
+        loaded = load_tokenizer(write_sentencepiece(tmp_path / "m.gguf", **settings))
+        assert loaded.special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+        return list(Tokenizer.from_str(loaded.json).encode("ab").tokens)
+
+    assert tokens() == ["<s>", "▁ab"]
+    assert tokens(add_bos_token=False) == ["▁ab"]
+    assert tokens(add_eos_token=True) == ["<s>", "▁ab", "</s>"]
+
+
+def test_text_that_looks_like_a_control_token_is_not_joined_to_one(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_str(load_tokenizer(write_sentencepiece(tmp_path / "m.gguf")).json)
+    tokenizer.encode_special_tokens = True
+    assert tokenizer.encode("</s>", add_special_tokens=False).tokens == ["▁", "</", "s>"]
+
+
+def test_generation_reads_the_same_tokens(tmp_path: Path) -> None:
+    loaded = load_tokenizer(write_sentencepiece(tmp_path / "m.gguf", add_space_prefix=False))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(loaded.json), **loaded.special_tokens)
+    assert tokenizer.decode(tokenizer(" abc é")["input_ids"], skip_special_tokens=True) == " abc é"
+    assert identity_of(tokenizer) == identity_of(loaded)
+
+
+# --- Damage -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

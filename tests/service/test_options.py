@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from rest_store.datastore.locations import is_remote
 from rest_store.service.channel import Tls
 from rest_store.service.options import Access
 from tests.shared.services import Certificates, running
+from tests.shared.strategies import identity
 
 ACCESS = {"token_file", "tls", "tls_ca", "tls_cert", "tls_key", "tls_server_name"}
 
@@ -92,3 +94,14 @@ def test_a_directory_named_as_an_address_is_a_directory(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     Path("code:5").mkdir()
     assert not is_remote("code:5")
+
+
+def test_whether_a_service_is_there_is_said_before_what_is_missing(directory: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    status, said = run("query", f"127.0.0.1:{port}", "--text", "a", "--timeout", "1")
+    assert (status, "nothing listens there" in said, "--tokenizer" in said) == (1, True, False)
+    with running(directory) as service:
+        status, said = run("query", service.target, "--text", "a")
+    assert status == 2
+    assert f"pass --tokenizer (its datastores have {identity(300).name}), or --tokens instead of --text" in said

@@ -54,6 +54,11 @@ def service(directory: Path) -> Iterator[Service]:
         yield service
 
 
+def test_the_log_begins_before_anything_is_opened(service: Service, directory: Path) -> None:
+    assert service.log[0].endswith(f" INFO opening {directory}\n")
+    assert " INFO serving served at 127.0.0.1:" in service.log[1]
+
+
 def test_health_and_reflection_tell_the_services_and_no_torch_is_loaded(service: Service) -> None:
     assert {health_of(service, name) for name in ("", "rest_store.v1.DatastoreService", "served")} == {"SERVING"}
     with pytest.raises(grpc.RpcError) as caught:
