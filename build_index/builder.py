@@ -12,20 +12,37 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections import Counter
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
-from build_index.build_plan import build_plan, program, require_same_plan, template_digest, text_sha256
+from build_index.build_plan import (
+    build_plan,
+    program,
+    require_same_plan,
+    template_digest,
+    text_sha256,
+    unchanged_corpora,
+)
 from build_index.corpus import Corpus, empty_corpora, open_corpus
+from build_index.documents import CorpusCounts, well_formed
 from build_index.duplicates import SeenDocuments
 from build_index.errors import output_errors
-from build_index.memory import MemoryPlan, limit_arenas, plan_memory, resident_bytes
-from build_index.options import BuildOptions, BuildSummary
+from build_index.memory import (
+    MemoryPlan,
+    MemoryPlanner,
+    limit_arenas,
+    plan_memory,
+    resident_bytes,
+    sufficient_budget,
+)
+from build_index.options import MOST_LOST, BuildOptions, BuildSummary
 from build_index.progress import ProgressListener
 from build_index.ray_workers import RayWorkers, connected
+from build_index.readers.parquet import HeldAtOnceError
+from build_index.readers.unread import reason_text
 from build_index.shard_tokens import ShardTokens
+from build_index.size import MIB
 from build_index.slices import Setup
 from build_index.stages import Stages
 from build_index.staging import Staging, final_place, kept_shards
@@ -36,7 +53,7 @@ from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest, ShardRecord
 from rest_store.datastore.memory import available_bytes
 from rest_store.datastore.shard import Shard
-from rest_store.errors import CorpusFormatError, DatastoreError, MemoryBudgetError, ResumeError, describe
+from rest_store.errors import DatastoreError, MemoryBudgetError, ResumeError, describe
 from rest_store.extras import named_extras
 
 __all__ = ["BuildOptions", "BuildSummary", "build"]
@@ -78,7 +95,7 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
         if options.ray is not None:
             stack.enter_context(connected(options.ray))
         tokenizer = load_tokenizer(loaded_apart(options.tokenizer), chat_template=options.chat_template)
-        if any(corpus.reader == "parquet" for corpus in corpora):
+        if any(corpus.reader in ("parquet", "arrow") for corpus in corpora):
             import pyarrow.parquet  # noqa: F401 - before the memory is divided, too
         staging = stack.enter_context(Staging(options.out))
         load_seconds = time.perf_counter() - start
@@ -114,9 +131,6 @@ def _build_or_resume(
             if options.resume:
                 raise
             is_wrong = False
-        except CorpusFormatError:
-            staging.discard()  # the corpus has to change, and then nothing of this build can be resumed
-            raise
         unfinished = None
 
 
@@ -132,20 +146,22 @@ def _build(
     positions = options.shard_tokens
     if positions is None and unfinished is not None and (options.resume or options.memory is None):
         positions = unfinished.get("shard_positions")  # the free memory is another one each time
+    planned = _memory_planner(options, corpora, tokenizer)
+    budget = _memory_budget(options)
     try:
-        memory = _memory(options, corpora, tokenizer, positions)
+        memory = planned(budget, positions)
     except MemoryBudgetError as error:
         if unfinished is None or options.resume:
             raise
         raise ResumeError(str(error)) from error
     plan = {**build_plan(options, corpora, tokenizer), "shard_positions": memory.shard_positions}
     if unfinished is None:
-        staging.start(plan)
+        staging.start(plan, unchanged_corpora(staging.unfinished_plan() or {}, plan))
     else:
         require_same_plan(staging.out, unfinished, plan)
     resumed_shards = kept_shards(staging.out)
     for corpus in corpora:
-        corpus.row_group_bytes = memory.decoder_bytes
+        corpus.held_bytes = memory.decoder_bytes
     vocabulary_size = tokenizer.identity.vocabulary_size
     shard_tokens = ShardTokens(staging.datastore, vocabulary_size, memory.shard_positions, len(corpora))
     setup = Setup(corpora, tokenizer, tokenizer.is_accelerated, staging.slices)
@@ -157,6 +173,11 @@ def _build(
             names = stages.run()
             with output_errors(staging.datastore):
                 shards = tuple(ShardRecord.of(name, Shard.open(staging.datastore, name)) for name in names)
+        except HeldAtOnceError as error:
+            # With --resume, the shards keep their size, and without it they may be larger with more memory.
+            sizes = {positions, memory.shard_positions}
+            sufficient = max(sufficient_budget(planned, budget, size, error.needed) for size in sizes)
+            raise MemoryBudgetError(f"{error}; --memory {sufficient // MIB}M suffices") from error
         except DatastoreError as error:
             if unfinished is None:
                 raise
@@ -165,20 +186,30 @@ def _build(
     if not shards:
         staging.discard()
         raise empty_corpora(corpora, sum(shard_tokens.without_tokens))
+    staging.remove_other_shards(names)
     manifest = _manifest(options, tokenizer, shards, tuple(stages.provenance()))
     staging.write(TOKENIZER_FILE_NAME, tokenizer.to_json())
     staging.write(MANIFEST_NAME, manifest.to_json())
     staging.put_in_place()
-    skipped: Counter[str] = Counter()
-    for entry in manifest.corpora:
-        skipped.update({**entry["skipped"], "without tokens": entry["without_tokens"]})
+    total = CorpusCounts()
+    lost = {}
+    for corpus, without_tokens in zip(corpora, shard_tokens.without_tokens, strict=True):
+        counts = corpus.counts.with_skipped("without tokens", without_tokens)
+        total += counts
+        if (share := counts.lost_share()) > MOST_LOST:
+            lost[well_formed(corpus.spec.path)] = share
+            notes = ", ".join(reason_text(reason, number) for reason, number in counts.skipped.most_common())
+            warnings.warn(f"{well_formed(corpus.spec.path)}: {share:.0%} was left out ({notes})", stacklevel=4)
     size = sum(shard.tokens_size + shard.suffixes_size for shard in shards)
     return BuildSummary(
         out=str(staging.out),
         documents=shard_tokens.stored_documents,
         tokens=manifest.token_count,
         duplicates=sum(entry["duplicates"] for entry in manifest.corpora),
-        skipped={reason: number for reason, number in sorted(skipped.items()) if number},
+        skipped={reason: number for reason, number in sorted(total.skipped.items()) if number},
+        skipped_bytes=dict(sorted(total.sizes.items())),
+        largest_skipped={reason: example for reason, (_, example) in sorted(total.largest.items())},
+        lost=lost,
         split_documents=sum(entry["split_documents"] for entry in manifest.corpora),
         shards=len(shards),
         resumed_shards=resumed_shards,
@@ -192,18 +223,20 @@ def _build(
     )
 
 
-def _memory(
-    options: BuildOptions, corpora: list[Corpus], tokenizer: TargetTokenizer, shard_positions: int | None
-) -> MemoryPlan:
-    """Divide the memory for shards of so many positions; None: as many as fit."""
-    if (budget := options.memory) is None:
-        if (available := available_bytes()) is None:
-            raise MemoryBudgetError("build: the available memory is unknown (no /proc/meminfo); set --memory SIZE")
-        budget = available // 2
+def _memory_budget(options: BuildOptions) -> int:
+    if options.memory is not None:
+        return options.memory
+    if (available := available_bytes()) is None:
+        raise MemoryBudgetError("build: the available memory is unknown (no /proc/meminfo); set --memory SIZE")
+    return available // 2
+
+
+def _memory_planner(options: BuildOptions, corpora: list[Corpus], tokenizer: TargetTokenizer) -> MemoryPlanner:
+    """Return what divides a budget for shards of so many positions; None: as many as fit."""
     most = options.workers or usable_cores()
     workers = 0 if options.ray is not None else useful_processes(most, corpora)
-    vocabulary_size = tokenizer.identity.vocabulary_size
-    return plan_memory(budget, resident_bytes(), vocabulary_size, shard_positions, most, workers)
+    process, vocabulary_size = resident_bytes(), tokenizer.identity.vocabulary_size
+    return lambda budget, positions: plan_memory(budget, process, vocabulary_size, positions, most, workers)
 
 
 def _workers(options: BuildOptions, setup: Setup, memory: MemoryPlan) -> Workers:

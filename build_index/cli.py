@@ -19,12 +19,15 @@ from build_index.documents import well_formed
 from build_index.options import BuildOptions, BuildSummary
 from build_index.size import parse_size, size_text
 from rest_store.datastore.render import counted, one_line
-from rest_store.errors import MemoryBudgetError, RestStoreError, ResumeError
+from rest_store.errors import CorpusFormatError, DocumentSizeError, MemoryBudgetError, RestStoreError, ResumeError
 from rest_store.options import PATH, SETTINGS, json_option
 
 _HELP = """Build a datastore from corpora.
 
 DIR appears when the datastore is complete. An old datastore at DIR stays unchanged until then.
+
+Exit status: 0, or 1 after an error, 2 for wrong options, 130 after Ctrl-C; 3 if the
+datastore is complete, but more than half of a corpus was left out that no option left out.
 
 \b
 Example:
@@ -32,6 +35,7 @@ Example:
     --tokenizer HuggingFaceTB/SmolLM2-135M-Instruct --out code.ds
 """
 _INTERRUPTED_STATUS = 130  # as shells report SIGINT
+_LOST_STATUS = 3  # the datastore is complete, but most of a corpus is not in it
 
 
 def memory_size(text: str) -> int:
@@ -54,8 +58,8 @@ def memory_size(text: str) -> int:
     metavar="PATH",
     multiple=True,
     required=True,
-    help="What the datastore is built of: a file (parquet, JSON, JSONL, text, also .gz and .zst), a directory, or the "
-    "address of one (s3://, gs://, hf://datasets/...). Repeatable.",
+    help="What the datastore is built of: a file (text, JSON, JSONL, CSV, parquet, Arrow, archives, SQLite, also "
+    "compressed), a directory, or the address of one (s3://, gs://, hf://datasets/...). Repeatable.",
 )
 @click.option(
     "--tokenizer",
@@ -117,6 +121,7 @@ def build(
     include: tuple[str, ...],
     exclude: tuple[str, ...],
     max_documents: int | None,
+    gitignore: bool,
     **options: Any,
 ) -> None:
     """Run the command; see `_HELP`. `options` are attributes of `BuildOptions`."""
@@ -124,13 +129,15 @@ def build(
         from build_index.builder import build as build_datastore
         from build_index.progress import ProgressLine
 
-        specs = tuple(CorpusSpec(path, field, include, exclude, max_documents) for path in corpora)
+        specs = tuple(CorpusSpec(path, field, include, exclude, max_documents, gitignore) for path in corpora)
         progress = ProgressLine(sys.stderr) if not quiet and ProgressLine.fits(sys.stderr) else None
         summary = build_datastore(BuildOptions(specs, out=out, **options), progress)
     if as_json:
         click.echo(json.dumps(asdict(summary), sort_keys=True))
     elif not quiet:
         click.echo(summary_text(summary))
+    if summary.lost:
+        context.exit(_LOST_STATUS)
 
 
 @contextmanager
@@ -145,6 +152,8 @@ def _one_line_errors(context: click.Context, out: Path) -> Iterator[None]:
             message, status = "interrupted" + _resume_hint(out), _INTERRUPTED_STATUS
         except (RestStoreError, OSError) as error:
             hint = "" if isinstance(error, ResumeError) else _resume_hint(out)  # it says itself what to do
+            if hint and isinstance(error, CorpusFormatError | DocumentSizeError):
+                hint = " (what is made of other corpora is kept: mend this one or leave it out, and build again)"
             message, status = str(error) + hint, 1
         click.echo(f"Error: {one_line(message)}", err=True)
         context.exit(status)
@@ -161,10 +170,10 @@ def _resume_hint(out: Path) -> str:
 
 def summary_text(summary: BuildSummary) -> str:
     """Return the summary for people: a few lines."""
+    from build_index.left_out import left_out_texts
     from build_index.progress import clock
 
     notes = [f"{counted(summary.duplicates, 'exact duplicate')} dropped"]
-    notes += [f"{number:,} {reason}" for reason, number in summary.skipped.items()]
     notes += [f"{summary.split_documents:,} split"] if summary.split_documents else []
     stages = ", ".join(f"{stage} {clock(seconds)}" for stage, seconds in summary.stage_seconds.items())
     processes = f", in {summary.workers} processes" if summary.workers > 1 else ""
@@ -177,4 +186,8 @@ def summary_text(summary: BuildSummary) -> str:
         "time": f"{clock(summary.seconds)} ({stages}; sorting overlaps)",
         "memory": f"{size_text(summary.peak_memory)} at the peak, limit {size_text(summary.memory)}",
     }
-    return "\n".join(f"{name:<10} {text}" for name, text in rows.items())
+    lines = list(rows.items())
+    names = ["left out", *[""] * len(summary.skipped)]
+    left_out = left_out_texts(summary.skipped, summary.skipped_bytes, summary.largest_skipped)
+    lines[2:2] = list(zip(names, left_out, strict=False))
+    return "\n".join(f"{name:<10} {text}" for name, text in lines)

@@ -6,8 +6,8 @@
     corpus.provenance()                       # what was read and what was skipped
 
 The order of documents is fixed, and memory is bounded (`LARGEST_DOCUMENT_BYTES`). Malformed input is an error that
-names the file and the line or row. In a directory, files that are clearly not documents (binary files, text that is not
-UTF-8, tables without a known column) are skipped and counted.
+names the file and the line or row. In a directory, damaged files and malformed records are skipped and counted, and so
+are files that are clearly not documents (binary files, text that is not UTF-8, tables without a known column).
 
 Instead of iterating, `files` and `documents` can be called in any process and order: corpora, files and counts can be
 pickled, and the counts of all files added up are those of an iteration.
@@ -15,23 +15,31 @@ pickled, and the counts of all files added up are those of an iteration.
 
 from __future__ import annotations
 
+import io
 import sys
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, BinaryIO
 
 from build_index.corpus_spec import CorpusSpec
 from build_index.documents import CorpusCounts, CorpusFile, Document, well_formed
-from build_index.readers.detection import NoDocumentsError, reader_of
+from build_index.readers.arrow import read_arrow
+from build_index.readers.containers import Member, archive_errors, seekable, tar_members, zip_members
+from build_index.readers.detection import CONTAINERS, HEAD_BYTES, NO_RECORDS, NoDocumentsError, has_magic, reader_of
 from build_index.readers.files import content_of, open_file, read_errors
+from build_index.readers.json_documents import read_json_document
 from build_index.readers.json_records import read_json
 from build_index.readers.parquet import read_parquet
 from build_index.readers.records import KNOWN_FIELDS, RecordReader
 from build_index.readers.remote_corpus import RemoteCorpus
+from build_index.readers.separated_values import read_separated_values
 from build_index.readers.source_tree import Globs, LocalCorpus
+from build_index.readers.sqlite import read_sqlite
 from build_index.readers.text import read_text
+from build_index.readers.unread import DAMAGED, HINTS, WITHOUT_TEXT, kind_of, reason_text
 from rest_store.errors import CorpusFormatError, CorpusNotFoundError, EmptyCorpusError, describe
 from rest_store.loading.remote_files import scheme_of
 
@@ -44,7 +52,8 @@ def open_corpus(spec: CorpusSpec) -> Corpus:
         CorpusFormatError: the file holds no documents in a known layout.
         CorpusError: it cannot be read, or a glob is malformed.
     """
-    source = LocalCorpus.at(spec.path) if scheme_of(spec.path) is None else RemoteCorpus.at(spec.path)
+    is_local = scheme_of(spec.path) is None
+    source = LocalCorpus.at(spec.path, gitignore=spec.gitignore) if is_local else RemoteCorpus.at(spec.path)
     if source.is_directory:
         return Corpus(spec, "tree", source)
     try:
@@ -54,6 +63,8 @@ def open_corpus(spec: CorpusSpec) -> Corpus:
         expected = f"text, or records with one of the fields {KNOWN_FIELDS}; --field names another"
         if spec.field is not None:
             expected = f"records (JSON, JSONL or parquet) with the field '{spec.field}'"
+        if hint := HINTS.get(str(error)):
+            expected = f"text or records; {hint}"
         found = f"{error} ({error.fields})" if error.fields else str(error)
         raise CorpusFormatError(describe(spec.path, "content", found, expected)) from None
 
@@ -68,11 +79,17 @@ def empty_corpora(corpora: Sequence[Corpus], without_tokens: int = 0) -> EmptyCo
     skipped = Counter({"without tokens": without_tokens})
     for corpus in corpora:
         skipped.update(corpus.counts.skipped)
-    notes = ", ".join(f"{number:,} {reason}" for reason, number in skipped.most_common() if number)
+    notes = ", ".join(_note(reason, number) for reason, number in skipped.most_common() if number)
     found = f"without a text to store ({notes or 'no files'})"
     where = ", ".join(corpus.spec.path for corpus in corpora)
     expected = "at least one; check the path, --include, --exclude and --field"
     return EmptyCorpusError(describe(where, "corpus", found, expected))
+
+
+def _note(reason: str, number: int) -> str:
+    """Return how often a reason to skip something held, and what helps."""
+    hint = HINTS.get(reason)
+    return reason_text(reason, number) + (f": {hint}" if hint else "")
 
 
 class Corpus:
@@ -82,21 +99,21 @@ class Corpus:
         spec: what to read.
         source: where its files are.
         reader: see `reader_of`; `"tree"`: each file of a directory has its own.
-        row_group_bytes: most bytes of the documents in a row group of a parquet file; None: no bound.
+        held_bytes: most bytes that pyarrow may hold at once of a file; None: no bound.
         counts: of the current iteration.
 
     Iterating yields the documents in a fixed order, each time from the beginning and with new counts. One iteration at
     a time. Can be pickled.
 
-    Iterating raises CorpusFormatError for malformed content (the message names file and line or row),
-    DocumentSizeError for a record that is too large, MemoryBudgetError for a row group above `row_group_bytes`,
-    CorpusNotFoundError and CorpusError for what has become unreadable or cannot be reached.
+    Iterating raises CorpusFormatError for malformed content of a file that was named (the message names file and line
+    or row), DocumentSizeError for a record of it that is too large, MemoryBudgetError for what has to be held at once
+    and is above `held_bytes`, CorpusNotFoundError and CorpusError for what is unreadable or cannot be reached.
     """
 
     def __init__(self, spec: CorpusSpec, reader: str, source: LocalCorpus | RemoteCorpus) -> None:
         self.spec = spec
         self.reader = reader
-        self.row_group_bytes: int | None = None
+        self.held_bytes: int | None = None
         self.counts = CorpusCounts()
         self.source = source
         self._globs = Globs(spec.include, spec.exclude)
@@ -144,7 +161,7 @@ class Corpus:
         before = counts.bytes_read
         try:
             with read_errors(where), open_file(file.path) as opened:
-                for document in self._documents_of(opened, where, records):
+                for document in self._documents_of(opened, where, records, self.reader, file):
                     counts.bytes_read = before + min(opened.tell(), file.size)
                     counts.documents += 1
                     counts.conversations += document.is_conversation
@@ -152,7 +169,11 @@ class Corpus:
         except CorpusNotFoundError:
             if is_named:
                 raise
-            counts.skip("vanished")
+            counts.skip_file("vanished", where, file.size)
+        except CorpusFormatError as error:
+            if is_named:
+                raise
+            counts.skip_file(DAMAGED, str(error), file.size)
         counts.bytes_read = before + file.size
 
     @cached_property
@@ -172,10 +193,12 @@ class Corpus:
             What is not UTF-8 in a path or an option is U+FFFD.
         """
         counts, spec = self.counts, self.spec
-        globs = (spec.include, spec.exclude) if self.source.is_directory else ((), ())
+        has_files = self.source.is_directory or self.reader in ("tar", "zip")
+        globs = (spec.include, spec.exclude) if has_files else ((), ())
         include, exclude = ([well_formed(glob) for glob in some] for some in globs)
         options: dict[str, Any] = {"etag": self.source.etag, "include": include, "exclude": exclude}
         options |= {"field": well_formed(spec.field or ""), "max_documents": spec.max_documents}
+        options["gitignore"] = "" if spec.gitignore or not self.source.is_directory else "not looked at"
         return {
             "corpus": well_formed(spec.path),
             "reader": self.reader,
@@ -187,21 +210,99 @@ class Corpus:
             **{name: value for name, value in options.items() if value},
         }
 
-    def _documents_of(self, file: BinaryIO, where: str, records: RecordReader) -> Iterator[Document]:
-        """Yield the documents of an open file, which are not counted yet."""
-        counts, reader = records.counts, self.reader
+    def _documents_of(
+        self, file: BinaryIO, where: str, records: RecordReader, reader: str, listed: CorpusFile | None = None
+    ) -> Iterator[Document]:
+        """Yield the documents of an open file, which are not counted yet.
+
+        Args:
+            file: in which one can seek.
+            where: its name in messages.
+            records: extracts the documents of records; has the counts.
+            reader: see `reader_of`; `"tree"`: the one that its content needs.
+            listed: what is known of it; None: it is in an archive.
+        """
+        counts, size = records.counts, _size(file) if listed is None else listed.size
         if reader == "tree":
             try:
                 reader = reader_of(file, where, self.spec.field, is_named=False)
             except NoDocumentsError as error:
-                counts.skip(str(error))
+                kind, example = str(error), f"{where} ({error.fields})" if error.fields else where
+                count = counts.leave_out if kind == NO_RECORDS or kind in WITHOUT_TEXT else counts.skip_file
+                count(kind, example, size)
                 return
+        is_chosen = listed is not None and (not self.source.is_directory or self.spec.include)
+        if reader in CONTAINERS and (listed is None or not is_chosen):
+            counts.skip_file(CONTAINERS[reader], where, size)
+            return
         counts.files += 1
         if reader == "parquet":
-            yield from read_parquet(file, where, records, self.row_group_bytes or sys.maxsize)
+            yield from read_parquet(file, where, records, self.held_bytes or sys.maxsize)
+        elif reader == "arrow":
+            rows = listed.rows if listed is not None else ()
+            yield from read_arrow(file, where, records, self.held_bytes or sys.maxsize, rows)
+        elif reader == "sqlite":
+            assert listed is not None
+            if scheme_of(listed.path) is not None:
+                raise CorpusFormatError(describe(where, "SQLite database", "at an address", "a file of this machine"))
+            yield from read_sqlite(listed.path, where, records)
+        elif reader == "zip":
+            yield from self._documents_in(zip_members(file, where), where, records, size)
+        else:
+            with content_of(file, where) as stream:
+                if reader == "tar":
+                    yield from self._documents_in(tar_members(stream, where), where, records, size)
+                else:
+                    yield from _documents_in_stream(stream, where, records, reader, size)
+
+    def _documents_in(
+        self, members: Iterator[Member], where: str, records: RecordReader, size: int
+    ) -> Iterator[Document]:
+        """Yield the documents of an archive of `size` bytes, whose files are read as those of a directory are."""
+        include = () if self.source.is_directory else self.spec.include  # which has chosen the archive itself
+        globs = Globs(include, self.spec.exclude)
+        counts, total = CorpusCounts(), 0
+        inside = replace(records, counts=counts, strict=False)
+        try:
+            for member in members:
+                if globs.choose(member.name, counts):
+                    total += member.size
+                    yield from self._documents_of_member(member, f"{where}/{member.name}", inside)
+        finally:
+            # The bytes of a corpus are those on disk.
+            counts.lost_bytes = counts.lost_bytes * size // total if total else 0
+            records.counts.__iadd__(counts)
+
+    def _documents_of_member(self, member: Member, where: str, records: RecordReader) -> Iterator[Document]:
+        counts = records.counts
+        if member.content is None:
+            counts.skip_file("encrypted file", where, member.size)
             return
-        with content_of(file, where) as stream:
-            if reader == "text":
-                yield from read_text(stream, where, counts, strict=records.strict)
-            else:
-                yield from read_json(stream, where, records)
+        try:
+            with archive_errors(where):
+                head = member.content.read(HEAD_BYTES)
+            if not has_magic(head) and (kind := kind_of(head, where)) is not None:
+                count = counts.leave_out if kind in WITHOUT_TEXT else counts.skip_file
+                count(kind, where, member.size)
+                return
+            with seekable(head, member.content, where) as file, read_errors(where):
+                yield from self._documents_of(file, where, records, "tree")
+        except CorpusFormatError as error:
+            counts.skip_file(DAMAGED, str(error), member.size)
+
+
+def _documents_in_stream(
+    stream: io.BufferedReader, where: str, records: RecordReader, reader: str, size: int
+) -> Iterator[Document]:
+    if reader == "text":
+        yield from read_text(stream, where, records.counts, size, strict=records.strict)
+    elif reader == "table":
+        yield from read_separated_values(stream, where, records)
+    elif reader in ("notebook", "trajectory"):
+        yield from read_json_document(stream, where, records)
+    else:
+        yield from read_json(stream, where, records)
+
+
+def _size(file: BinaryIO) -> int:
+    return file.seek(0, io.SEEK_END)

@@ -22,6 +22,7 @@ class CorpusSpec:
         include: globs of the files to read in a directory; empty: all.
         exclude: globs of files and directories to leave out of a directory, besides `source_tree.DEFAULT_EXCLUDES`.
         max_documents: most documents to read; None: all.
+        gitignore: whether files that Git ignores are left out of a directory on this machine (`readers/gitignore.py`).
 
     With `field`, files of a directory that hold no records are skipped.
 
@@ -34,6 +35,7 @@ class CorpusSpec:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     max_documents: int | None = None
+    gitignore: bool = True
 
     def __post_init__(self) -> None:
         if self.max_documents is not None:
@@ -62,6 +64,11 @@ def corpus_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--include", metavar="GLOB", multiple=True, help="In directories, read only these files. Repeatable."
         ),
         click.option("--exclude", metavar="GLOB", multiple=True, help="In directories, skip these files. Repeatable."),
+        click.option(
+            "--gitignore/--no-gitignore",
+            default=True,
+            help="In directories, skip the files that .gitignore and .git/info/exclude name.",
+        ),
         click.option(
             "--max-documents", metavar="N", type=click.IntRange(1), help="Read at most N documents of each corpus."
         ),

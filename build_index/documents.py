@@ -143,6 +143,16 @@ class CorpusCounts:
         records = self.documents + self.lost_records
         return max(of_bytes, self.lost_records / records if records else 0.0)
 
+    def with_skipped(self, reason: str, number: int) -> CorpusCounts:
+        """Return these counts with so many of the documents skipped after all."""
+        counts = CorpusCounts()
+        counts += self
+        if number:
+            counts.documents -= number
+            counts.lost_records += number
+            counts.skipped[reason] += number
+        return counts
+
     def to_json(self) -> dict[str, Any]:
         """Return an object for JSON."""
         return dict(vars(self))

@@ -3,16 +3,18 @@
 Resident at the peak are: the process with its packages and tokenizer; documents being read and tokenized; digests of
 documents already read; shards being sorted, whose bytes are known (`suffix_array.peak_bytes`); and worker processes,
 each with its own packages, tokenizer and documents. The size of shards does not depend on workers, which take what is
-left. A document is held whole; larger ones than `LARGEST_DOCUMENT_BYTES` are refused, and so are row groups of parquet
-files that need more than `decoder_bytes`.
+left. A document is held whole; larger ones than `LARGEST_DOCUMENT_BYTES` are refused, and so are parquet and Arrow
+files of which more than `decoder_bytes` have to be held at once.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from build_index.size import MIB, size_text
 from build_index.suffix_array import max_positions, peak_bytes
@@ -23,6 +25,7 @@ SMALLEST_SHARD = 1 << 20  # positions, unless the user sets the size
 WORK_BYTES = 320 * MIB  # reading, tokenizing a batch, and what the allocator keeps of it
 LEAST_WORK_BYTES = 160 * MIB  # if not even the smallest shard fits beside these: for all but large compressed files
 _PROCESS_STEP = 64 * MIB  # the process is rounded up to such steps, so that a few pages do not change the shards
+_BUDGET_STEP = 256 * MIB
 _DIGESTS_SHARE = 32
 _M_ARENA_MAX = -8  # malloc.h
 _ARENAS = 8
@@ -95,6 +98,25 @@ def plan_memory(
     needed = -(-needed * _DIGESTS_SHARE // (_DIGESTS_SHARE - 1))
     expected = f"at least {size_text(needed)} for shards of {sizes[-1]} tokens (--memory, --shard-tokens)"
     raise MemoryBudgetError(describe("build", "the memory budget", size_text(budget), expected))
+
+
+MemoryPlanner: TypeAlias = Callable[[int, int | None], MemoryPlan]
+"""Divides a budget for shards of so many positions; None: as many as fit."""
+
+
+def sufficient_budget(planned: MemoryPlanner, budget: int, shard_positions: int | None, decoder_bytes: int) -> int:
+    """Return a budget with which the decoder of a file may keep so much; the smallest in steps of 256 MiB.
+
+    Args:
+        planned: divides a budget.
+        budget: one that does not suffice.
+        shard_positions: see `plan_memory`.
+        decoder_bytes: what has to be kept.
+    """
+    # Not each larger one is sufficient: with room for them, shards are larger.
+    while planned(budget, shard_positions).decoder_bytes < decoder_bytes:
+        budget = (budget // _BUDGET_STEP + 1) * _BUDGET_STEP
+    return budget
 
 
 def resident_bytes(field: str = "VmRSS") -> int:

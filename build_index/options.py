@@ -10,6 +10,9 @@ from typing import Any
 from build_index.corpus_spec import CorpusSpec, whole_number
 from rest_store.errors import BuildError, describe
 
+MOST_LOST = 0.5
+"""If a greater share of a corpus is lost, of its bytes or of its records, the build warns of it."""
+
 
 @dataclass(frozen=True)
 class BuildOptions:
@@ -50,6 +53,9 @@ class BuildSummary:
         tokens: tokens stored.
         duplicates: exact duplicates dropped.
         skipped: number of skipped documents and files by reason.
+        skipped_bytes: their bytes, by reason, where they are known.
+        largest_skipped: of each reason, the largest: a file, a record, or an error that says what is wrong there.
+        lost: share of each corpus that was left out though nothing asked for it, where it is above `MOST_LOST`.
         split_documents: documents longer than a shard, stored in pieces.
         shards: number of shards.
         resumed_shards: shards that an earlier, interrupted run had tokenized.
@@ -80,3 +86,6 @@ class BuildSummary:
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     memory: int = 0
     peak_memory: int = 0
+    skipped_bytes: Mapping[str, int] = field(default_factory=dict)
+    largest_skipped: Mapping[str, str] = field(default_factory=dict)
+    lost: Mapping[str, float] = field(default_factory=dict)

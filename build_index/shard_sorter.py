@@ -13,8 +13,8 @@ from build_index.size import size_text
 from build_index.staging import whole_file
 from build_index.suffix_array import peak_bytes, sorted_suffixes
 from rest_store.datastore.header import HEADER_SIZE
-from rest_store.datastore.shard import TokensFile, write_suffixes
-from rest_store.errors import MemoryBudgetError, describe
+from rest_store.datastore.shard import SuffixesFile, TokensFile, write_suffixes
+from rest_store.errors import DatastoreError, MemoryBudgetError, describe
 
 
 def sort_shard(directory: Path, name: str, vocabulary_size: int, is_wanted: Callable[[], bool] = lambda: True) -> float:
@@ -36,10 +36,10 @@ def sort_shard(directory: Path, name: str, vocabulary_size: int, is_wanted: Call
     """
     start = time.perf_counter()
     path, output = directory / f"{name}.tokens", directory / f"{name}.suffixes"
-    if output.exists():
-        return 0.0
     with output_errors(path):
         tokens = TokensFile.open(path)
+        if _is_sorted(tokens, output):
+            return 0.0
         tokens.require_checksum()  # it may be from a build that was interrupted long ago
         header = tokens.header
         del tokens
@@ -55,3 +55,13 @@ def sort_shard(directory: Path, name: str, vocabulary_size: int, is_wanted: Call
         with whole_file(output) as unfinished:
             write_suffixes(unfinished, header, keys, entries)
     return time.perf_counter() - start
+
+
+def _is_sorted(tokens: TokensFile, output: Path) -> bool:
+    """Whether the suffix array of a tokens file is there; one of other tokens is from a build of other corpora."""
+    if not output.exists():
+        return False
+    try:
+        return SuffixesFile.open(output).header.tokens_sha256 == tokens.header.sha256
+    except DatastoreError:
+        return False

@@ -90,6 +90,12 @@ class SliceReport:
     peak_memory: int
 
 
+def slice_bytes(corpora: Sequence[Corpus]) -> int:
+    """Return the bytes of the largest file that is not cut: a power of two, so that few changes of a file change it."""
+    size = sum(corpus.size for corpus in corpora) // _LARGE_SHARE
+    return max(SLICE_BYTES, 1 << size.bit_length() >> 1)
+
+
 def cut(corpora: Sequence[Corpus]) -> Iterator[Slice]:
     """Yield the slices of corpora in order; large files and corpora in part are read meanwhile.
 
@@ -99,7 +105,7 @@ def cut(corpora: Sequence[Corpus]) -> Iterator[Slice]:
     Adds to the counts of a corpus what listing and reading here finds; those of the slices with files are in their
     files.
     """
-    largest = max(SLICE_BYTES, sum(corpus.size for corpus in corpora) // _LARGE_SHARE)
+    largest = slice_bytes(corpora)
     for index, corpus in enumerate(corpora):
         corpus.counts = CorpusCounts()
         for number, part in enumerate(_parts(corpus, largest)):

@@ -8,7 +8,7 @@
         datastore/          the files of the new datastore
 
 Every file in slices/ and datastore/ is complete: it is written under another name and renamed. A build that was killed
-is resumed by making what is not there.
+is resumed by making what is not there. If some of its corpora have changed, the slices of the others are kept.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -98,13 +98,32 @@ class Staging:
                 self.path.rmdir()
         self._release()
 
-    def start(self, plan: dict[str, Any] | None = None) -> None:
-        """Remove the files of an earlier build, make the directories of a new one, and write its plan."""
+    def start(self, plan: dict[str, Any] | None = None, kept: Mapping[int, int] | None = None) -> None:
+        """Remove the files of an earlier build, make the directories of a new one, and write its plan.
+
+        Args:
+            plan: of the new build.
+            kept: numbers of corpora whose slices are those of an earlier build, with the numbers that they had there;
+                if there are any, suffix arrays are kept, too: whoever sorts compares them with the tokens.
+        """
         with output_errors(self.path):
             self._plan.unlink(missing_ok=True)  # first: what is left by a kill meanwhile cannot be resumed
-            self._remove_files()
+            before = self.path / "before"
+            if kept:
+                shutil.rmtree(before, ignore_errors=True)
+                before.mkdir()
+                numbers = {f"{old:04}": f"{new:04}" for new, old in kept.items()}
+                for path in self.slices.iterdir():
+                    corpus, _, part = path.name.partition("-")
+                    if corpus in numbers:
+                        path.rename(before / f"{numbers[corpus]}-{part}")
+                for path in self.datastore.glob("*.suffixes"):
+                    path.rename(before / path.name)
+            self._remove_files({before} if kept else set())
             self.datastore.mkdir()
             self.slices.mkdir()
+            for path in before.iterdir() if kept else ():
+                path.rename((self.datastore if path.suffix else self.slices) / path.name)
             if plan is not None:
                 with whole_file(self._plan) as path:
                     path.write_text(json.dumps(plan, sort_keys=True), encoding="utf-8")
@@ -120,6 +139,13 @@ class Staging:
         """Write a file of the new datastore and sync it to disk."""
         with whole_file(self.datastore / name) as path:
             path.write_text(text, encoding="utf-8", newline="")
+
+    def remove_other_shards(self, names: Collection[str]) -> None:
+        """Remove the suffix arrays that an earlier build has left, and that are of no shard of this one."""
+        with output_errors(self.datastore):
+            for path in self.datastore.glob("*.suffixes"):
+                if path.stem not in names:
+                    path.unlink()
 
     def put_in_place(self) -> None:
         """Put the new datastore, whose manifest is written, at `out` in one step; leaving this removes the old one.
@@ -176,9 +202,11 @@ class Staging:
         with output_errors(self.path):
             self._plan.unlink(missing_ok=True)
 
-    def _remove_files(self) -> None:
-        """Remove all but the lock, as far as possible."""
+    def _remove_files(self, kept: Set[Path] = frozenset()) -> None:
+        """Remove all but the lock and `kept`, as far as possible."""
         for entry in self.path.iterdir():
+            if entry in kept:
+                continue
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry, ignore_errors=True)
             elif entry.name != _LOCK_NAME:

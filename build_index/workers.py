@@ -6,9 +6,10 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from pathlib import Path
 
 from build_index.corpus import Corpus
@@ -80,9 +81,10 @@ class Processes(Workers):
         self._pool = ProcessPoolExecutor(count, multiprocessing.get_context("spawn"), _begin, (setup,))
 
     def submit(self, part: Slice) -> Future[SliceReport]:
-        """See `Workers.submit`."""
+        """See `Workers.submit`; starts a process, as long as there are too few."""
         try:
-            return self._pool.submit(_tokenize, part)
+            with _interrupts_later():
+                return self._pool.submit(_tokenize, part)
         except BrokenProcessPool as error:
             raise worker_error(part) from error
 
@@ -92,6 +94,31 @@ class Processes(Workers):
         for process in list((self._pool._processes or {}).values()):
             process.kill()
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+@contextmanager
+def _interrupts_later() -> Iterator[None]:
+    """Hold SIGINT back from the processes that are started inside, and from this one meanwhile.
+
+    A terminal sends it to all processes of a build. One that is starting would print where it was interrupted, and so
+    would one whose parent is interrupted before it has said all that it should do. They ignore it once they are there
+    (`_begin`). The signal is blocked for this thread and so for processes that it starts, and noted for this process,
+    to which the system may deliver it by another thread.
+    """
+    if threading.current_thread() is not threading.main_thread():  # to which Python delivers signals
+        yield
+        return
+    came: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: came.append(number))
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        # What was held back is delivered here, at once.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
+        if came:
+            signal.raise_signal(signal.SIGINT)
 
 
 def usable_cores() -> int:
@@ -134,6 +161,7 @@ def _begin(setup: Setup) -> None:
     global _setup
     for number in (signal.SIGINT, signal.SIGTERM):  # which are for the build, and may be sent to all its processes
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])  # see `_interrupts_later`
     threading.Thread(target=_end_with_parent, daemon=True).start()
     prepare(setup)
     _setup = setup

@@ -62,6 +62,8 @@ class _Group(Group):
         if os.environ.get("NO_COLOR"):  # https://no-color.org
             context.color = False
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # before gRPC is imported: its own lines are for its developers
+        if "OMP_WAIT_POLICY" not in os.environ:  # before torch is imported: its threads wait asleep after microseconds
+            os.environ.setdefault("GOMP_SPINCOUNT", "1000")
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_, **__: click.echo(f"Warning: {message}", err=True)
             try:

@@ -76,7 +76,7 @@
 
 Each error also subclasses the builtin in brackets. Validation errors read
 ``{where}: {what} is {found}, expected {expected}``, see `describe`. Other messages say what failed. What is survived is
-said by a `DraftingWarning`.
+said by a `DraftingWarning`; a prompt that was probably meant otherwise by a `PromptWarning`.
 """
 
 from __future__ import annotations
@@ -317,11 +317,15 @@ class RememberError(GenerationError, TypeError):
 
 
 class PromptError(GenerationError, ValueError):
-    """The prompt is neither text nor token ids in rows of equal length."""
+    """The prompt is neither text, nor messages that the chat template takes, nor token ids in rows of equal length."""
 
 
 class DraftingWarning(RuntimeWarning):
     """A session or source stopped, nothing was drafted, or an output was not remembered; the text is as without."""
+
+
+class PromptWarning(UserWarning):
+    """A prompt was probably meant otherwise, such as a question to a chat model that was continued as text."""
 
 
 class ModelLoadError(GenerationError, OSError):

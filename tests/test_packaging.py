@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -163,3 +166,58 @@ def test_wheels_are_made_for_the_pythons_that_are_named(metadata: Message) -> No
     assert built == [f"cp{version.replace('.', '')}-manylinux_*" for version in named]
     assert metadata["Requires-Python"] == f">={named[0]}"
     assert "Typing :: Typed" in metadata.get_all("Classifier", [])
+
+
+# --- Versions --------------------------------------------------------------------------------------------------------
+
+
+def requirements() -> list[Requirement]:
+    """All that the package and its extras ask for."""
+    asked = project()["project"]
+    lines = [*asked["dependencies"], *(line for extra in asked["optional-dependencies"].values() for line in extra)]
+    return [Requirement(line) for line in lines if not line.startswith("rest-store[")]
+
+
+def pins(python: str) -> dict[str, str]:
+    """The version of each package in constraints.txt for a Python."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()[1:]
+    pinned = [Requirement(line) for line in lines]
+    chosen = [one for one in pinned if one.marker is None or one.marker.evaluate({"python_version": python})]
+    versions = {canonicalize_name(one.name): str(one.specifier).removeprefix("==") for one in chosen}
+    assert len(versions) == len(chosen), "one pin for each package"
+    return versions
+
+
+@pytest.mark.parametrize("python", ["3.10", "3.12", "3.14"])
+def test_pins_are_what_the_package_asks_for(python: str) -> None:
+    pinned = pins(python)
+    asked = [one for one in requirements() if one.marker is None or one.marker.evaluate({"python_version": python})]
+    missing = {one.name for one in asked if canonicalize_name(one.name) not in pinned}
+    assert missing == set()
+    wrong = {
+        str(one): pinned[canonicalize_name(one.name)]
+        for one in asked
+        if not one.specifier.contains(pinned[canonicalize_name(one.name)])
+    }
+    assert wrong == {}
+
+
+def test_a_package_has_one_lower_bound_in_all_extras() -> None:
+    """The oldest of each package are tried together (`make test-oldest`)."""
+    bounds: dict[str, set[str]] = {}
+    for one in requirements():
+        if one.specifier:
+            bounds.setdefault(canonicalize_name(one.name), set()).add(str(one.specifier))
+    assert {name: found for name, found in bounds.items() if len(found) > 1} == {}
+
+
+def test_the_workflow_runs_the_first_and_the_last_python_and_the_oldest_torch() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/tests.yml").read_text(encoding="utf-8"))
+    tests = workflow["jobs"]["tests"]
+    matrix = tests["strategy"]["matrix"]
+    named = [line.split(" :: ")[-1] for line in project()["project"]["classifiers"] if re.search(r":: 3\.\d", line)]
+    assert (matrix["python"][0], matrix["python"][-1]) == (named[0], named[-1])
+    assert set(matrix["python"]) <= set(named)
+    assert {*matrix["versions"], *(one["versions"] for one in matrix["include"])} == {"pinned", "newest", "oldest"}
+    (torch,) = {str(one.specifier).removeprefix(">=") for one in requirements() if one.name == "torch"}
+    assert f"TORCH=torch=={torch}" in "\n".join(step.get("run", "") for step in tests["steps"])

@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import io
 from contextlib import suppress
 from typing import Any, BinaryIO
 
-from build_index.readers.files import compression_of, content_of
+from build_index.readers.arrow import arrow_columns, is_arrow
+from build_index.readers.containers import ZIP_MAGICS, is_tar
+from build_index.readers.files import COMPRESSED_ENDINGS, compression_of, content_of
+from build_index.readers.json_documents import json_document_kind
 from build_index.readers.json_records import TOO_LARGE, JsonValues
-from build_index.readers.parquet import PARQUET_MAGIC, column_names, document_column
+from build_index.readers.parquet import PARQUET_MAGIC, parquet_columns
 from build_index.readers.records import fields_text, has_field
+from build_index.readers.rows import with_conversation
+from build_index.readers.separated_values import ENDINGS as TABLE_ENDINGS
+from build_index.readers.separated_values import first_line, header_columns
+from build_index.readers.sqlite import NO_TABLE, SQLITE_MAGIC
+from build_index.readers.unread import BINARY, LFS_POINTER, ROW_NUMBERS, SQLITE, TAR, ZIP, is_lfs_pointer, kind_of
 from rest_store.errors import CorpusFormatError, describe
 
 HEAD_BYTES = 1 << 16
+CONTAINERS = {"tar": TAR, "zip": ZIP, "sqlite": SQLITE}
+"""Readers of files that hold files or tables, and how these files are called where they are not opened."""
+NO_RECORDS = "no records"  # with --field: nobody expects records in a text
 _UTF8_MARK = b"\xef\xbb\xbf"
 
 
@@ -31,52 +43,94 @@ class NoDocumentsError(Exception):
 def reader_of(file: BinaryIO, where: str, field: str | None, *, is_named: bool) -> str:
     """Look at the beginning of a file.
 
-    Parquet, gzip and zstd are recognized by their magic bytes, JSON by its first record, binary files by a NUL byte.
-    Of a compressed file, the content counts. A file named `.jsonl` or `.ndjson` is never read as text.
+    Parquet, Arrow, archives, databases and compressed files are recognized by their magic bytes, JSON by its first
+    record, other binary files by a NUL byte. Of a compressed file, the content counts. The names of files count where
+    the content says too little: what is called `.jsonl` or `.ndjson` is never read as text, and `.csv` and `.tsv` are
+    tables.
 
     Args:
         file: the file; left anywhere in it.
         where: its name, also in messages.
         field: the field that holds the document; None: any known layout.
-        is_named: whether the user named the file. In a directory, JSON that is neither JSONL nor a list is text: mostly
-            configuration and test data.
+        is_named: whether the user named the file. In a directory, JSON that is neither JSONL nor a list is text unless
+            a field is named: mostly configuration and test data.
 
     Returns:
-        `"parquet"`, `"jsonl"`, `"json"` or `"text"`.
+        `"parquet"`, `"arrow"`, `"jsonl"`, `"json"`, `"notebook"`, `"trajectory"`, `"table"` (CSV and TSV), `"text"`, or
+        one of `CONTAINERS`.
 
     Raises:
         NoDocumentsError: there is no reader for it, or records lack the field.
-        CorpusFormatError: it is parquet, and damaged; or named `.jsonl`, and not JSONL.
+        CorpusFormatError: it is parquet or Arrow, and damaged; or named `.jsonl`, and not JSONL.
         Exception: see `files.read_errors`.
     """
     file.seek(0)
     head = file.read(HEAD_BYTES)
     if head.startswith(PARQUET_MAGIC):
-        names = column_names(file, where)
-        if document_column(names, field) is None:
-            raise NoDocumentsError("table without a known column", fields_text(names))
-        return "parquet"
-    compression = compression_of(head)
-    is_named_jsonl = where.lower().removesuffix(".gz").removesuffix(".zst").endswith((".jsonl", ".ndjson"))
+        return _table_reader("parquet", *parquet_columns(file, where, field))
+    if is_arrow(head):
+        return _table_reader("arrow", *arrow_columns(file, where, field))
+    if head.startswith(ZIP_MAGICS):
+        return "zip"
+    if head.startswith(SQLITE_MAGIC):
+        return "sqlite"
+    if is_lfs_pointer(head):
+        raise NoDocumentsError(LFS_POINTER)
+    compression = compression_of(file)
+    if compression:
+        with content_of(file, where) as stream:
+            head = stream.read(HEAD_BYTES)
+    if is_tar(head):
+        return "tar"
+    name = where.lower()
+    for ending in COMPRESSED_ENDINGS:
+        name = name.removesuffix(ending)
+    is_table = head.startswith((PARQUET_MAGIC, *ZIP_MAGICS)) or is_arrow(head)  # in which a reader has to seek
+    kind = BINARY if is_table else kind_of(head, name)
+    if kind is not None:
+        raise NoDocumentsError(kind)
+    if name.endswith(TABLE_ENDINGS):
+        line = first_line(head)
+        if header_columns(line, field) is None:
+            raise NoDocumentsError(NO_TABLE, fields_text(line[:200].split(",")))
+        return "table"
     with content_of(file, where) as stream:
-        if compression:
-            head = stream.peek(HEAD_BYTES)
-        if b"\0" in head or head.startswith(PARQUET_MAGIC):
-            raise NoDocumentsError("binary")
-        values = JsonValues(stream, where)
-        first, line = _first_record(values, head)
+        return _json_or_text(JsonValues(stream, where), head, where, name, field, is_named=is_named)
+
+
+def has_magic(head: bytes) -> bool:
+    """Whether the first bytes of a file name the reader that it needs, or how it is compressed."""
+    is_table = head.startswith((PARQUET_MAGIC, SQLITE_MAGIC, *ZIP_MAGICS)) or is_arrow(head) or is_tar(head)
+    return is_table or compression_of(io.BytesIO(head)) is not None
+
+
+def _table_reader(reader: str, columns: list[str], names: str) -> str:
+    if columns:
+        return reader
+    raise NoDocumentsError(ROW_NUMBERS if names == "fields 'indices'" else NO_TABLE, names)
+
+
+def _json_or_text(values: JsonValues, head: bytes, where: str, name: str, field: str | None, *, is_named: bool) -> str:
+    """Return the reader of what is JSON or text by its first record, if it has one."""
+    is_named_jsonl = name.endswith((".jsonl", ".ndjson"))
+    first, line = _first_record(values, head)
     if first is None:
         if is_named_jsonl and head.strip():
             raise CorpusFormatError(describe(f"{where}:1", "line", "not a JSON object", "one JSON object a line"))
         if field is not None:
-            raise NoDocumentsError("text" if is_named else "no records")
+            raise NoDocumentsError("text" if is_named else NO_RECORDS)
         return "text"
     is_lines = not values.in_list and (is_named_jsonl or values.line == line)
-    fields = "" if first is TOO_LARGE else fields_text(first)
-    if (not fields or has_field(first, field)) and (is_lines or values.in_list or is_named):
+    is_object = first is not TOO_LARGE
+    is_alone = is_object and not (is_lines or values.in_list)
+    if is_alone and field is None and (kind := json_document_kind(first)) is not None:
+        return kind
+    fields = fields_text(first) if is_object else ""
+    is_wanted = is_lines or values.in_list or is_named or field is not None
+    if (not is_object or has_field(with_conversation(first, field), field)) and is_wanted:
         return "jsonl" if is_lines else "json"
     if field is not None:
-        raise NoDocumentsError("records without this field" if is_named else "no records", fields)
+        raise NoDocumentsError("records without this field" if is_named else NO_RECORDS, fields)
     if is_named_jsonl or is_named:
         raise NoDocumentsError("JSONL without a known field" if is_lines else "JSON without a known field", fields)
     return "text"

@@ -1,13 +1,14 @@
 """The files of a corpus, opened for reading: on this machine or in an object store (`fsspec`).
 
-The content of gzip (RFC 1952) and zstd (RFC 8878) files is decompressed. A truncated or damaged file is an error that
-names it. Credentials, endpoints, proxies and retries are those of each library.
+The content of gzip (RFC 1952), zstd (RFC 8878), xz, bzip2 and LZ4 files is decompressed. A truncated or damaged file is
+an error that names it. Credentials, endpoints, proxies and retries are those of each library.
 """
 
 from __future__ import annotations
 
 import gzip
 import io
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -17,9 +18,18 @@ from rest_store.datastore.mapped_file import regular_file
 from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError, RestStoreError, describe, first_line
 from rest_store.loading.remote_files import file_system, scheme_of
 
-GZIP_MAGIC = b"\x1f\x8b\x08"  # with the only method that there is
-ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_MAGICS = {
+    b"\x1f\x8b\x08": "gzip",  # with the only method that there is
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"\x04\x22\x4d\x18": "lz4",
+    b"\xfd7zXZ\0": "xz",
+    **{b"BZh%d1AY&SY" % level: "bz2" for level in range(1, 10)},
+    **{b"BZh%d\x17\x72\x45\x38\x50\x90" % level: "bz2" for level in range(1, 10)},  # of nothing
+}
+COMPRESSED_ENDINGS = (".gz", ".zst", ".xz", ".bz2", ".lz4")
+_SKIPPABLE = re.compile(rb"[\x50-\x5f]\x2a\x4d\x18")  # a frame without content of zstd (RFC 8878, 3.1.2) or LZ4
 BUFFER_BYTES = 1 << 18
+_XZ_MEMORY = 160 << 20  # a dictionary of 128 MiB, as much as the window of zstd may have; `xz -9` has 64 MiB
 _BLOCK_BYTES = 4 << 20  # of one request
 _BLOCKS = 4  # kept of a remote file: pyarrow reads up to three columns in turns
 
@@ -57,7 +67,7 @@ def read_errors(where: str) -> Iterator[None]:
     except Exception as error:  # those of the libraries for object stores have no common base
         strerror = getattr(error, "strerror", None)
         is_of_pyarrow = isinstance(error, OSError) and error.errno is None and not is_remote  # it decompresses zstd
-        if isinstance(error, EOFError | zlib.error | gzip.BadGzipFile) or is_of_pyarrow:
+        if isinstance(error, EOFError | zlib.error | gzip.BadGzipFile | _DamagedXzError) or is_of_pyarrow:
             problem = f"damaged or truncated ({first_line(error)})"
             raise CorpusFormatError(describe(where, "compressed file", problem, "an intact one")) from error
         if not (is_remote or isinstance(error, OSError)):
@@ -65,11 +75,23 @@ def read_errors(where: str) -> Iterator[None]:
         raise CorpusError(f"{where}: the corpus cannot be read ({strerror or first_line(error)})") from error
 
 
-def compression_of(head: bytes) -> str | None:
-    """Return `"gzip"`, `"zstd"` or None, by the first bytes of a file."""
-    if head.startswith(GZIP_MAGIC):
-        return "gzip"
-    return "zstd" if head.startswith(ZSTD_MAGIC) else None
+def compression_of(file: BinaryIO) -> str | None:
+    """Return how the content of an open file is compressed, such as `"gzip"`, by its first bytes; None: not at all.
+
+    Frames without content that stand before the first one are passed over; `pzstd` writes one into each file.
+    """
+    file.seek(0)
+    head, position = file.read(16), 0
+    has_frames = False
+    while _SKIPPABLE.match(head) and len(head) >= 8:
+        has_frames = True
+        position += 8 + int.from_bytes(head[4:8], "little")
+        file.seek(position)
+        head = file.read(16)
+    kind = next((kind for magic, kind in _MAGICS.items() if head.startswith(magic)), None)
+    if has_frames and kind is None and not head:
+        return "zstd"  # of nothing
+    return None if has_frames and kind not in ("zstd", "lz4") else kind
 
 
 @contextmanager
@@ -78,23 +100,80 @@ def content_of(file: BinaryIO, where: str) -> Iterator[io.BufferedReader]:
 
     A zstd file may need a window of 128 MiB, as the library's own limit is.
     """
-    file.seek(0)
-    kind = compression_of(file.read(4))
+    kind = compression_of(file)
     file.seek(0)
     if kind == "gzip":
         with gzip.GzipFile(fileobj=file) as stream:
             yield cast(io.BufferedReader, stream)
         return
     raw: Any = file
-    if kind == "zstd":
+    if kind == "xz":
+        raw = _XzStreams(file)
+    elif kind is not None:
         import pyarrow
 
-        raw = pyarrow.CompressedInputStream(pyarrow.PythonFile(_Unclosed(file), "r"), "zstd")
+        raw = pyarrow.CompressedInputStream(pyarrow.PythonFile(_Unclosed(file), "r"), kind)
     buffered = io.BufferedReader(raw, BUFFER_BYTES)
     try:
         yield buffered
     finally:
         buffered.detach()
+
+
+class _DamagedXzError(Exception):
+    """The content of an xz file is damaged."""
+
+
+class _XzStreams(io.RawIOBase):
+    """The content of an xz file, which may hold several streams and padding between them.
+
+    `lzma.LZMAFile` sets no limit to memory, and takes what it cannot read behind the first stream for the end.
+
+    Args:
+        file: the compressed bytes.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._data = b""  # read, and not yet given to the decoder
+        self._decoder: Any = None  # of the current stream; None: between two
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Decompress into `buffer`; raise _DamagedXzError, or EOFError for a file that ends too early."""
+        import lzma
+
+        while True:
+            if self._decoder is None and not self._begin():
+                return 0
+            if not self._data and self._decoder.needs_input:
+                self._data = self._file.read(BUFFER_BYTES)
+                if not self._data:
+                    raise EOFError("the file ends inside a stream of xz")
+            try:
+                content = self._decoder.decompress(self._data, len(buffer))
+            except lzma.LZMAError as error:
+                raise _DamagedXzError(str(error)) from error
+            self._data = b""  # the decoder keeps what it has not read
+            if self._decoder.eof:
+                self._data, self._decoder = self._decoder.unused_data, None
+            if content:
+                buffer[: len(content)] = content
+                return len(content)
+
+    def _begin(self) -> bool:
+        """Begin the next stream; return False at the end of the file."""
+        import lzma
+
+        while not (data := self._data.lstrip(b"\0")):  # padding
+            self._data = self._file.read(BUFFER_BYTES)
+            if not self._data:
+                return False
+        self._data = data
+        self._decoder = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY)
+        return True
 
 
 class _Unclosed:

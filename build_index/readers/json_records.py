@@ -10,7 +10,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from build_index.documents import LARGEST_DOCUMENT_BYTES, Document
+from build_index.readers.json_text import DECODER
 from build_index.readers.records import RecordReader
+from build_index.readers.rows import documents_of
 from rest_store.errors import CorpusFormatError, describe
 
 TOO_LARGE = object()
@@ -18,8 +20,6 @@ TOO_LARGE = object()
 _CHUNK = 1 << 18  # bytes or characters read at once
 _STRUCTURE = re.compile(r'["\\\[\]{}]')
 _SPACE = re.compile(r"[ \t\r\n]*")
-# `int` refuses 4,301 digits.
-_DECODER = json.JSONDecoder(parse_int=lambda digits: int(digits) if len(digits) < 4300 else float(digits))
 
 
 def read_json(stream: io.BufferedReader, where: str, records: RecordReader) -> Iterator[Document]:
@@ -38,7 +38,7 @@ def read_json(stream: io.BufferedReader, where: str, records: RecordReader) -> I
         if value is TOO_LARGE:
             records.too_large(f"{where}:{line}")
         else:
-            yield from records.documents(value, f"{where}:{line}")
+            yield from documents_of(records, value, f"{where}:{line}")
         del value  # before the next one is decoded: either may be large
 
 
@@ -93,7 +93,7 @@ class JsonValues:
         while True:
             try:
                 # A number could go on in the next chunk; records are objects, which cannot.
-                value, end = _DECODER.raw_decode(self._text, self._position)
+                value, end = DECODER.raw_decode(self._text, self._position)
             except json.JSONDecodeError as error:
                 # The text may only end too early.
                 incomplete = error.msg.startswith("Unterminated") or len(self._text) - error.pos < 16

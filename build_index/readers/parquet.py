@@ -7,13 +7,39 @@ from contextlib import contextmanager
 from typing import Any, BinaryIO
 
 from build_index.documents import Document
-from build_index.readers.records import CONVERSATION_FIELDS, KNOWN_FIELDS, TEXT_FIELDS, RecordReader
+from build_index.readers.parquet_pages import largest_pages
+from build_index.readers.records import KNOWN_FIELDS, RecordReader
+from build_index.readers.tables import TableReader, columns_text, document_columns, rows_at_once
 from build_index.size import size_text
 from rest_store.errors import CorpusFormatError, MemoryBudgetError, RestStoreError, describe, first_line
 
 PARQUET_MAGIC = b"PAR1"
-_ROWS = 64  # held at once
 _BUFFER_BYTES = 1 << 20  # read ahead in each column; without it pyarrow holds a whole row group
+
+
+class HeldAtOnceError(MemoryBudgetError):
+    """What a file makes pyarrow hold at once is more than the memory of the build has room for.
+
+    Args:
+        message: what it is, and what there is room for.
+        needed: its bytes.
+        again: how the file can be written again so that less is held.
+    """
+
+    def __init__(self, message: str, needed: int, again: str) -> None:
+        super().__init__(message, needed, again)  # all, so that it can be pickled
+        self.message = message
+        self.needed = needed
+        self.again = again
+
+    @classmethod
+    def of(cls, where: str, what: str, needed: int, most_bytes: int, again: str) -> HeldAtOnceError:
+        """Return the error about something in a file, of which `most_bytes` may be held."""
+        expected = f"at most {size_text(most_bytes)}, as --memory and --workers allow"
+        return cls(describe(where, f"the size of {what}", size_text(needed), expected), needed, again)
+
+    def __str__(self) -> str:
+        return f"{self.message}; or write the file again with {self.again}"
 
 
 def read_parquet(file: BinaryIO, where: str, records: RecordReader, most_bytes: int) -> Iterator[Document]:
@@ -23,8 +49,7 @@ def read_parquet(file: BinaryIO, where: str, records: RecordReader, most_bytes: 
         file: its bytes.
         where: its name in messages.
         records: extracts the document of each row.
-        most_bytes: most uncompressed bytes of the document's column in a row group, as the file's metadata say: pyarrow
-            holds a part of it that depends on how its writer cut it into pages.
+        most_bytes: most uncompressed bytes of what pyarrow holds at once of the needed columns: a page of each.
 
     Yields:
         Documents, with the file and the row as `origin`.
@@ -33,56 +58,43 @@ def read_parquet(file: BinaryIO, where: str, records: RecordReader, most_bytes: 
         CorpusFormatError: not an intact parquet file, or the needed column is absent.
         CorpusError: not readable.
         DocumentSizeError: see `RecordReader.too_large`.
-        MemoryBudgetError: the column is larger than `most_bytes` in a row group.
+        HeldAtOnceError: pages are larger than `most_bytes`.
     """
-    row = 0
-    with _pyarrow(where) as pyarrow:
+    with pyarrow_errors(where, "parquet file") as pyarrow:
         table = pyarrow.parquet.ParquetFile(file, buffer_size=_BUFFER_BYTES, pre_buffer=False)
-        column = document_column(table.schema_arrow.names, records.field)
-        if column is None:
+        columns = document_columns(table.schema_arrow, records.field)
+        if not columns:
             expected = KNOWN_FIELDS if records.field is None else f"'{records.field}'"
             raise CorpusFormatError(describe(where, "the list of columns", "without a known one", expected))
+        reader = TableReader(table.schema_arrow, columns, records, where)
+        row = 0
         for number in range(table.num_row_groups):
-            group, fields = table.metadata.row_group(number), f"{column}."
-            chunks = map(group.column, range(group.num_columns))
-            size = sum(one.total_uncompressed_size for one in chunks if f"{one.path_in_schema}.".startswith(fields))
-            if size > most_bytes:
-                name = f"the size of '{column}' in row group {number}"
-                expected = f"at most {size_text(most_bytes)}, as --memory and --workers allow"
-                raise MemoryBudgetError(describe(where, name, size_text(size), expected))
-            for batch in table.iter_batches(_ROWS, [number], [column], use_threads=False):
-                for value in _values(batch.column(0)):
-                    if isinstance(value, bytes):
-                        records.counts.skip("not UTF-8")
-                    else:
-                        yield from records.documents({column: value}, f"{where}:row {row}")
-                    row += 1
+            group = table.metadata.row_group(number)
+            chunks = _chunks(group, columns)
+            size = sum(chunk.total_uncompressed_size for chunk in chunks)
+            if size > most_bytes and (held := sum(largest_pages(file, chunk) for chunk in chunks)) > most_bytes:
+                what = f"the largest page of {_quoted(columns)} in row group {number}"
+                again = "smaller pages (data_page_size and write_batch_size of pyarrow)"
+                raise HeldAtOnceError.of(where, what, held, most_bytes, again)
+            rows = rows_at_once(size, group.num_rows)
+            for batch in table.iter_batches(rows, [number], columns, use_threads=False):
+                yield from reader.documents(batch, range(row, row + batch.num_rows))
+                row += batch.num_rows
 
 
-def column_names(file: BinaryIO, where: str) -> list[str]:
-    """Return the names of a parquet file's columns, in order.
+def parquet_columns(file: BinaryIO, where: str, field: str | None) -> tuple[list[str], str]:
+    """Return the columns of a parquet file that may hold documents, and all its columns as a text for messages.
 
     Raises:
         CorpusFormatError: not an intact parquet file.
     """
-    with _pyarrow(where) as pyarrow:
-        return [str(name) for name in pyarrow.parquet.read_schema(file).names]
-
-
-def document_column(names: list[str], field: str | None) -> str | None:
-    """Return the name of the column that holds the documents, or None.
-
-    Args:
-        names: the columns of the file.
-        field: a column or a dotted path into one; None: the first known one.
-    """
-    if field is not None:
-        return next((name for name in (field, field.partition(".")[0]) if name in names), None)
-    return next((name for name in (*CONVERSATION_FIELDS, *TEXT_FIELDS) if name in names), None)
+    with pyarrow_errors(where, "parquet file") as pyarrow:
+        schema = pyarrow.parquet.read_schema(file)
+        return document_columns(schema, field), columns_text(schema)
 
 
 @contextmanager
-def _pyarrow(where: str) -> Iterator[Any]:
+def pyarrow_errors(where: str, kind: str) -> Iterator[Any]:
     """Give pyarrow, and name the file in what it raises inside."""
     import pyarrow.parquet
 
@@ -94,17 +106,15 @@ def _pyarrow(where: str) -> Iterator[Any]:
         if getattr(error, "errno", None) is not None:  # of the file, not of what is in it
             raise
         problem = f"damaged or truncated ({first_line(error)})"
-        raise CorpusFormatError(describe(where, "parquet file", problem, "intact")) from error
+        raise CorpusFormatError(describe(where, kind, problem, "intact")) from error
 
 
-def _values(column: Any) -> Iterator[Any]:
-    """Yield the values of a column; bytes for a text that is not UTF-8, whatever the column says it is."""
-    import pyarrow
+def _quoted(names: list[str]) -> str:
+    return ", ".join(f"'{name}'" for name in names)
 
-    if column.type in (pyarrow.string(), pyarrow.large_string()):
-        column = column.cast(pyarrow.binary() if column.type == pyarrow.string() else pyarrow.large_binary())
-    for value in column.to_pylist():
-        try:
-            yield value.decode("utf-8") if isinstance(value, bytes) else value
-        except UnicodeDecodeError:
-            yield value
+
+def _chunks(group: Any, columns: list[str]) -> list[Any]:
+    """Return the metadata of the chunks of some columns in a row group."""
+    chunks = map(group.column, range(group.num_columns))
+    prefixes = tuple(f"{name}." for name in columns)
+    return [chunk for chunk in chunks if f"{chunk.path_in_schema}.".startswith(prefixes)]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from build_index.documents import CorpusCounts, CorpusFile
-from build_index.readers.files import read_errors
+from build_index.readers.dataset_folder import DatasetFolder
+from build_index.readers.files import open_file, read_errors
 from build_index.readers.source_tree import Globs
 from rest_store.errors import CorpusError, describe
 from rest_store.loading.remote_files import file_system, require_hub, scheme_of
@@ -67,10 +68,35 @@ class RemoteCorpus:
         with read_errors(self.top):
             found = system.find(self.top, detail=True)
         files = {system.unstrip_protocol(name).removeprefix(f"{self.top}/"): info for name, info in found.items()}
+        folders = self._folders(files)
         for relative in sorted(files, key=lambda name: name.split("/")):
-            if globs.choose(relative, counts):
-                info = files[relative]
-                yield CorpusFile(f"{self.top}/{relative}", relative, info["size"], _etag(info))
+            if not globs.choose(relative, counts):
+                continue
+            info = files[relative]
+            path = f"{self.top}/{relative}"
+            directory, _, name = relative.rpartition("/")
+            folder = folders.get(directory)
+            if folder is None or folder.takes(name, info["size"], path, counts):
+                rows = tuple(f"{self.top}/{directory}/{name}" for name in folder.rows) if folder else ()
+                yield CorpusFile(path, relative, info["size"], _etag(info), rows)
+
+    def _folders(self, files: Iterable[str]) -> dict[str, DatasetFolder]:
+        """Return the folders that `datasets` wrote, by their paths from the top."""
+        names: dict[str, set[str]] = {}
+        for relative in files:
+            directory, _, name = relative.rpartition("/")
+            names.setdefault(directory, set()).add(name)
+        folders = {}
+        for directory, inside in names.items():
+            where = f"{self.top}/{directory}".rstrip("/")
+
+            def read(name: str, size: int, where: str = where) -> bytes:
+                with read_errors(f"{where}/{name}"), open_file(f"{where}/{name}") as file:
+                    return file.read(size)
+
+            if (folder := DatasetFolder.of(inside, read)) is not None:
+                folders[directory] = folder
+        return folders
 
 
 def _require_valid(address: str) -> None:

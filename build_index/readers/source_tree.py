@@ -10,14 +10,18 @@ import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from build_index.documents import CorpusCounts, CorpusFile
+from build_index.readers.dataset_folder import DatasetFolder
 from build_index.readers.files import read_errors
+from build_index.readers.gitignore import IGNORED, IgnoreRules, rules_above
+from build_index.readers.unread import BARE_REPOSITORY, DAMAGED
 from build_index.staging import is_datastore, is_staging
 from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
+from rest_store.datastore.mapped_file import regular_file
 from rest_store.errors import CorpusError, CorpusNotFoundError, describe
 from rest_store.loading.path import local_path
 
@@ -27,6 +31,10 @@ DEFAULT_EXCLUDES = {
     *(".venv", "venv", ".tox", ".nox", ".eggs", ".ipynb_checkpoints"),
     *(".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis"),
 }
+
+LEFT_OUT = "left out by --include"
+_LOCK_NAME = "writer.lock"  # of a live datastore
+_BARE_REPOSITORY = {"HEAD", "config", "objects", "refs"}
 
 
 class Globs:
@@ -54,7 +62,7 @@ class Globs:
         """Whether a file is to be read; count one that is not."""
         if self._included is None or self._included.fullmatch(relative):
             return True
-        counts.skip("left out by --include")
+        counts.leave_out(LEFT_OUT)
         return False
 
     def choose(self, relative: str, counts: CorpusCounts) -> bool:
@@ -72,16 +80,22 @@ class LocalCorpus:
     Attributes:
         top: its absolute path.
         is_directory: whether it is one.
+        gitignore: whether files that Git ignores are left out of a directory.
         etag: of a file at an address; empty here.
     """
 
     top: str
     is_directory: bool
+    gitignore: bool = True
     etag: str = ""
 
     @classmethod
-    def at(cls, where: str) -> LocalCorpus:
+    def at(cls, where: str, *, gitignore: bool = True) -> LocalCorpus:
         """Look at a path as the user writes it.
+
+        Args:
+            where: the path.
+            gitignore: see the attribute.
 
         Raises:
             CorpusNotFoundError: there is nothing.
@@ -96,14 +110,19 @@ class LocalCorpus:
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             expected = "a regular file or a directory"
             raise CorpusError(describe(where, "corpus", "a pipe, socket or device", expected))
-        return cls(os.fspath(path), is_directory=stat.S_ISDIR(mode))
+        with read_errors(where):
+            names = {name for name in (DOCUMENTS_FILE_NAME, _LOCK_NAME, MANIFEST_NAME) if (path / name).exists()}
+        if kind := _datastore_kind(path, names):
+            raise CorpusError(describe(where, "corpus", kind, "the texts that it was made of: it holds tokens alone"))
+        return cls(os.fspath(path), is_directory=stat.S_ISDIR(mode), gitignore=gitignore)
 
     def files(self, globs: Globs, counts: CorpusCounts) -> Iterator[CorpusFile]:
         """Yield the file, or the regular files below the directory, sorted by name in each directory.
 
         Links to files are followed. Links to directories are not, so there are no loops. They, what is not a regular
-        file (sockets, pipes, broken links), datastores, and files that vanish meanwhile are skipped and counted. The
-        directories of unfinished builds are left out like `DEFAULT_EXCLUDES`: the output may be below the corpus.
+        file (sockets, pipes, broken links), datastores, bare Git repositories, and files that vanish meanwhile are
+        skipped and counted, and so is what Git ignores. The directories of unfinished builds are left out like
+        `DEFAULT_EXCLUDES`: the output may be below the corpus.
 
         Args:
             globs: which files of a directory are read.
@@ -113,52 +132,94 @@ class LocalCorpus:
             CorpusError: a directory or the metadata of a file cannot be read.
         """
         if self.is_directory:
-            yield from self._walk(self.top, "", globs, counts)
+            rules = rules_above(self.top) if self.gitignore else None
+            yield from self._walk(self.top, "", globs, rules, counts)
             return
         path = Path(self.top)
         with read_errors(self.top):
             status = path.stat()
         yield CorpusFile(self.top, path.name, status.st_size, str(status.st_mtime_ns))
 
-    def _walk(self, directory: str, prefix: str, globs: Globs, counts: CorpusCounts) -> Iterator[CorpusFile]:
+    def _walk(
+        self, directory: str, prefix: str, globs: Globs, rules: IgnoreRules | None, counts: CorpusCounts
+    ) -> Iterator[CorpusFile]:
         """Yield the files below a directory, whose path from the top is `prefix`."""
+        where = f"{self.top}/{prefix}".rstrip("/")
         try:
-            with read_errors(f"{self.top}/{prefix}".rstrip("/")), os.scandir(directory) as scan:
+            with read_errors(where), os.scandir(directory) as scan:
                 entries = sorted(scan, key=lambda entry: entry.name)
         except CorpusNotFoundError:
             if not prefix:
                 raise
-            counts.skip("vanished")
+            counts.leave_out("vanished", where)
             return
         names = {entry.name for entry in entries}
-        if {DOCUMENTS_FILE_NAME, "writer.lock"} <= names or (MANIFEST_NAME in names and is_datastore(Path(directory))):
-            counts.skip("datastore")
+        if _datastore_kind(Path(directory), names):
+            counts.leave_out("datastore", where)
             return
+        if names >= _BARE_REPOSITORY:
+            counts.skip_file(BARE_REPOSITORY, where, 0)
+            return
+        rules = None if rules is None else rules.inside(directory, names)
+        folder = DatasetFolder.of(names, lambda name, size: _head(Path(directory, name), size))
+        for name in folder.missing if folder else ():
+            counts.skip_file(DAMAGED, f"{where}/{name}: absent, though the metadata of the data set names it", 0)
         for entry in entries:
             relative = prefix + os.fsencode(entry.name).decode("utf-8", "replace")
             if globs.excludes(relative):
                 continue
-            if entry.is_dir(follow_symlinks=False):
-                if not is_staging(Path(entry.path)):
-                    yield from self._walk(entry.path, f"{relative}/", globs, counts)
+            is_directory = entry.is_dir(follow_symlinks=False)
+            if rules is not None and rules.ignores(entry.path, is_directory=is_directory):
+                size = 0 if is_directory else _size(entry)
+                counts.leave_out(IGNORED, f"{self.top}/{relative}{'/' if is_directory else ''}", size)
+            elif is_directory:
+                if not is_staging(Path(entry.path)) and not (folder and entry.name in folder.metadata):
+                    yield from self._walk(entry.path, f"{relative}/", globs, rules, counts)
             elif globs.includes(relative, counts):
-                yield from self._file(entry, relative, counts)
+                for file in self._file(entry, relative, counts):
+                    if folder is None or folder.takes(entry.name, file.size, f"{self.top}/{relative}", counts):
+                        rows = tuple(f"{directory}/{name}" for name in folder.rows) if folder else ()
+                        yield replace(file, rows=rows) if rows else file
 
     def _file(self, entry: os.DirEntry[str], relative: str, counts: CorpusCounts) -> Iterator[CorpusFile]:
         """Yield the file of a directory's entry, or count why it is skipped."""
+        where = f"{self.top}/{relative}"
         try:
             if entry.is_file():
                 status = entry.stat()
                 yield CorpusFile(entry.path, relative, status.st_size, str(status.st_mtime_ns))
             else:
-                counts.skip("linked directory" if entry.is_dir() else "not a regular file")
+                counts.leave_out("linked directory" if entry.is_dir() else "not a regular file", where)
         except FileNotFoundError:
-            counts.skip("vanished")
+            counts.leave_out("vanished", where)
         except OSError:
             if not entry.is_symlink():
-                with read_errors(f"{self.top}/{relative}"):
+                with read_errors(where):
                     raise
-            counts.skip("not a regular file")  # a link to itself, or into a directory that may not be entered
+            counts.leave_out("not a regular file", where)  # a link to itself, or into a closed directory
+
+
+def _datastore_kind(directory: Path, names: set[str]) -> str | None:
+    """Return how the datastore in a directory is called, or None if there is none."""
+    if {DOCUMENTS_FILE_NAME, _LOCK_NAME} <= names:
+        return "a live datastore"
+    return "a datastore" if MANIFEST_NAME in names and is_datastore(directory) else None
+
+
+def _head(path: Path, size: int) -> bytes:
+    """Return the first bytes of a file, or none if it cannot be read."""
+    try:
+        with regular_file(path) as file:
+            return file.read(size)
+    except OSError:
+        return b""
+
+
+def _size(entry: os.DirEntry[str]) -> int:
+    try:
+        return entry.stat(follow_symlinks=False).st_size
+    except OSError:
+        return 0
 
 
 def compile_globs(globs: Iterable[str]) -> re.Pattern[str]:

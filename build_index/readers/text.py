@@ -13,13 +13,16 @@ PIECE_BYTES = 8 << 20
 """Longer files are read in pieces of at most this many bytes, cut after a line end."""
 
 
-def read_text(stream: io.BufferedReader, where: str, counts: CorpusCounts, *, strict: bool) -> Iterator[Document]:
+def read_text(
+    stream: io.BufferedReader, where: str, counts: CorpusCounts, size: int, *, strict: bool
+) -> Iterator[Document]:
     """Yield the document in a text file, or several if it is larger than `PIECE_BYTES`.
 
     Args:
         stream: its content.
         where: the file: origin of the document.
         counts: counts skipped files.
+        size: bytes of the file, for the counts.
         strict: whether a file that is binary or not UTF-8 is an error. Otherwise it is skipped and counted.
 
     Yields:
@@ -35,14 +38,14 @@ def read_text(stream: io.BufferedReader, where: str, counts: CorpusCounts, *, st
         data += stream.read(PIECE_BYTES - len(data))
         has_more = len(data) == PIECE_BYTES and bool(stream.peek(1))
         cut = (data.rfind(b"\n") + 1 or _character_boundary(data)) if has_more else len(data)
-        text = _decoded(data[:cut], where, offset, counts, strict=strict)
+        text = _decoded(data[:cut], where, offset, counts, size, strict=strict)
         if text is None:
             return
         if part == 1:
             text = text.removeprefix("\ufeff")
         document = Document(text=text, origin=where if part == 1 and not has_more else f"{where} (part {part})")
         if document.is_empty:
-            counts.skip("empty")
+            counts.leave_out("empty", where)
         else:
             yield document
         if not has_more:
@@ -50,7 +53,7 @@ def read_text(stream: io.BufferedReader, where: str, counts: CorpusCounts, *, st
         data, offset, part = data[cut:], offset + cut, part + 1
 
 
-def _decoded(data: bytes, where: str, offset: int, counts: CorpusCounts, *, strict: bool) -> str | None:
+def _decoded(data: bytes, where: str, offset: int, counts: CorpusCounts, size: int, *, strict: bool) -> str | None:
     """Return the text, or None for a file that is skipped."""
     index = data.find(b"\0")
     if index >= 0:
@@ -63,7 +66,7 @@ def _decoded(data: bytes, where: str, offset: int, counts: CorpusCounts, *, stri
             reason, problem = "not UTF-8", f"not UTF-8 (byte 0x{byte:02x} at {offset + error.start})"
     if strict:
         raise CorpusFormatError(describe(where, "content", problem, "UTF-8 text, JSON, JSONL or parquet"))
-    counts.skip(reason)
+    counts.skip_file(reason, f"{where}: {problem}", size)
     return None
 
 

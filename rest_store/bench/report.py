@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from rest_store.bench.charts import Bar, Chart, charts_of
 from rest_store.bench.results import Result, read_results, write_text
 from rest_store.bench.tables import Table, shown, tables_of
 from rest_store.datastore.render import counted
@@ -33,7 +34,8 @@ _NOTES = {  # by benchmark
 def report(folder: Path, out: Path | None, as_json: bool) -> None:
     """Turn the results in DIR, as the other commands write them with --out, into one page of HTML.
 
-    The page needs no network and no scripts, and reads well in a browser and on paper. Every figure is in a table.
+    The page needs no network and no scripts, and reads well in a browser and on paper. Speeds and M are shown as bars;
+    every figure is in a table.
     """
     results = in_order(read_results(folder))
     target = out if out is not None else folder / "report.html"
@@ -78,11 +80,14 @@ def _title(name: str) -> str:
 
 
 def _section(result: Result, is_open: bool) -> str:
+    charts = charts_of(result)
     note = _NOTES.get(result.benchmark)
     parts = [f'<p class="soft">{note}</p>\n' if note else "", *map(_table, tables_of(result.figures))]
     if result.arguments:
         arguments = "".join(f"<div>{_term(*pair)}</div>" for pair in result.arguments.items())
         parts.append(f'<dl class="arguments" aria-label="Arguments">{arguments}</dl>\n')
+    if charts:
+        parts = [*map(_chart, charts), f"<details><summary>All figures</summary>{''.join(parts)}</details>\n"]
     if result.facts:
         facts = "".join(_term(*pair) for pair in result.facts.items())
         parts.append(f'<details><summary>Commit, machine and data</summary><dl class="facts">{facts}</dl></details>\n')
@@ -94,6 +99,27 @@ def _section(result: Result, is_open: bool) -> str:
 
 def _term(name: str, value: str) -> str:
     return f"<dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(value)}</dd>"
+
+
+def _chart(chart: Chart) -> str:
+    rows = "".join(_bar(bar, chart.greatest) for bar in chart.bars)
+    return (
+        f'<table class="bars"><caption>{escape(chart.title)}</caption><tbody>\n{rows}</tbody></table>\n'
+        f'<p class="soft note">{escape(chart.note)}</p>\n'
+    )
+
+
+def _bar(bar: Bar, greatest: float) -> str:
+    """Return a row: the label, the bar with its range, and both as figures."""
+    drawn, said = f'<i style="width:{100 * bar.value / greatest:.1f}%"></i>', f"{bar.value:.2f}"
+    if bar.low is not None and bar.high is not None and bar.low < bar.high:
+        start, width = 100 * bar.low / greatest, 100 * (bar.high - bar.low) / greatest
+        drawn += f'<u style="left:{start:.1f}%;width:{width:.1f}%"></u>'
+        said += f' <span class="soft">({bar.low:.2f} to {bar.high:.2f})</span>'
+    return (
+        f'<tr><th scope="row">{escape(bar.label)}</th><td class="track" aria-hidden="true"><div>{drawn}</div></td>'
+        f"<td>{said}</td></tr>\n"
+    )
 
 
 def _table(table: Table) -> str:

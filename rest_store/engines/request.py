@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +13,7 @@ from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.output_document import PROMPT_TOKENS, OutputDocument
 from rest_store.drafting.session import DraftSession
+from rest_store.errors import describe
 
 Tokens = npt.NDArray[np.int32]
 Rows = npt.NDArray[np.int32]  # the model's most likely tokens after each of some positions, [n, k]; -1 ends a row
@@ -41,24 +42,40 @@ class NewRequest(NamedTuple):
     epoch: int = 0
 
 
-def extras_of(arguments: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the fields of a `NewRequest` that the extra arguments of a request hold, unchecked."""
-    given = arguments or {}
-    labels = {name: given[name] for name in ("group", "epoch") if name in given}
-    return {"references": references_of(given.get("prediction")), **labels}
+def extras_of(arguments: object, failed: Callable[[str], None]) -> dict[str, Any]:
+    """Return the fields of a `NewRequest` that the extra arguments of a request hold, unchecked.
+
+    Args:
+        arguments: an object as JSON has it, or None.
+        failed: called with why something is left out.
+    """
+    if arguments is None:
+        return {}
+    if not isinstance(arguments, Mapping):
+        found = f"of the type {type(arguments).__name__}"
+        failed(describe("request", "the object of extra arguments", found, "an object"))
+        return {}
+    labels = {name: arguments[name] for name in ("group", "epoch") if name in arguments}
+    return {"references": references_of(arguments.get("prediction"), failed), **labels}
 
 
-def references_of(prediction: object) -> list[IntSequence | str]:
+def references_of(prediction: object, failed: Callable[[str], None]) -> list[IntSequence | str]:
     """Return the references that the extra argument `prediction` of a request holds.
 
     Args:
         prediction: a text or token ids, or a list of these; an object like that of OpenAI's API, whose `content` is
             such a thing; None: there are none.
+        failed: called with why it is left out.
     """
     content = prediction.get("content") if isinstance(prediction, Mapping) else prediction
+    if content is None:
+        return []
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list | tuple):
+        failed(
+            describe("request", "prediction", f"a {type(content).__name__}", "a text, token ids, or a list of these")
+        )
         return []
     if all(isinstance(token, int) for token in content):
         return [content]
@@ -98,14 +115,15 @@ class EngineRequest:
     Attributes:
         new: how it began.
         session: None until it is opened, and after an error.
-        has_foreign_tokens: whether a token of its text or references is none of the model's; then it gets no drafts.
+        is_given_up: whether it gets no drafts any more: a token of its text or references is none of the model's, or
+            drafting failed for it and not for others.
         drafted: the session's latest draft; None: there is none for the text as it is.
     """
 
     def __init__(self, new: NewRequest) -> None:
         self.new = new._replace(tokens=())
         self.session: DraftSession | None = None
-        self.has_foreign_tokens = False
+        self.is_given_up = False
         self.drafted: TokenTree | None = None
         self._text = array("i", np.asarray(new.tokens, np.int32).tobytes())
         self._latest: list[int] = []  # tokens of the last two steps

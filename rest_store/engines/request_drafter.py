@@ -6,7 +6,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
+from typing import Any, TypeVar
 
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import label, limit
@@ -23,6 +25,9 @@ from rest_store.errors import describe
 _WORK_SECONDS = 0.5
 _IDLE_SECONDS = 10.0  # without a draft, longer than most prompts are read for: some engines tell of no end at rest
 NO_TREE = TokenTree([], [], [], scores=[], origins=[])
+
+_Asked = TypeVar("_Asked", bound=tuple[Any, ...])
+_Result = TypeVar("_Result")
 
 
 class RequestDrafter:
@@ -132,7 +137,7 @@ class RequestDrafter:
 
     def _accept(self, steps: Sequence[StepRequest]) -> None:
         """Count what became of the drafts that the engine verified, and have sessions accept what was written."""
-        grown: list[tuple[DraftSession, StepRequest]] = []
+        grown: list[tuple[EngineRequest, DraftSession, StepRequest]] = []
         for step in steps:
             if not step.tokens.size or (request := self._requests.get(step.id)) is None:
                 continue
@@ -145,13 +150,45 @@ class RequestDrafter:
             request.extend(step.tokens)
             request.drafted = None
             if request.session is not None:
-                grown.append((request.session, step))
-        accept_all(
-            [session for session, _ in grown],
-            [step.tokens for _, step in grown],
-            [step.top_k for _, step in grown],
-            node_top_k=[step.node_top_k for _, step in grown],
-        )
+                grown.append((request, request.session, step))
+
+        def accept(some: Sequence[tuple[EngineRequest, DraftSession, StepRequest]]) -> list[bool]:
+            accept_all(
+                [session for _, session, _ in some],
+                [step.tokens for _, _, step in some],
+                [step.top_k for _, _, step in some],
+                node_top_k=[step.node_top_k for _, _, step in some],
+            )
+            return [True] * len(some)
+
+        self._isolated(grown, accept)
+
+    def _isolated(
+        self, asked: Sequence[_Asked], call: Callable[[Sequence[_Asked]], Sequence[_Result]]
+    ) -> list[_Result | None]:
+        """Do something for all sessions at once, and for one after the other if that fails: a fault costs one request.
+
+        Args:
+            asked: the request of each, its session, and more. If it fails for this one alone, too, the session is
+                closed: for good if it does not fail for others, so that it fails no more.
+            call: does it for some of `asked`; if it raises, it has done nothing.
+
+        Returns:
+            What `call` returns for each; None: it failed.
+        """
+        try:
+            return list(call(asked)) if asked else []
+        except Exception as error:
+            self.metrics.count_error("propose", error)
+        results: list[_Result | None] = [None] * len(asked)
+        for index in range(len(asked) if len(asked) > 1 else 0):
+            with suppress(Exception):  # as the one that was counted, or another fault of the same request
+                results[index] = next(iter(call(asked[index : index + 1])))
+        for (request, *_), result in zip(asked, results, strict=True):
+            if result is None:
+                self._close_session(request)
+                request.is_given_up = any(other is not None for other in results)
+        return results
 
     def _draft(self, steps: Sequence[StepRequest], shape: str, began: float, trees: list[TokenTree]) -> None:
         if self._waited:
@@ -159,34 +196,36 @@ class RequestDrafter:
             self._services.settle(self._of_services / max(1, self._written) - self._waited / seconds)
             self._waited = 0.0
         self._written = self._of_services = 0
-        asked: list[tuple[EngineRequest, DraftSession, int, int]] = []
+        asked: list[tuple[EngineRequest, DraftSession, int, int]] = []  # with its place and its most nodes
         for index, step in enumerate(steps):
             request = self._requests.get(step.id)
-            if request is not None and (session := self._session(request)) is not None and step.max_nodes > 0:
+            if request is not None and step.max_nodes > 0 and (session := self._session(request)) is not None:
                 asked.append((request, session, index, step.max_nodes))
         if not asked:
             return
-        drafted = draft_all(
-            [session for _, session, _, _ in asked],
-            [most for _, _, _, most in asked],
-            shape=shape,
-            services=self._services.ends(),
-        )
-        for (request, session, index, _), tree in zip(asked, drafted, strict=True):
+        services = self._services.ends()
+
+        def drafted(some: Sequence[tuple[EngineRequest, DraftSession, int, int]]) -> list[TokenTree]:
+            sessions, most = [session for _, session, _, _ in some], [most for _, _, _, most in some]
+            return draft_all(sessions, most, shape=shape, services=services)
+
+        for (request, session, index, _), tree in zip(asked, self._isolated(asked, drafted), strict=True):
+            if tree is None:
+                continue
             for absence in session.statistics.absent.values():
                 self.metrics.count_error("source", absence.reason)
             if len(tree) and not 0 <= tree.tokens.min() <= tree.tokens.max() < self._vocabulary_size:
                 expected = f"0..{self._vocabulary_size - 1}"
                 self.metrics.count_error("tokens", describe("draft", "token id", int(tree.tokens.max()), expected))
                 self._close_session(request)
-                request.has_foreign_tokens = True
+                request.is_given_up = True
             else:
                 request.drafted = trees[index] = tree
         self._waited = sum(session.sources.waited for _, session, _, _ in asked)
 
     def _session(self, request: EngineRequest) -> DraftSession | None:
         """Return the session of a request, which is opened if it is not yet; None if that fails."""
-        if request.session is None and not request.has_foreign_tokens:
+        if request.session is None and not request.is_given_up:
             try:
                 request.session = self._sources.session(request.text, request.new.references)
             except Exception as error:

@@ -86,7 +86,7 @@ def assigned_in(definition: type | Callable[..., Any]) -> set[str]:
     assigned = {
         node.attr
         for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and _is_self(node.value)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
     }
     bodies = [node.body for node in tree.body if isinstance(node, ast.ClassDef)]
     annotated = {
@@ -98,17 +98,13 @@ def assigned_in(definition: type | Callable[..., Any]) -> set[str]:
     return assigned | annotated
 
 
-def read_in(definition: type | Callable[..., Any]) -> set[str]:
-    """Return the attributes of `self` that the source of a class or a method reads or calls."""
+def read_in(definition: type | Callable[..., Any], owner: str) -> set[str]:
+    """Return the attributes of `owner`, such as `self.corpus`, that the source of something reads or calls."""
     return {
         node.attr
         for node in ast.walk(_source_of(definition))
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and _is_self(node.value)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and ast.unparse(node.value) == owner
     }
-
-
-def _is_self(node: ast.expr) -> bool:
-    return isinstance(node, ast.Name) and node.id == "self"
 
 
 def _source_of(definition: type | Callable[..., Any]) -> ast.Module:

@@ -189,6 +189,10 @@ def generate(
     ]
     printer = Printer(generator, options, seed=seed, compare=compare, as_json=as_json)
     if prompts:
+        if chat is None and tokenizer.chat_template:
+            click.echo(
+                "--prompt is continued as text; with --chat it is a question in the model's chat template", err=True
+            )
         for prompt in prompts:
             title = Path(model).name if Path(model).exists() else model
             printer.write(prompt, chat=bool(chat), page_path=page_path, title=title)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from rest_store.datastore.render import counted
 
-MOST_SECONDS = 30.0  # for a comparison, but for the round that is under way then
+MOST_SECONDS = 30.0  # for a comparison, but for the pair that is under way then
 LEAST_PAIRS = 4  # of runs, where there is time: two may agree by chance
 _NARROW = 1.1  # greatest ratio of the ends of an interval that a verdict rests on
 
@@ -60,9 +60,9 @@ class Speedup:
 
 
 def in_turns(plain: Callable[[], float], drafted: Callable[[], float]) -> tuple[list[float], list[float]]:
-    """Run two ways in turns, until it is certain how they compare, or for `MOST_SECONDS`.
+    """Run two ways in turns, until it is certain how they compare, or for `MOST_SECONDS` and the pair of that moment.
 
-    A round is plain, drafted, drafted, plain, so that a machine that becomes slower or faster meanwhile favours none.
+    The order is plain, drafted, drafted, plain, so that a machine that becomes slower or faster meanwhile favours none.
 
     Args:
         plain: runs once, and returns the seconds that count.
@@ -74,9 +74,11 @@ def in_turns(plain: Callable[[], float], drafted: Callable[[], float]) -> tuple[
     slow: list[float] = []
     fast: list[float] = []
     end = time.perf_counter() + MOST_SECONDS
+    ways = ((slow, plain), (fast, drafted))
     while True:
-        for seconds, way in ((slow, plain), (fast, drafted), (fast, drafted), (slow, plain)):
+        for seconds, way in ways:
             seconds.append(way())
+        ways = ways[::-1]
         speedup = Speedup.of(slow, fast)
         if time.perf_counter() >= end or (speedup.pairs >= LEAST_PAIRS and speedup.is_certain):
             return slow, fast

@@ -2,9 +2,53 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeGuard
 
-from rest_store.errors import PromptError, describe
+from rest_store.errors import PromptError, describe, first_line
+
+Message = Mapping[str, Any]  # of a chat: "role" and "content", and whatever else the model's template reads
+
+
+def is_chat(prompt: object) -> TypeGuard[Sequence[Message]]:
+    """Whether a prompt is meant to be the messages of a chat."""
+    return isinstance(prompt, Sequence) and len(prompt) > 0 and all(isinstance(one, Mapping) for one in prompt)
+
+
+def rendered(tokenizer: Any, messages: Sequence[Message]) -> str:
+    """Return the prompt for what the model says next, with its control tokens.
+
+    Args:
+        tokenizer: of transformers.
+        messages: of a chat, the oldest first. If the last one is the model's (`assistant`), it is continued.
+
+    Raises:
+        PromptError: there is no chat template, a message has no role, or the template refuses them.
+    """
+    if not getattr(tokenizer, "chat_template", None):
+        expected = "text: the tokenizer has no chat template"
+        raise PromptError(describe("generate", "the prompt", "messages of a chat", expected))
+    for index, message in enumerate(messages):
+        if not isinstance(message.get("role"), str):
+            found = f"{', '.join(map(str, message)) or 'nothing'}"
+            raise PromptError(describe("generate", f"message {index}", found, "a role and a content"))
+    continues = messages[-1]["role"] == "assistant"
+    try:
+        text = tokenizer.apply_chat_template(
+            [dict(message) for message in messages],
+            tokenize=False,
+            add_generation_prompt=not continues,
+            continue_final_message=continues,
+        )
+    except Exception as error:  # a template is anybody's code
+        found = f"refused by the chat template ({first_line(error)})"
+        raise PromptError(describe("generate", "the prompt", found, "messages as the model knows them")) from error
+    return str(text)
+
+
+def tokenized_chat(tokenizer: Any, messages: Sequence[Message]) -> dict[str, Any]:
+    """Return messages as arguments of `model.generate`; errors as in `rendered` and `tokenized`."""
+    return tokenized(tokenizer, rendered(tokenizer, messages), special=False)
 
 
 def tokenized(tokenizer: Any, text: str, *, special: bool = True) -> dict[str, Any]:
@@ -38,8 +82,7 @@ class Conversation:
 
     def ask(self, text: str) -> str:
         """Return the prompt for an answer to `text`, with its control tokens."""
-        turns = [*self._turns, {"role": "user", "content": text}]
-        return str(self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+        return rendered(self._tokenizer, [*self._turns, {"role": "user", "content": text}])
 
     def add(self, text: str, answer: str) -> None:
         """Add a question and its answer to the history."""

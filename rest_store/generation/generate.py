@@ -3,7 +3,8 @@
     model.generate(**inputs, custom_generate=rest_store.generate, drafter=[store, rest_store.PromptLookup()])
 
 transformers prepares everything as for its own decoding (cache, mask, processors, criteria), then calls this. It
-forwards the arguments of this signature that it does not take itself. It takes `streamer`, so that is `stream_to` here.
+forwards the arguments of this signature that it does not take itself. A `streamer` it takes itself, and does not
+forward; `streamer_of_the_call` finds it.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import torch
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.remembering import RememberTarget
+from rest_store.errors import ModeNotSupportedError, describe
 from rest_store.generation.loop import Generation
 from rest_store.generation.options import Options
+from rest_store.generation.seam import streamer_of_the_call
 from rest_store.generation.typical import ACCEPTANCES
 
 
@@ -67,7 +70,8 @@ def generate(
         group: of the outputs in `remember`, as `LiveDatastore.add` takes it, such as a key of the prompt. What was
             remembered of the same group is searched as references are, if `PromptLookup` is in `drafter`.
         epoch: of the outputs in `remember`, likewise.
-        stream_to: a streamer of transformers, given the prompt and each token (one row only).
+        stream_to: a streamer of transformers, given the prompt and each token (one row only): another way to pass the
+            `streamer` of `model.generate`.
         model_kwargs: prepared by `model.generate`.
 
     Returns:
@@ -77,17 +81,18 @@ def generate(
     Raises:
         ModelNotSupportedError: not a decoder-only model whose keys and values can be kept for one path of a tree.
         ModeNotSupportedError: not greedy search or sampling, inputs other than token ids, a processor or criterion that
-            does not judge rows one by one, or a streamer for several rows; typical acceptance in greedy search or with
-            a SynthID watermark.
+            does not judge rows one by one, a streamer for several rows, or two streamers; typical acceptance in greedy
+            search or with a SynthID watermark.
         CacheNotSupportedError: a quantized, offloaded or recurrent cache, or a static one of yours.
+        TokenizerMismatchError: datastores in `drafter` and `remember` have different tokenizers.
         SourceError: `drafter` is no list, one of it is not a source or is given twice, or there are too many; or there
             are references, but no prompt lookup.
         ContextTypeError, TokenRangeError: a reference is not 1-D token ids.
         LimitError: `max_nodes`, `acceptance` or `epoch` is out of range.
-        DocumentError: `group` is none.
+        DocumentError: `group` is not a valid name of a group.
         NativeKernelError: the kernel was not compiled.
         RememberError: nothing can be added to `remember`.
-        CalibrationError: `calibration` is none.
+        CalibrationError: `calibration` is not a `Calibration`.
         DatastoreClosedError: one of the sources is closed.
 
     A session or source that fails later changes nothing but speed. It is counted in `statistics.drafts`; one
@@ -95,6 +100,9 @@ def generate(
     What cannot be remembered in time is counted in `statistics.remembered`, and a warning says why.
     One generation at a time for each model.
     """
+    streamer = streamer_of_the_call()
+    if streamer is not None and stream_to is not None:
+        raise ModeNotSupportedError(describe("generate", "streamer", "given beside stream_to", "one of them"))
     generation = Generation(
         model,
         input_ids,
@@ -104,4 +112,6 @@ def generate(
         options=Options(drafter, references, max_nodes, adaptive, remember, calibration, acceptance, group, epoch),
         **model_kwargs,
     )
+    if streamer is not None:
+        return generation.result(streamer, has_prompt=True)
     return generation.result(stream_to)

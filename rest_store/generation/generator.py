@@ -6,6 +6,7 @@ import copy
 import statistics
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,17 +14,29 @@ from typing import Any
 import torch
 from transformers import StopStringCriteria
 
+from rest_store.datastore.store import Store
+from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.members import MemberSource
 from rest_store.drafting.remembering import RememberTarget, flush
 from rest_store.drafting.sources import RecycledLogits, source_names
-from rest_store.errors import DraftingWarning, ModeNotSupportedError, NoTokenizerError, PromptError, describe
+from rest_store.errors import (
+    DraftingWarning,
+    ModeNotSupportedError,
+    NoTokenizerError,
+    PromptError,
+    PromptWarning,
+    TokenizerLoadError,
+    describe,
+)
 from rest_store.generation.comparison import Comparison, Speedup, in_turns
-from rest_store.generation.conversation import tokenized
+from rest_store.generation.conversation import is_chat, tokenized, tokenized_chat
 from rest_store.generation.loop import Generation
 from rest_store.generation.options import Options
 from rest_store.generation.output import GeneratorOutput, Piece, accepted_by_source
 from rest_store.generation.seam import name_of_cache_in
+from rest_store.generation.stream import Drive, Stream, loop_not_run
 from rest_store.generation.support import vocabulary_size
 from rest_store.generation.typical import ACCEPTANCES
 
@@ -34,7 +47,8 @@ class Generator:
     Args:
         model: a decoder-only model of transformers.
         tokenizer: its tokenizer; needed for prompts and stop strings that are text.
-        sources: the `drafter` of `rest_store.generate`, which describes the other arguments and errors, too.
+        sources: the `drafter` of `rest_store.generate`, which describes the other arguments and errors, too. Datastores
+            that were built with another tokenizer are refused.
 
     Attributes:
         source_names: a name for each source.
@@ -59,7 +73,7 @@ class Generator:
         options = Options(sources, (), max_nodes, adaptive, remember, calibration, acceptance)
         if sources and calibration is None:  # one for all generations
             options = replace(options, calibration=Calibration.default())
-        self._options = options
+        self._options = replace(options, tokenizer=_identity_for(tokenizer, [*(sources or ()), remember]))
         self.source_names = source_names(sources or ())
 
     def generate(
@@ -76,8 +90,9 @@ class Generator:
         """Generate to the end.
 
         Args:
-            prompt: text, 1-D or 2-D token ids, or a mapping such as a tokenizer returns, all of which goes into the
-                model.
+            prompt: text, messages of a chat (a list of mappings with role and content, which the tokenizer's chat
+                template renders), 1-D or 2-D token ids, or a mapping such as a tokenizer returns, all of which goes
+                into the model.
             references: of `rest_store.generate`, as text or token ids.
             group: of `rest_store.generate`.
             epoch: of `rest_store.generate`.
@@ -101,11 +116,10 @@ class Generator:
         drafting = replace(self._options, references=self._tokens_of(references), group=group, epoch=epoch)
         options = self._with_stop_strings(options)
         comparison = self._compare(prompt, drafting, options) if compare else None
-        with self._begin(prompt, drafting, options) as generation:
-            if on_piece is not None:
-                for piece in generation:
-                    on_piece(piece)
-            return replace(self._output(generation), comparison=comparison)
+        output = self._write(self._inputs(prompt), drafting, options, on_piece)
+        if isinstance(prompt, str):
+            self._warn_of_chats(output)
+        return replace(output, comparison=comparison)
 
     def stream(
         self,
@@ -115,31 +129,60 @@ class Generator:
         group: str = "",
         epoch: int = 0,
         **options: Any,
-    ) -> Generation:
+    ) -> Stream:
         """Return the generation, to iterate over what each forward pass wrote, to its end or until `close`.
 
-        Arguments and errors as in `generate`. A generation that is dropped before its end is closed, but does not fill
-        a cache of yours: close it for that.
+        Arguments and errors as in `generate`. `model.generate` runs in a thread of its own, each pass of it while the
+        next piece is waited for. A stream that is dropped before its end is closed, but does not fill a cache of yours:
+        close it for that.
         """
         drafting = replace(self._options, references=self._tokens_of(references), group=group, epoch=epoch)
-        return self._begin(prompt, drafting, self._with_stop_strings(options))
+        of_model = self._with_stop_strings(options)
+        inputs = self._inputs(prompt)
+        return Stream(lambda drive: self._run(inputs, drafting, of_model, drive), type(self.model).__name__)
 
-    def _begin(self, prompt: Any, drafting: Options, options: Mapping[str, Any]) -> Generation:
+    def _run(self, inputs: Mapping[str, Any], drafting: Options, options: Mapping[str, Any], drive: Drive) -> Any:
+        """Call `model.generate`, which calls `drive` with a generation; return what it returns."""
         if options.get("streamer") is not None:
             expected = "none: iterate over the pieces of Generator.stream"
             raise ModeNotSupportedError(describe("Generator", "streamer", "passed", expected))
-        generation: Generation = self.model.generate(
-            **self._inputs(prompt),
-            **options,
-            custom_generate=Generation,
-            options=drafting,
-            text_tokenizer=self.tokenizer,
-        )
-        return generation
 
-    def _output(self, generation: Generation) -> GeneratorOutput:
-        """Run `generation` to its end and return what it wrote."""
-        result = generation.result()
+        def loop(
+            model: Any,
+            input_ids: torch.Tensor,
+            logits_processor: Any,
+            stopping_criteria: Any,
+            generation_config: Any,
+            **model_kwargs: Any,
+        ) -> Any:
+            prepared = (model, input_ids, logits_processor, stopping_criteria, generation_config)
+            return drive(Generation(*prepared, options=drafting, text_tokenizer=self.tokenizer, **model_kwargs))
+
+        return self.model.generate(**inputs, **options, custom_generate=loop)
+
+    def _write(
+        self,
+        inputs: Mapping[str, Any],
+        drafting: Options,
+        options: Mapping[str, Any],
+        on_piece: Callable[[Piece], object] | None = None,
+    ) -> GeneratorOutput:
+        """Generate to the end."""
+        with_gradients = torch.is_grad_enabled()
+        generation: Generation | None = None  # the latest: a wrapper of the model may generate more than once
+
+        def drive(begun: Generation) -> Any:
+            nonlocal generation
+            generation = begun
+            with begun:
+                for piece in begun if on_piece is not None else ():
+                    with torch.set_grad_enabled(with_gradients):  # `model.generate` has turned them off
+                        on_piece(piece)  # type: ignore[misc]  # it is not None here
+                return begun.result()
+
+        result = self._run(inputs, drafting, options, drive)
+        if generation is None:
+            raise loop_not_run(type(self.model).__name__)
         texts = None
         if self.tokenizer is not None:
             texts = [self.tokenizer.decode(tokens, skip_special_tokens=True) for tokens in generation.tokens]
@@ -163,7 +206,7 @@ class Generator:
 
         def drafted(**changes: Any) -> float:
             own = replace(_copied(drafting), **changes)
-            return timed(lambda: self._output(self._begin(prompt, own, options)))
+            return timed(lambda: self._write(self._inputs(prompt), own, options))
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DraftingWarning)  # the generation itself issues it
@@ -190,13 +233,28 @@ class Generator:
         return flush(None, seconds)
 
     def _with_stop_strings(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return options of `model.generate` with a criterion in place of stop strings, which need a tokenizer."""
+        """Return options of `model.generate` with a criterion in place of stop strings.
+
+        These need a tokenizer, which `model.generate` does not pass on to a custom loop. They may be an argument, or be
+        in a `generation_config`: that of the call or that of the model.
+        """
         others = {name: value for name, value in options.items() if name not in ("stop_strings", "tokenizer")}
-        strings = options.get("stop_strings")
-        if strings is not None:
-            tokenizer = options.get("tokenizer") or self._needed_tokenizer()
-            criterion = StopStringCriteria(tokenizer=tokenizer, stop_strings=strings)
-            others["stopping_criteria"] = [*(options.get("stopping_criteria") or []), criterion]
+        config = options.get("generation_config")
+        of_configs = [
+            getattr(one, "stop_strings", None) for one in (config, getattr(self.model, "generation_config", None))
+        ]
+        strings = next((one for one in (options.get("stop_strings"), *of_configs) if one is not None), None)
+        if strings is None:
+            return others
+        tokenizer = options.get("tokenizer")
+        tokenizer = self._needed_tokenizer() if tokenizer is None else tokenizer
+        criterion = StopStringCriteria(tokenizer=tokenizer, stop_strings=strings)
+        others["stopping_criteria"] = [*(options.get("stopping_criteria") or []), criterion]
+        if of_configs[0] is not None:
+            others["generation_config"] = copy.deepcopy(config)
+            others["generation_config"].stop_strings = None
+        if of_configs[1] is not None:
+            others["stop_strings"] = None  # in place of the model's
         return others
 
     def _inputs(self, prompt: Any) -> dict[str, torch.Tensor]:
@@ -207,6 +265,8 @@ class Generator:
         """
         if isinstance(prompt, str):
             prompt = tokenized(self._needed_tokenizer(), prompt)
+        elif is_chat(prompt):
+            prompt = tokenized_chat(self._needed_tokenizer(), prompt)
         named = prompt if isinstance(prompt, Mapping) else {"input_ids": prompt}
         rows = {name: _rows(name, value) for name, value in named.items() if value is not None or value is prompt}
         if "input_ids" in rows:
@@ -222,10 +282,41 @@ class Generator:
             for text in references
         ]
 
+    def _warn_of_chats(self, output: GeneratorOutput) -> None:
+        """Warn if a text ended at once that may have been meant as a question to a chat model."""
+        (written,) = output.tokens
+        has_template = bool(getattr(self.tokenizer, "chat_template", None))
+        if has_template and len(written) == 1 and written[0] in self.tokenizer.all_special_ids:
+            warnings.warn(
+                "rest-store: the model ended the text after 1 token. The prompt was continued as it is; to ask a chat "
+                'model, pass messages: [{"role": "user", "content": ...}]',
+                PromptWarning,
+                stacklevel=3,
+            )
+
     def _needed_tokenizer(self) -> Any:
         if self.tokenizer is None:
             raise NoTokenizerError(describe("Generator", "tokenizer", "None", "a tokenizer, for text and stop strings"))
         return self.tokenizer
+
+
+# Of each tokenizer its identity, which takes seconds for a large vocabulary, and its number of tokens then.
+_identities: weakref.WeakKeyDictionary[Any, tuple[int, TokenizerIdentity]] = weakref.WeakKeyDictionary()
+
+
+def _identity_for(tokenizer: Any, sources: Sequence[object]) -> TokenizerIdentity | None:
+    """Return the identity of a tokenizer if one of `sources` may have another tokenizer."""
+    if tokenizer is None or not any(isinstance(source, Store | MemberSource) for source in sources):
+        return None
+    size, known = _identities.get(tokenizer, (0, None))
+    if known is not None and size == len(tokenizer):
+        return known
+    try:
+        identity = identity_of(tokenizer)
+    except TokenizerLoadError:  # written in Python: no datastore can be built with it, so none is refused
+        return None
+    _identities[tokenizer] = (len(tokenizer), identity)
+    return identity
 
 
 def _copied(options: Options) -> Options:
@@ -236,7 +327,7 @@ def _copied(options: Options) -> Options:
     return replace(options, drafter=sources, calibration=calibration, references=references, remember=None)
 
 
-_EXPECTED = "text, a row of token ids, several of equal length, or what a tokenizer returns"
+_EXPECTED = "text, messages of a chat, a row of token ids, several of equal length, or what a tokenizer returns"
 
 
 def _rows(name: str, values: Any) -> torch.Tensor:

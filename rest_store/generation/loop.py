@@ -17,6 +17,7 @@ from rest_store.drafting.output_document import PROMPT_TOKENS, OutputDocument
 from rest_store.drafting.remembering import RememberTarget, remember
 from rest_store.errors import ModeNotSupportedError, describe
 from rest_store.generation.acceptance import Acceptance, Stops
+from rest_store.generation.attention import require_attention
 from rest_store.generation.detokenizer import Detokenizer
 from rest_store.generation.draft_sessions import EMPTY, DraftSessions, shortened
 from rest_store.generation.options import Options
@@ -87,6 +88,7 @@ class Generation:
         if typical:
             require_typical(sample, logits_processor)
         require_model(model)
+        require_attention(model)
         most = self._stops.max_length or math.inf  # tokens of a row
         held = prompt_length(input_ids, model_kwargs) - input_ids.shape[1]  # in a cache, beside those of the row
         require_length(model, held + most)
@@ -153,7 +155,7 @@ class Generation:
         sessions = self._sessions = DraftSessions(self._options, prompts, vocabulary_size(self._model))
         self.statistics.drafts = sessions.counts
         began = time.perf_counter()
-        prompt = prefill(self._model, self._input_ids, self._model_kwargs)
+        prompt = prefill(self._model, self._input_ids, self._config.prefill_chunk_size, self._model_kwargs)
         top_tokens = self._read(prompt.logits, sessions)
         seconds = time.perf_counter() - began
         if self._options.adaptive:
@@ -254,10 +256,10 @@ class Generation:
                     self._verifier.give_back(self._cache)
                 self.statistics.forward_passes += self._verifier.passes - passes
         finally:
-            self._release()
+            self.release()
 
-    def _release(self) -> None:
-        """Remember the output; close verifier and sessions."""
+    def release(self) -> None:
+        """Remember the output; close verifier and sessions, without filling the caller's cache."""
         self._closed = True
         target, self._target = self._target, None
         if target is not None:
@@ -273,7 +275,7 @@ class Generation:
         if sessions is not None:
             sessions.close()
 
-    __del__ = _release
+    __del__ = release
 
     def __enter__(self) -> Generation:
         return self
@@ -281,11 +283,12 @@ class Generation:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def result(self, streamer: Any = None) -> Any:
+    def result(self, streamer: Any = None, *, has_prompt: bool = False) -> Any:
         """Run to the end; return what `generate` returns. After `close` or an error that is what was written before.
 
         Args:
             streamer: of transformers, given the prompt and each token.
+            has_prompt: whether it was given the prompt before.
 
         Raises:
             ModeNotSupportedError: a streamer for several rows, which do not all get a token in the same step.
@@ -294,7 +297,7 @@ class Generation:
             found = f"given for {len(self._rows)} rows"
             raise ModeNotSupportedError(describe("generate", "a streamer", found, "one row"))
         with self:
-            if streamer is not None:
+            if streamer is not None and not has_prompt:
                 streamer.put(self._input_ids.cpu())
             for piece in iter(self._next_piece, None):
                 for token in piece.tokens[0] if streamer is not None else []:

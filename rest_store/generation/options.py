@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from rest_store.datastore.kernel import MAX_NODES
+from rest_store.datastore.store import Store
+from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.validation import IntSequence, label, limit
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.limits import references_of
@@ -23,13 +25,17 @@ from rest_store.generation.typical import ACCEPTANCES
 class Options:
     """How to draft, and where to remember; the fields are arguments of `rest_store.generate`, which describes them.
 
+    Attributes:
+        tokenizer: of the model; None: unknown, or not needed, since no source has one.
+
     Raises:
         SourceError, NativeKernelError: `drafter` cannot draft.
+        TokenizerMismatchError: a datastore in this process, or one that is to remember, has another tokenizer.
         ContextTypeError, TokenRangeError: a reference is not token ids.
         LimitError: something else than a number, or one that is out of range.
         RememberError: nothing can be added to `remember`.
-        DocumentError: `group` is none.
-        CalibrationError: `calibration` is none.
+        DocumentError: `group` is not a valid name of a group.
+        CalibrationError: `calibration` is not a `Calibration`.
     """
 
     drafter: Sequence[object] | None = None
@@ -41,6 +47,7 @@ class Options:
     acceptance: str = ACCEPTANCES[0]
     group: str = ""
     epoch: int = 0
+    tokenizer: TokenizerIdentity | None = None
 
     def __post_init__(self) -> None:
         if self.drafter is not None:
@@ -57,6 +64,13 @@ class Options:
         if self.acceptance not in ACCEPTANCES:
             expected = " or ".join(map(repr, ACCEPTANCES))
             raise LimitError(describe("generate", "acceptance", repr(self.acceptance), expected))
+        self._require_one_tokenizer()
+
+    def _require_one_tokenizer(self) -> None:
+        """Check that token ids mean the same to the model, as far as that is known, and to all datastores here."""
+        stores = [store for store in (*(self.drafter or ()), self.remember) if isinstance(store, Store)]
+        for store in stores:
+            store.tokenizer.require_same(self.tokenizer or stores[0].tokenizer, f"generate: {store.path}")
 
     def max_nodes_on(self, device: torch.device) -> int:
         """Return the most draft tokens of a step."""
@@ -75,7 +89,9 @@ class Options:
         references = self.all_references(failed)
         sources = list(self.drafter)  # the caller may change it
         calibration = Calibration.default() if self.calibration is None else self.calibration
-        return lambda prompt: DraftSession(sources, prompt, calibration=calibration, references=references)
+        return lambda prompt: DraftSession(
+            sources, prompt, calibration=calibration, references=references, tokenizer=self.tokenizer
+        )
 
     def all_references(self, failed: Callable[[Exception], object]) -> list[IntSequence]:
         """Return the references, and before them what was remembered of the group, if prompt lookup searches it."""

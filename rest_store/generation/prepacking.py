@@ -2,7 +2,8 @@
 
 torch computes a float32 linear layer on a CPU with a BLAS that reads the weights in their usual layout. oneDNN, a part
 of torch, also takes them in blocks that fit the processor's registers, which is several times as fast for the few rows
-of a step. On some processors the BLAS is faster for a single row, so both are timed when weights are packed.
+of a step. On some processors the BLAS is faster for a single row, so both are timed when weights are packed, and so are
+fewer threads.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from typing import Any
 import torch
 
 from rest_store.errors import ModelNotSupportedError, describe
+from rest_store.generation.threads import fitting_threads
 
 _ROWS = 16  # of the input that the blocks are chosen for; other numbers work too
 _REPEATS = 5  # of a timing
 
 _Linear = Callable[..., torch.Tensor]
+_Packed = list[tuple[torch.nn.Linear, Any]]
 
 
 @contextmanager
@@ -27,7 +30,7 @@ def prepacked_weights(model: torch.nn.Module) -> Iterator[int]:
     """Compute the linear layers of `model` from prepacked weights inside a `with` block.
 
     A second copy of the weights is held meanwhile. Sums are the same up to the order of addition, as between passes of
-    different widths.
+    different widths. torch has fewer threads inside the block where that is faster: other programs may be busy.
 
     Args:
         model: any module. Its `torch.nn.Linear` layers in float32 on the CPU are prepacked, unless their `forward` was
@@ -47,14 +50,15 @@ def prepacked_weights(model: torch.nn.Module) -> Iterator[int]:
         raise ModelNotSupportedError(describe(type(model).__name__, "number of linear layers", 0, expected))
     weights = {layer.weight: pack(layer.weight.detach(), _ROWS) for layer in layers}  # tied ones once
     packed = [(layer, weights[layer.weight]) for layer in layers]
-    singly = _is_faster_for_one_row(packed, linear)
-    try:
-        for layer, weight in packed:
-            vars(layer)["forward"] = _forward(layer, weight, linear, least=1 if singly else 2)
-        yield len(layers)
-    finally:
-        for layer in layers:
-            vars(layer).pop("forward", None)
+    with fitting_threads(lambda: _pass(packed, linear, _ROWS)):
+        singly = _is_faster_for_one_row(packed, linear)
+        try:
+            for layer, weight in packed:
+                vars(layer)["forward"] = _forward(layer, weight, linear, least=1 if singly else 2)
+            yield len(layers)
+        finally:
+            for layer in layers:
+                vars(layer).pop("forward", None)
 
 
 def _operators() -> tuple[Callable[..., Any], _Linear]:
@@ -77,21 +81,38 @@ def _can_be_packed(layer: torch.nn.Linear) -> bool:
     return has_own_forward and is_plain and weight.device.type == "cpu" and weight.dtype == torch.float32
 
 
-def _is_faster_for_one_row(packed: list[tuple[torch.nn.Linear, Any]], linear: _Linear) -> bool:
-    """Whether prepacked weights are faster than the usual layout for an input of one row."""
+def _inputs(packed: _Packed, rows: int) -> dict[int, torch.Tensor]:
+    """Return an input of so many rows for each size that layers take, whatever the defaults of torch are."""
     sizes = {layer.in_features for layer, _ in packed}
-    inputs = {size: torch.ones(1, size, dtype=torch.float32, device="cpu") for size in sizes}  # whatever the default is
+    return {size: torch.ones(rows, size, dtype=torch.float32, device="cpu") for size in sizes}
+
+
+@torch.no_grad()
+def _pass(packed: _Packed, linear: _Linear, rows: int) -> None:
+    """Compute all layers from prepacked weights, each for an input of so many rows."""
+    inputs = _inputs(packed, rows)
+    for layer, weight in packed:
+        linear(inputs[layer.in_features], weight, layer.bias, "none", [], "")
+
+
+@torch.no_grad()
+def _usual_pass(packed: _Packed, rows: int) -> None:
+    """Compute all layers from weights in their usual layout."""
+    inputs = _inputs(packed, rows)
+    for layer, _ in packed:
+        torch.nn.functional.linear(inputs[layer.in_features], layer.weight, layer.bias)
+
+
+def _is_faster_for_one_row(packed: _Packed, linear: _Linear) -> bool:
+    """Whether prepacked weights are faster than the usual layout for an input of one row."""
     usual, prepacked = [], []
-    with torch.no_grad():
-        for _ in range(_REPEATS):
-            began = time.perf_counter()
-            for layer, _weight in packed:
-                torch.nn.functional.linear(inputs[layer.in_features], layer.weight, layer.bias)
-            between = time.perf_counter()
-            for layer, weight in packed:
-                linear(inputs[layer.in_features], weight, layer.bias, "none", [], "")
-            usual.append(between - began)
-            prepacked.append(time.perf_counter() - between)
+    for _ in range(_REPEATS):
+        began = time.perf_counter()
+        _usual_pass(packed, 1)
+        between = time.perf_counter()
+        _pass(packed, linear, 1)
+        usual.append(between - began)
+        prepacked.append(time.perf_counter() - between)
     return min(prepacked) < min(usual)
 
 

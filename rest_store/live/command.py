@@ -94,8 +94,9 @@ def add(
     repeated. With --json, `ids` has what `rest-store live delete` takes, in the order of the documents.
     """
     from build_index.corpus import empty_corpora, open_corpus
-    from build_index.documents import batches
+    from build_index.documents import CorpusCounts, batches
     from build_index.duplicates import content_digest
+    from build_index.left_out import left_out_texts
     from build_index.tokenization import load_tokenizer
 
     corpora = [open_corpus(CorpusSpec(path, **reading)) for path in paths]
@@ -119,14 +120,21 @@ def add(
         if not ids:
             raise empty_corpora(corpora, without_tokens)
         described = store.info()
+    counts = CorpusCounts()
+    for corpus in corpora:
+        counts += corpus.counts
     if as_json:
-        facts = {"documents": len(ids), "duplicates": duplicates, "tokens": tokens, "without_tokens": without_tokens}
+        facts: dict[str, Any] = {"skipped": dict(counts.skipped)}
+        facts |= {"documents": len(ids), "duplicates": duplicates, "tokens": tokens, "without_tokens": without_tokens}
         facts |= {"token_count": described.token_count, "document_count": described.document_count}
         click.echo(json.dumps({"path": str(directory), **facts, "ids": ids}))
         return
     click.echo(f"{directory}: {counted(len(ids), 'document')} read, {duplicates:,} of them there already,")
     there = counted(described.document_count, "document")
     click.echo(f"now {there} of {counted(described.token_count, 'token')} there")
+    largest = {reason: example for reason, (_, example) in counts.largest.items()}
+    for text in left_out_texts(counts.skipped, counts.sizes, largest):
+        click.echo(f"left out: {text}")
 
 
 @live.command(epilog="Example: rest-store live delete memory notes 0f3a")

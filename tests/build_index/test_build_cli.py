@@ -34,7 +34,8 @@ def test_a_summary_for_people(corpus, tokenizer, out):
     rows = dict(line.split(None, 1) for line in result.stdout.splitlines())
     manifest = Manifest.read(out)
     assert rows["datastore"] == str(out)
-    assert rows["documents"] == "40 (3 exact duplicates dropped, 1 empty)"
+    assert rows["documents"] == "40 (3 exact duplicates dropped)"
+    assert rows["left"] == f"out   1 empty: {corpus}:41"
     assert rows["tokens"] == f"{manifest.token_count:,} (by {manifest.options['encoders'][0]})"
     assert rows["shards"] == str(len(manifest.shards))
     assert rows["size"].endswith(" bytes a token")

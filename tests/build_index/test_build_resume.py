@@ -25,6 +25,7 @@ from tests.shared.builds import (
     documents,
     leftovers,
     options,
+    stored_documents,
     write_jsonl,
     write_tokenizer,
 )
@@ -185,7 +186,7 @@ def test_another_release_is_refused(interrupted, monkeypatch):
 
 def test_a_changed_corpus_is_refused(interrupted, corpus):
     write_jsonl(corpus, ["other", *TEXTS[1:]])
-    refuse(interrupted, r"ds: corpus files is files=1 sha256=\w+, expected files=1 sha256=\w+, as in the unfinished b")
+    refuse(interrupted, r"ds: corpus files is cut=1 files=1 sha256=\w+, expected cut=1 files=1 sha256=\w+, as in")
 
 
 def test_a_damaged_shard_is_refused(interrupted):
@@ -246,11 +247,48 @@ def test_an_export_takes_the_place_of_an_unfinished_build(interrupted, tokenizer
 # --- Failures --------------------------------------------------------------------------------------------------------
 
 
-def test_a_corpus_that_has_to_be_repaired_leaves_nothing_to_resume(corpus, tokenizer, out):
-    corpus.write_text("".join(corpus.read_text().splitlines(keepends=True)[:50]) + "{not JSON\n")
-    with pytest.raises(CorpusError, match=r"corpus\.jsonl:51: content is not JSON"):
-        build_quick(corpus, tokenizer, out, shard_tokens=500)
+def test_a_corpus_that_has_to_be_repaired_costs_nothing_of_the_others(tokenizer, out, tmp_path, monkeypatch):
+    good = write_jsonl(tmp_path / "good.jsonl", TEXTS)
+    last = write_jsonl(tmp_path / "last.jsonl", documents(9, seed=2))
+    whole = last.read_text()
+    build_quick([good, last], tokenizer, tmp_path / "whole", shard_tokens=500)
+    last.write_text(whole + "{not JSON\n")
+    with pytest.raises(CorpusError, match=r"last\.jsonl:10: content is not JSON"):
+        build_quick([good, last], tokenizer, out, shard_tokens=500)
+    kept = kept_shards(out)
+    assert kept > 2
+    last.write_text(whole)
+    tokenized, sorted_ones = [], []
+    digest, sort = slices.content_digest, shard_sorter.sorted_suffixes
+    monkeypatch.setattr(
+        slices, "content_digest", lambda document: tokenized.append(document.origin) or digest(document)
+    )
+    monkeypatch.setattr(shard_sorter, "sorted_suffixes", lambda *data: sorted_ones.append(1) or sort(*data))
+    build_quick([good, last], tokenizer, out, shard_tokens=500)
+    assert contents(out) == contents(tmp_path / "whole")
+    assert {origin.rpartition(":")[0] for origin in tokenized} == {str(last)}
+    assert len(sorted_ones) < len(list(out.glob("*.suffixes"))) - 2, "what is sorted of the same tokens is kept"
+
+
+def test_corpora_that_change_their_places_keep_what_was_made_of_them(tokenizer, out, tmp_path, monkeypatch):
+    """One is left out, and another one is read first."""
+    first, second, third = (write_jsonl(tmp_path / f"{name}.jsonl", documents(20, seed=name)) for name in (3, 4, 5))
+    build_quick([third, second], tokenizer, tmp_path / "whole", shard_tokens=500)
+    with interrupt(builder, "_manifest", 1), pytest.raises(KilledError):
+        build_quick([first, second, third], tokenizer, out, shard_tokens=500)
+    monkeypatch.setattr(slices, "content_digest", None)  # nothing is tokenized
+    build_quick([third, second], tokenizer, out, shard_tokens=500)
+    assert contents(out) == contents(tmp_path / "whole")
     assert leftovers(out) == []
+
+
+def test_other_options_of_a_corpus_keep_nothing_of_it(tokenizer, out, tmp_path):
+    corpus = tmp_path / "a.jsonl"
+    corpus.write_text('{"text": "x", "other": "y"}\n')
+    with interrupt(builder, "_manifest", 1), pytest.raises(KilledError):
+        build_quick(corpus, tokenizer, out)
+    build(replace(options(corpus, tokenizer, out), corpora=(CorpusSpec(str(corpus), field="other"),)))
+    assert stored_documents(out) == [load_tokenizer(tokenizer).encode_batch(["y"])[0].tolist()]
 
 
 @pytest.mark.parametrize(

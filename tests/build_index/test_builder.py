@@ -65,7 +65,7 @@ def test_a_build_stores_every_document_in_order_and_opens(corpus, tokenizer, out
 def test_the_manifest_records_the_corpora_and_options(corpus, tokenizer, out, tmp_path):
     texts = ["one two", "three", "one two"]
     tree = tmp_path / "tree"
-    write_files(tree, {"image.png": b"\x89PNG\0", **{f"{number}.txt": text for number, text in enumerate(texts)}})
+    write_files(tree, {"data.bin": b"\x89\0", **{f"{number}.txt": text for number, text in enumerate(texts)}})
     specs = (CorpusSpec(str(corpus), max_documents=7), CorpusSpec(str(tree)))
     summary = build(BuildOptions(specs, str(tokenizer), out, shard_tokens=500, memory=1 << 40))
     manifest = Manifest.read(out)
@@ -122,7 +122,9 @@ def test_exact_duplicates_are_dropped_within_and_across_batches_and_corpora(
 def test_documents_without_tokens_are_counted(out, tmp_path):
     (tmp_path / "tokenizer.json").write_text(word_piece().to_str())
     corpus = write_jsonl(tmp_path / "corpus.jsonl", ["print", "\u200b\u200b", "", "  \n", "range"])
-    summary = build_quick(corpus, tmp_path / "tokenizer.json", out)
+    with pytest.warns(UserWarning, match=r"corpus.jsonl: 60% was left out \(2 empty, 1 without tokens\)"):
+        summary = build_quick(corpus, tmp_path / "tokenizer.json", out)
+    assert summary.lost == {str(corpus): 0.6}
     assert len(stored_documents(out)) == summary.documents == 2
     assert summary.skipped == {"empty": 2, "without tokens": 1}
     assert Manifest.read(out).corpora[0]["without_tokens"] == 1

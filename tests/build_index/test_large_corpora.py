@@ -14,7 +14,7 @@ from build_index.corpus import open_corpus
 from build_index.corpus_spec import CorpusSpec
 from build_index.documents import Document
 from build_index.readers import json_records, records
-from rest_store.errors import DocumentSizeError, MemoryBudgetError
+from rest_store.errors import DocumentSizeError
 from tests.shared.corpora import documents_of as documents
 from tests.shared.corpora import read_corpus
 from tests.shared.models import conversation, decoded
@@ -90,19 +90,6 @@ def test_a_row_that_is_too_large_is_an_error_or_counted_in_a_directory(tmp_path,
     corpus, found = read_corpus(tmp_path)
     assert found == SMALL
     assert corpus.counts.skipped == {"too large": 1}
-
-
-def test_a_row_group_beyond_the_memory_is_refused_with_its_size(tmp_path):
-    path = tmp_path / "a.parquet"
-    table = {"text": ["first", "x" * 5000], "a": ["y" * 9000, ""]}  # another column is not read, and does not count
-    pq.write_table(pa.table(table), path, row_group_size=1, compression="none")
-    corpus = open_corpus(CorpusSpec(str(path)))
-    corpus.row_group_bytes = 4096
-    expected = r"a.parquet: the size of 'text' in row group 1 is .* KiB, expected at most 4.0 KiB, as --memory and --w"
-    with pytest.raises(MemoryBudgetError, match=expected):
-        list(corpus)
-    corpus.row_group_bytes = None
-    assert len(list(corpus)) == 2
 
 
 def test_a_line_that_is_too_large_is_not_held(tmp_path, monkeypatch):

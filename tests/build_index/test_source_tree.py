@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import shutil
 
 import pyarrow as pa
@@ -47,7 +48,7 @@ def test_a_source_tree_is_read_in_order_and_skipped_files_are_counted(tmp_path):
     assert names(tmp_path, documents) == ["a/readme.gz", "a/z.py", "a.txt", *expected[3:]]
     assert documents[0].text == "compressed text"
     provenance = corpus.provenance()
-    assert provenance["skipped"] == {"binary": 3, "empty": 1, "not UTF-8": 1}
+    assert provenance["skipped"] == {"binary": 2, "empty": 1, "media file": 1, "not UTF-8": 1}
     assert provenance["reader"] == "tree"
     assert provenance["documents"] == 7
     assert provenance["conversations"] == 0
@@ -85,11 +86,19 @@ def test_data_files_in_a_directory_are_read_by_their_readers(tmp_path):
         ("bad.parquet", b"PAR1 and nothing more", ": parquet file is damaged"),
     ],
 )
-def test_a_bad_data_file_in_a_directory_is_an_error_that_names_it(tmp_path, name, content, message):
-    write_files(tmp_path, {"a/good.jsonl": '{"text": "x"}\n', f"a/{name}": content})
+def test_a_damaged_file_in_a_directory_is_counted_and_shown(tmp_path, name, content, message):
+    write_files(tmp_path, {"a/good.jsonl": '{"text": "good"}\n', f"a/{name}": content, "z.txt": "last"})
+    corpus, documents = read_corpus(tmp_path)
+    assert {"good", "last"} <= {document.text for document in documents}
+    (reason,) = corpus.counts.skipped
+    assert corpus.counts.skipped == {reason: 1}
+    assert reason == ("malformed record" if ":2:" in message else "damaged")
+    size, example = corpus.counts.largest[reason]
+    assert re.match(f"{tmp_path}/a/{name}{message}", example)
+    assert "\n" not in example
+    assert (size, corpus.counts.lost_bytes) == ((0, 0) if ":2:" in message else (len(content), len(content)))
     with pytest.raises(CorpusFormatError, match=f"^{tmp_path}/a/{name}{message}"):
-        read_corpus(tmp_path)
-    assert len(read_corpus(tmp_path, exclude=("bad.*",))[1]) == 1
+        read_corpus(tmp_path / "a" / name)
 
 
 def test_files_of_tools_in_a_tree_are_left_out(tmp_path):
@@ -159,7 +168,19 @@ def test_datastores_and_unfinished_builds_in_a_tree_are_left_out(tmp_path):
     assert names(tmp_path, documents) == expected
     assert corpus.provenance()["skipped"] == {"datastore": 2}
     assert corpus.size == corpus.counts.bytes_read
-    assert read_corpus(tmp_path / "ds")[1] == []
+
+
+@pytest.mark.parametrize(
+    ("files", "kind"),
+    [
+        ({"manifest.json": MANIFEST, "shard-00000.tokens": ""}, "a datastore"),
+        ({"documents.sqlite": "", "writer.lock": ""}, "a live datastore"),
+    ],
+)
+def test_a_datastore_as_a_corpus_is_refused_as_what_it_is(tmp_path, files, kind):
+    write_files(tmp_path / "ds", files)
+    with pytest.raises(CorpusError, match=f"ds: corpus is {kind}, expected the texts that it was made of"):
+        read_corpus(tmp_path / "ds")
 
 
 def test_what_vanishes_from_a_tree_meanwhile_is_counted_and_passed_over(tmp_path):

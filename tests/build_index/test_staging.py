@@ -190,7 +190,7 @@ def test_a_new_build_that_is_killed_while_it_clears_an_unfinished_one_leaves_not
     write_files(tmp_path / ".ds.building" / "datastore", {**NEW, "../plan.json": "{}"})
     assert kept_shards(tmp_path / "ds") == 1
 
-    def killed(self):
+    def killed(self, kept):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Staging, "_remove_files", killed)

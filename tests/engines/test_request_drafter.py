@@ -209,6 +209,29 @@ def test_whatever_fails_is_answered_with_no_drafts_and_said_once(
     assert said == ["rest-store: no drafts (propose): MemoryError: no more memory; said once"]
 
 
+@pytest.mark.parametrize("name", ["draft_all", "accept_all"])
+def test_a_fault_of_one_request_costs_that_one_its_drafts(
+    drafter: RequestDrafter, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """In each step that it is in, and whoever is asked beside it; it is given up the first time."""
+    alone = Written(drafter, MODEL, "alone", [20, 21])
+    write([alone], 8)
+    requests = [Written(drafter, MODEL, id, [20, 21]) for id in ("faulty", "other")]
+    write(requests, 1)
+    native, faulty = getattr(request_drafter, name), drafter._requests["faulty"].session
+
+    def failing_for_one(sessions: Any, *others: Any, **named: Any) -> Any:
+        if faulty in sessions:
+            raise MemoryError("a fault of one")
+        return native(sessions, *others, **named)
+
+    monkeypatch.setattr(request_drafter, name, failing_for_one)
+    write(requests, 7)
+    assert requests[1].text == alone.text
+    assert len(requests[0].text) < len(alone.text)
+    assert totals(drafter, "errors") == {"propose": 1}
+
+
 def test_tokens_that_no_vocabulary_has_are_done_without(drafter: RequestDrafter) -> None:
     """As embedded prompts have them."""
     drafter.begin(NewRequest("a", [-1, -1], 2))

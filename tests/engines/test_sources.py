@@ -13,7 +13,7 @@ import pytest
 from rest_store.drafting.output_document import OutputDocument
 from rest_store.drafting.remembering import RememberCounts, remember
 from rest_store.engines.metrics import EngineMetrics
-from rest_store.engines.request import NewRequest, StepRequest, references_of
+from rest_store.engines.request import NewRequest, StepRequest, extras_of, references_of
 from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.settings import EngineSettings
 from rest_store.engines.sources import EngineSources
@@ -181,13 +181,29 @@ def test_a_service_that_is_away_is_done_without(tmp_path: Path, caplog: pytest.L
 def test_references_are_texts_or_tokens() -> None:
     tokenizer = SimpleNamespace(identity=identity(VOCABULARY), encode=lambda text, add_special_tokens: [7, len(text)])
     made = opened(tokenizer=tokenizer)
-    given = references_of({"type": "content", "content": [{"type": "text", "text": "four"}, [1, 2], {"type": "other"}]})
-    assert [reference.tolist() for reference in made.encoded(given)] == [[7, 4], [1, 2]]
-    read = [references_of(given) for given in ("a", ["a", "b"], [1, 2], None, 3)]
+    failed: list[str] = []
+    content = {"type": "content", "content": [{"type": "text", "text": "four"}, [1, 2], {"type": "other"}]}
+    assert [reference.tolist() for reference in made.encoded(references_of(content, failed.append))] == [[7, 4], [1, 2]]
+    read = [references_of(given, failed.append) for given in ("a", ["a", "b"], [1, 2], None, {})]
     assert read == [["a"], ["a", "b"], [[1, 2]], [], []]
+    assert failed == []
     with made.session(np.array([5, 6], np.int32), made.encoded([[5, 6, 9, 8]])) as session:
         assert session.draft(2, shape="chain").tokens.tolist() == [9, 8]
     made.close()
+
+
+def test_extra_arguments_that_are_malformed_are_named() -> None:
+    failed: list[str] = []
+    assert extras_of(None, failed.append) == {}
+    assert extras_of({"group": 3, "epoch": 4, "other": 5}, failed.append) == {"references": [], "group": 3, "epoch": 4}
+    assert failed == []
+    assert [extras_of(given, failed.append) for given in ("x", 7, ["a"])] == [{}, {}, {}]
+    assert extras_of({"prediction": {"content": 7}}, failed.append) == {"references": []}
+    what = "request: the object of extra arguments is"
+    assert failed == [
+        *(f"{what} of the type {name}, expected an object" for name in ("str", "int", "list")),
+        "request: prediction is of the type int, expected a text, token ids, or a list of these",
+    ]
 
 
 @pytest.mark.parametrize("references", [["a text"], [[1.5]], [[-1]], [None]])

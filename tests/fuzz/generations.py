@@ -80,9 +80,8 @@ def drafted_text(plan: Plan, model: Any, drafter: list[Any]) -> Text | BaseExcep
         text = write(lambda: model.generate(**asked, **ours))
     else:
         prompt = {name: asked.pop(name) for name in plan.inputs}
-        tokenizer = asked.pop("tokenizer", None)
         text = write(
-            lambda: rest_store.Generator(model, tokenizer, drafter, **plan.drafting).generate(prompt, **asked).sequences
+            lambda: rest_store.Generator(model, None, drafter, **plan.drafting).generate(prompt, **asked).sequences
         )
     for name, value in kept.items():
         assert torch.equal(plan.inputs[name], value), f"{name} was changed"

@@ -47,6 +47,14 @@ def test_ways_take_turns_until_the_range_is_narrow(clock: Clock) -> None:
     assert (speedup.low, speedup.high) == (pytest.approx(2 / 1.05), 2.0)
 
 
+def test_the_time_is_looked_at_after_each_pair(clock: Clock) -> None:
+    order: list[str] = []
+    plain, drafted = in_turns(way(clock, order, "plain", [100.0]), way(clock, order, "drafted", [40.0]))
+    assert order == ["plain", "drafted"]
+    said = str(Speedup.of(plain, drafted))
+    assert said == "faster, 2.50 times as fast in 1 pair of runs; how much is uncertain"
+
+
 def test_a_busy_machine_gets_no_verdict_after_a_bounded_time(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison, "MOST_SECONDS", 60.0)
     speedup = Speedup.of(*in_turns(way(clock, [], "plain", [1.0, 4.0, 2.0]), way(clock, [], "drafted", [1.0, 3.0])))

@@ -145,7 +145,7 @@ def test_what_fails_at_the_beginning_or_end_leaves_the_model_as_it_was(monkeypat
             with pytest.raises(MemoryError):
                 list(generation)
         assert model.config._attn_implementation == attention
-        assert generation._sessions is None
+        assert generation._generation._sessions is None
 
 
 def test_references_may_be_read_once() -> None:

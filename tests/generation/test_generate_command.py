@@ -53,6 +53,18 @@ def test_the_command_writes_text(model_directory: Path, tmp_path: Path, options:
     assert facts["text"].strip() in done.output
 
 
+def test_a_terminal_shows_what_takes_long(model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["generate", "--model", str(model_directory), "--prompt", "for", "--max-new-tokens", "4", "--compare", "--no-chat"]
+    assert CliRunner().invoke(main, words).stderr == ""
+    monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda stream: True, raising=False)
+    shown = CliRunner().invoke(main, words).stderr.splitlines()
+    assert [re.sub(r"[\d.]+ s", "N s", line) for line in shown] == [
+        f"loading tokenizer {model_directory} ... N s",
+        f"loading model {model_directory} ... N s",
+        "plain decoding and drafts take turns, about N s at most ...",
+    ]
+
+
 def test_the_command_refuses_what_is_not_there(tmp_path: Path, model_directory: Path) -> None:
     words = ["generate", "--prompt", "x", "--model"]
     done = CliRunner().invoke(main, [*words, str(tmp_path / "no.gguf")])
@@ -114,6 +126,15 @@ def test_a_chat_takes_a_template(model_directory: Path, tmp_path: Path) -> None:
     (copied / "chat_template.jinja").unlink()
     done = write(copied, "--prompt", "x", "--chat")
     assert (done.exit_code, "has no chat template: leave out --chat" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize("words", [[], ["--chat"], ["--no-chat"]], ids=str)
+def test_a_prompt_without_the_models_template_says_so_once(model_directory: Path, words: list[str]) -> None:
+    done = write(model_directory, "--prompt", "x", "--prompt", "y", *words, "--json")
+    assert done.exit_code == 0, done.output
+    hints = [line for line in done.stderr.splitlines() if "continued as text; with --chat" in line]
+    assert len(hints) == (not words)
+    assert len(done.stdout.splitlines()) == 2
 
 
 @pytest.mark.filterwarnings("default::rest_store.errors.DraftingWarning")

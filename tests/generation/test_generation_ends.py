@@ -78,8 +78,11 @@ def test_what_is_dropped_is_freed_at_once(place: int, closing: type[Closing]) ->
         if number == place:
             break
     held = [weakref.ref(generation)]
-    if generation._verifier is not None:
-        held += [weakref.ref(generation._verifier.cache), weakref.ref(generation._verifier.cache.groups[0])]
+    loop = generation._generation
+    held.append(weakref.ref(loop))
+    if loop._verifier is not None:
+        held += [weakref.ref(loop._verifier.cache), weakref.ref(loop._verifier.cache.groups[0])]
+    del loop
     del generation
     assert [reference() for reference in held] == [None] * len(held)
     assert closing.closed == 2

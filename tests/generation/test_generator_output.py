@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import rest_store
+from rest_store.datastore.tokenizer import identity_of
 from rest_store.errors import CalibrationError, ModeNotSupportedError, NoTokenizerError, SourceError
 from rest_store.generation import comparison
 from rest_store.generation.output import accepted_by_source
@@ -31,15 +32,17 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(write_model(tmp_path_factory.mktemp("model")))
+    directory = write_model(tmp_path_factory.mktemp("model"), vocab_size=len(text_tokenizer()))
+    return AutoModelForCausalLM.from_pretrained(directory)
 
 
 @pytest.fixture(scope="module")
 def store(model: Any, tmp_path_factory: pytest.TempPathFactory) -> rest_store.Datastore:
     """A datastore of what the model writes."""
     plain = model.generate(**text_tokenizer()(PROMPT, return_tensors="pt"), **FIXED)
-    directory = tmp_path_factory.mktemp("store")
-    return rest_store.Datastore.open(write_datastore(directory, Corpus(512, [[plain[0].tolist()]])))
+    corpus = Corpus(len(text_tokenizer()), [[plain[0].tolist()]])
+    directory = write_datastore(tmp_path_factory.mktemp("store"), corpus, identity_of(text_tokenizer()))
+    return rest_store.Datastore.open(directory)
 
 
 @pytest.fixture(scope="module")

@@ -21,6 +21,7 @@ from rest_store.cli import main
 from rest_store.datastore.check import check_datastore
 from rest_store.errors import (
     ChecksumError,
+    CorpusError,
     DatastoreNotFoundError,
     EmptyCorpusError,
     LiveFormatError,
@@ -193,7 +194,7 @@ def test_a_frozen_datastore_is_no_live_one(tmp_path: Path, tokenizer: Path) -> N
 def test_a_live_datastore_is_neither_a_frozen_one_nor_a_corpus(live: Path, tmp_path: Path, tokenizer: Path) -> None:
     refused(DatastoreNotFoundError, lambda: rest_store.Datastore.open(live), "a live one", "rest-store live export")
     out = tmp_path / "out.ds"
-    refused(EmptyCorpusError, lambda: build_quick(live, tokenizer, out), "without a text to store (1 datastore)")
+    refused(CorpusError, lambda: build_quick(live, tokenizer, out), "corpus is a live datastore, expected the texts")
     refused(OutputError, lambda: build_quick(tmp_path / "texts.jsonl", tokenizer, live), "one with other content")
     folder = tmp_path / "folder"
     folder.mkdir()

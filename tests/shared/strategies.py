@@ -101,8 +101,14 @@ def identity(vocabulary_size: int) -> TokenizerIdentity:
     return TokenizerIdentity("test", "sha256:" + f"{vocabulary_size:064x}", vocabulary_size, {}, {})
 
 
-def write_datastore(directory: Path, corpus: Corpus) -> Path:
-    """Write the datastore of `corpus` with the writers of `datastore.shard`; small ones are sorted by brute force."""
+def write_datastore(directory: Path, corpus: Corpus, tokenizer: TokenizerIdentity | None = None) -> Path:
+    """Write the datastore of `corpus` with the writers of `datastore.shard`; small ones are sorted by brute force.
+
+    Args:
+        directory: of the datastore.
+        corpus: its documents.
+        tokenizer: with which they were encoded; None: one that there is not.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     records = []
     for place, documents in enumerate(corpus.shards):
@@ -122,7 +128,8 @@ def write_datastore(directory: Path, corpus: Corpus) -> Path:
             keys, entries = suffix_array.sorted_suffixes(tokens.raw[HEADER_SIZE:], header.width, header.token_count)
         write_suffixes(directory / f"{name}.suffixes", tokens.header, keys, entries)
         records.append(ShardRecord.of(name, Shard.open(directory, name)))
-    manifest = Manifest("rest-store test", identity(corpus.vocabulary_size), tuple(records), (), {})
+    tokenizer = identity(corpus.vocabulary_size) if tokenizer is None else tokenizer
+    manifest = Manifest("rest-store test", tokenizer, tuple(records), (), {})
     (directory / FILE_NAME).write_text(manifest.to_json(), encoding="utf-8")
     return directory
 

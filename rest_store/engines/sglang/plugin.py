@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +10,9 @@ from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 from sglang.srt.speculative.spec_registry import CustomSpecAlgo
 from sglang.version import __version__
 
-from rest_store.engines.sglang.settings import read_settings
+from rest_store.engines.sglang.checks import require_datastores
+from rest_store.engines.sglang.seam import NGRAM_ARGUMENTS, all_differences
+from rest_store.engines.sglang.settings import VARIABLE, read_settings
 from rest_store.errors import EngineSettingsError, describe
 
 if TYPE_CHECKING:
@@ -20,13 +21,7 @@ if TYPE_CHECKING:
 NAME = "REST_STORE"
 _NODES = 16  # verified for a request in a step, with its last token
 _REQUESTS = 48  # at once, as SGLang limits them for its own n-gram lookup
-_SEAM = {  # what the worker takes over from NGRAMWorker: methods and their parameters
-    "__init__": ["self", "server_args", "gpu_id", "nccl_port", "target_worker"],
-    "_prepare_draft_tokens": ["self", "batch"],
-    "_update_ngram_corpus": ["self", "batch"],
-    "forward_batch_generation": ["self", "batch", "on_publish", "pp_proxy_tensors"],
-    "note_request_finished": ["self", "rid", "natural_stop"],
-}
+_MOST_DIFFERENCES = 3  # that a message names
 
 
 def register() -> None:
@@ -62,9 +57,12 @@ class RestStoreAlgorithm(CustomSpecAlgo):  # type: ignore[misc]  # SGLang need n
         Raises:
             EngineSettingsError: a setting is wrong, an argument does not go together with the algorithm, or this SGLang
                 is not like the one that the worker was written for.
+            RestStoreError: of the subclass for the cause: a datastore in this place cannot be opened, or has another
+                tokenizer than the model.
         """
         _require_seam()
-        read_settings()
+        settings = read_settings()
+        _require_no_ngram_arguments(server_args)
         defaults = {
             "max_running_requests": _REQUESTS,
             "speculative_num_draft_tokens": _NODES,
@@ -79,6 +77,7 @@ class RestStoreAlgorithm(CustomSpecAlgo):  # type: ignore[misc]  # SGLang need n
         server_args.enable_mixed_chunk = False
         if server_args.device == "cpu":
             server_args.disable_overlap_schedule = True  # SGLang has none there with any speculation
+        require_datastores(settings, server_args)
 
     def need_topk(self) -> bool:
         """There is no draft model."""
@@ -114,13 +113,21 @@ def _require_arguments(arguments: Any) -> None:
             raise EngineSettingsError(describe(NAME, what, value, expected))
 
 
-def _require_seam() -> None:
-    """Refuse a version of SGLang in which the methods that the worker takes over are others."""
-    from sglang.srt.speculative.ngram_worker import NGRAMWorker
+def _require_no_ngram_arguments(arguments: Any) -> None:
+    """Refuse arguments that SGLang's own n-gram lookup alone has a use for, such as those of its corpora."""
+    from sglang.srt.server_args import ServerArgs
 
-    for name, expected in _SEAM.items():
-        method = getattr(NGRAMWorker, name, None)
-        parameters = "absent" if method is None else list(inspect.signature(method).parameters)
-        if parameters != expected:
-            where, what = f"SGLang {__version__}", f"NGRAMWorker.{name}"
-            raise EngineSettingsError(describe(where, what, parameters, f"{expected}, as in 0.5.23"))
+    defaults = ServerArgs(model_path=arguments.model_path)
+    for name in NGRAM_ARGUMENTS:
+        if (value := getattr(arguments, name)) != getattr(defaults, name):
+            expected = f"absent: {NAME} drafts from the datastores that {VARIABLE} names"
+            raise EngineSettingsError(describe(NAME, f"--{name.replace('_', '-')}", value, expected))
+
+
+def _require_seam() -> None:
+    """Refuse a version of SGLang that is not as the table says."""
+    from rest_store.engines.sglang.worker import RestStoreWorker
+
+    if differences := all_differences(RestStoreWorker):
+        found, expected = "; ".join(differences[:_MOST_DIFFERENCES]), "what 0.5.23 has"
+        raise EngineSettingsError(describe(f"SGLang {__version__}", "what the plug-in relies on", found, expected))

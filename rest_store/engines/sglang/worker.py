@@ -24,8 +24,10 @@ from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.sglang.batch_drafts import BatchDrafts
 from rest_store.engines.sglang.settings import VARIABLE, read_settings
 from rest_store.engines.sources import EngineSources
+from rest_store.errors import EngineSettingsError
 
 _log = logging.getLogger(__name__)
+_GREEDY = ("cpu", "xpu")  # devices on which SGLang has no kernel that samples while it verifies
 
 
 class RestStoreWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang need not be installed
@@ -67,6 +69,22 @@ class RestStoreWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang need not be 
         if self._drafts is not None:
             self._drafts.finish(rid)
 
+    def add_external_corpus(self, corpus_id: str, token_chunks: list[list[int]]) -> int:
+        """Refuse what SGLang's own n-gram lookup has: texts that are added, removed and listed while it runs."""
+        raise _no_corpora()
+
+    def commit_corpus_load(self, corpus_id: str, loaded_token_count: int) -> None:
+        """Refuse this, too."""
+        raise _no_corpora()
+
+    def remove_external_corpus(self, corpus_id: str) -> None:
+        """Refuse this, too."""
+        raise _no_corpora()
+
+    def list_external_corpora(self) -> dict[str, int]:
+        """Refuse this, too."""
+        raise _no_corpora()
+
     def forward_batch_generation(self, batch: ScheduleBatch, *args: Any, **kwargs: Any) -> GenerationBatchResult:
         """Run a step, and keep what the model found likely after each node."""
         is_step = batch.forward_mode.is_decode()  # verifying changes it
@@ -98,6 +116,10 @@ class RestStoreWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang need not be 
             self._drafts.drop(rids)
 
 
+def _no_corpora() -> EngineSettingsError:
+    return EngineSettingsError(f"REST_STORE drafts from datastores: name them in {VARIABLE}")
+
+
 def _batch_drafts(target: TpModelWorker, nodes: int, shape: str) -> BatchDrafts:
     """Return drafts from the datastores that the settings name."""
     model, size = target.model_config, int(target.model_config.vocab_size)
@@ -108,4 +130,7 @@ def _batch_drafts(target: TpModelWorker, nodes: int, shape: str) -> BatchDrafts:
     metrics = EngineMetrics(sources.labels, _log, labels=labels)
     drafter = RequestDrafter(sources, metrics, vocabulary_size=size)
     atexit.register(drafter.close)
+    _log.info("rest-store: drafts from %s; %ss of %d nodes", ", ".join(sources.labels), shape, nodes)
+    if get_device().device in _GREEDY:
+        _log.warning("rest-store: on %s, SGLang verifies greedily, requests that sample, too", get_device().device)
     return BatchDrafts(drafter, nodes, shape)

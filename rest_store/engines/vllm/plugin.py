@@ -15,6 +15,7 @@ import multiprocessing.util
 import sys
 import weakref
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -154,22 +155,26 @@ def _after(native: Callable[[Any, Any], None], told: Callable[[Speculator, Any, 
 
 def _begin(ours: Speculator, runner: Any, scheduler_output: Any) -> None:
     ours.listen(runner.model)
+    judges = getattr(runner.speculator, "draft_logits", None) is not None
     for new in scheduler_output.scheduled_new_reqs:
-        if (params := new.sampling_params) is None:
-            continue
-        # A sampled row's drafts are judged by the head's logits if there are any, which are not those of our drafts.
-        if getattr(runner.speculator, "draft_logits", None) is not None and params.temperature > 0:
-            continue
-        ours.begin(
-            NewRequest(
-                id=new.req_id,
-                tokens=new.prefill_token_ids,
-                prompt=new.prompt_len,
-                most=params.max_tokens,
-                ends=frozenset(params.all_stop_token_ids),
-                **extras_of(params.extra_args),
-            )
-        )
+        try:
+            # If the head has logits, a sampled row's drafts are judged by them, which are not those of our drafts.
+            if new.sampling_params is not None and not (judges and new.sampling_params.temperature > 0):
+                ours.begin(_request(new, partial(ours.drafter.metrics.count_error, "references")))
+        except Exception as error:
+            ours.drafter.metrics.count_error("requests", error)
+
+
+def _request(new: Any, failed: Callable[[str], None]) -> NewRequest:
+    """Return what is known of a new request of vLLM's scheduler, a `NewRequestData`."""
+    return NewRequest(
+        id=new.req_id,
+        tokens=new.prefill_token_ids,
+        prompt=new.prompt_len,
+        most=new.sampling_params.max_tokens,
+        ends=frozenset(new.sampling_params.all_stop_token_ids),
+        **extras_of(new.sampling_params.extra_args, failed),
+    )
 
 
 def _finish(ours: Speculator, runner: Any, scheduler_output: Any) -> None:

@@ -55,7 +55,8 @@ def answers(
     Args:
         place: a directory for files of this run, the engine's log among them.
         server: arguments of the engine besides those of all tests.
-        rounds: the requests of each round run together; each has `input_ids` and `sampling_params`.
+        rounds: the requests of each round run together; each has `input_ids` and `sampling_params`, and may have what
+            else `Engine.generate` takes of each request.
         settings: of drafts; None: there are none.
     """
     place.mkdir()
@@ -80,8 +81,7 @@ def main(asked: str, answered: str) -> None:
     engine = sglang.Engine(**work["server"])
     outputs = []
     for requests in work["rounds"]:
-        texts, settings = ([request[key] for request in requests] for key in ("input_ids", "sampling_params"))
-        outputs.append(engine.generate(input_ids=texts, sampling_params=settings))
+        outputs.append(engine.generate(**{name: [request[name] for request in requests] for name in requests[0]}))
     Path(answered).write_text(json.dumps(outputs))
     engine.shutdown()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,18 +16,47 @@ Model = Callable[[list[int]], int]  # the next token after a text
 NODES = 6
 
 
-def request(rid: str, prompt: Sequence[int], most: int, **sampling: Any) -> Any:
-    """A request of SGLang's."""
-    settings = {"max_new_tokens": most, "stop_token_ids": None, "ignore_eos": False, "custom_params": None}
-    return SimpleNamespace(
-        rid=rid,
-        origin_input_ids=array("q", prompt),
-        origin_input_ids_unpadded=array("q", prompt),
-        output_ids=array("q"),
-        sampling_params=SimpleNamespace(**settings | sampling),
-        eos_token_ids={2},
-        finished_len=None,
-    )
+@dataclass
+class SamplingParams:
+    max_new_tokens: int
+    custom_params: Any = None
+    frequency_penalty: float = 0.0
+    ignore_eos: bool = False
+    min_new_tokens: int = 0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    stop_token_ids: set[int] | None = None
+
+
+@dataclass(eq=False)
+class Req:
+    """SGLang's request."""
+
+    rid: str
+    origin_input_ids: Sequence[int]
+    sampling_params: SamplingParams
+    origin_input_ids_unpadded: Sequence[int] = ()
+    output_ids: Any = field(default_factory=lambda: array("q"))
+    eos_token_ids: set[int] = field(default_factory=lambda: {2})
+    finished_len: int | None = None
+
+
+@dataclass
+class NgramVerifyInput:
+    accept_tokens: torch.Tensor
+    accept_lens: torch.Tensor
+
+
+@dataclass
+class ScheduleBatch:
+    reqs: list[Req]
+    seq_lens_cpu: torch.Tensor
+    spec_info: NgramVerifyInput
+
+
+def request(rid: str, prompt: Sequence[int], most: int, **sampling: Any) -> Req:
+    """Return a request of SGLang's."""
+    return Req(rid, array("q", prompt), SamplingParams(most, **sampling), array("q", prompt))
 
 
 class Scheduler:
@@ -42,13 +71,14 @@ class Scheduler:
     Attributes:
         running: the requests of the batch.
         steps: that were run.
-        most_nodes: nodes of drafts, without padding, in the widest step.
+        written: how many tokens each step wrote for each request.
     """
 
     def __init__(self, drafts: BatchDrafts, model: Model, vocabulary: int, *, is_ahead: bool = False) -> None:
         self.drafts, self.model, self.vocabulary, self.is_ahead = drafts, model, vocabulary, is_ahead
         self.running: list[Any] = []
         self.steps = 0
+        self.written: dict[str, list[int]] = {}
         self._lengths: dict[str, int] = {}  # tokens in the cache
         self._newest: dict[str, list[int]] = {}  # of the latest step of each
         self._unprocessed: list[Any] = []
@@ -75,12 +105,10 @@ class Scheduler:
         """Verify a draft for each running request."""
         accepted = [self._newest[one.rid] for one in self.running]
         rows = [[*tokens, *[0] * (NODES - len(tokens))] for tokens in accepted]
-        batch = SimpleNamespace(
-            reqs=list(self.running),
-            seq_lens_cpu=torch.tensor([self._lengths[one.rid] for one in self.running]),
-            spec_info=SimpleNamespace(
-                accept_tokens=torch.tensor(rows).flatten(), accept_lens=torch.tensor([len(new) for new in accepted])
-            ),
+        batch = ScheduleBatch(
+            list(self.running),
+            torch.tensor([self._lengths[one.rid] for one in self.running]),
+            NgramVerifyInput(torch.tensor(rows).flatten(), torch.tensor([len(new) for new in accepted])),
         )
         texts = [self._text(one) for one in self.running]
         tokens, mask = self.drafts.arrays(batch, is_ahead=self.is_ahead)
@@ -122,6 +150,7 @@ class Scheduler:
             place = next((child for child in children if nodes[child] == written[-1]), 0)
             if place == 0:
                 break
+        self.written.setdefault(one.rid, []).append(len(written))
         self._lengths[one.rid] += len(written)
         self._newest[one.rid] = written
 

@@ -133,15 +133,100 @@ def test_a_predicted_output_is_drafted_from(drafter: RequestDrafter, tmp_path: P
         assert [(document.group, document.epoch) for document in live.documents()] == [("g", 3)]
 
 
+PENALIZED = [
+    {"repetition_penalty": 1.2},
+    {"repetition_penalty": 0.9},
+    {"presence_penalty": 0.5},
+    {"frequency_penalty": -0.5},
+]
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+@pytest.mark.parametrize("sampling", PENALIZED, ids=lambda sampling: next(iter(sampling)))
+def test_a_request_with_penalties_gets_no_draft_nodes(
+    drafter: RequestDrafter, tmp_path: Path, sampling: dict[str, Any], is_ahead: bool
+) -> None:
+    """One token a step, which SGLang counts rightly; the one beside it is drafted for, and this one is remembered."""
+    engine = scheduler(drafter, is_ahead=is_ahead)
+    penalized, other = request("penalized", PROMPTS[0], 30, **sampling), request("other", PROMPTS[1], 30)
+    engine.prefill(penalized, other)
+    engine.run()
+    assert set(engine.written["penalized"]) == {1}
+    assert max(engine.written["other"]) > 2
+    assert [written(one) for one in (penalized, other)] == [expected(one) for one in (penalized, other)]
+    assert errors(drafter) == {}
+    drafter.close()
+    with LiveDatastore.open(tmp_path / "live", read_only=True) as live:
+        assert live.count([*PROMPTS[0], *written(penalized)]) == 1
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+def test_a_request_that_must_not_end_yet_gets_no_draft_nodes(drafter: RequestDrafter, is_ahead: bool) -> None:
+    """Until it has written as much, since SGLang began to count: anew after it was put off."""
+    engine = scheduler(drafter, is_ahead=is_ahead)
+    one = request("one", PROMPTS[0], 60, min_new_tokens=8)
+    engine.prefill(one)
+    engine.run(*[lambda: None] * 9, lambda: engine.retract(one), lambda: engine.prefill(one))
+    first, again = engine.written["one"][:9], engine.written["one"][10:]
+    for steps in (first, again):  # of a text that was just read, which gave one token
+        assert steps[:7] == [1] * 7
+        assert max(steps[7:]) > 1
+    assert written(one) == expected(one)
+    assert errors(drafter) == {}
+
+
+def test_padding_is_never_accepted(drafter: RequestDrafter) -> None:
+    """Though the model writes its token all the time."""
+    engine = Scheduler(BatchDrafts(drafter, NODES, "tree"), lambda text: 0, VOCABULARY)
+    one = request("one", [7, 8], 20, presence_penalty=1.0)
+    engine.prefill(one)
+    engine.run()
+    assert set(engine.written["one"]) == {1}
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+@pytest.mark.parametrize("malformed", ["x", 7, ["a"], {"prediction": 7}, {"group": 3}, {"prediction": [[0.5]]}])
+def test_extra_arguments_that_are_malformed_are_left_out_alone(
+    drafter: RequestDrafter, malformed: Any, is_ahead: bool
+) -> None:
+    engine = scheduler(drafter, is_ahead=is_ahead)
+    faulty, other = request("faulty", PROMPTS[0], 30, custom_params=malformed), request("other", PROMPTS[1], 30)
+    engine.prefill(faulty, other)
+    engine.run()
+    assert [written(one) for one in (faulty, other)] == [expected(one) for one in (faulty, other)]
+    assert errors(drafter) == {"references": 1}
+    assert max(engine.written["faulty"]) > 2
+    assert max(engine.written["other"]) > 2
+
+
+def test_a_fault_of_one_request_costs_that_one_its_drafts(
+    drafter: RequestDrafter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = scheduler(drafter)
+    faulty, other = (request(rid, PROMPTS[0], 30) for rid in ("faulty", "other"))
+    engine.prefill(faulty, other)
+    native = engine.drafts._step
+
+    def step(one: Any, *others: Any) -> Any:
+        return 1 / 0 if one is faulty else native(one, *others)
+
+    monkeypatch.setattr(engine.drafts, "_step", step)
+    engine.run()
+    assert written(faulty) == written(other) == expected(faulty)
+    assert set(engine.written["faulty"]) == {1}
+    assert max(engine.written["other"]) > 2
+    assert errors(drafter) == {"requests": 29}
+
+
 def test_faults_cost_drafts_and_no_tokens(drafter: RequestDrafter, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = scheduler(drafter, is_ahead=True)
-    requests = [request(f"r{row}", prompt, 30, custom_params={"prediction": 7}) for row, prompt in enumerate(PROMPTS)]
+    requests = [request(f"r{row}", prompt, 30, custom_params={"prediction": [7]}) for row, prompt in enumerate(PROMPTS)]
     engine.prefill(*requests)
 
     def broken(*_: object) -> None:
         raise OSError("no tree today")
 
-    monkeypatch.setattr(engine.drafts, "_step", broken)
+    monkeypatch.setattr(engine.drafts._drafter, "draft", broken)
     engine.run(monkeypatch.undo)
     assert [written(one) for one in requests] == [expected(one) for one in requests]
     assert errors(drafter) == {"batch": 1}
@@ -164,9 +249,9 @@ def test_arrays_hold_the_trees(drafts: list[TokenTree]) -> None:
         of_row = mask.reshape(-1, NODES, NODES)[row]
         parents = [max(np.flatnonzero(of_row[node][:node]), default=-1) for node in range(NODES)]
         size = len(tree)
-        assert parents == [-1, *(parent + 1 for parent in tree.parents), *range(size, NODES - 1)]
+        assert parents == [-1, *(parent + 1 for parent in tree.parents), *[-1] * (NODES - 1 - size)]
         assert all(of_row[node, node] and not of_row[node, node + 1 :].any() for node in range(NODES))
-        for node in range(1, NODES):
+        for node in range(1, 1 + size):
             assert (of_row[node, :node] == of_row[parents[node], :node]).all()
         expected = [row, *tree.tokens, *[0] * (NODES - 1 - size)]
         assert tokens.reshape(-1, NODES)[row].tolist() == expected

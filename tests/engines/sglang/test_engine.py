@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 from contextlib import nullcontext
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,12 @@ import pytest
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.tree import TokenTree
 from rest_store.engines.sglang.verify_arrays import verify_arrays
-from rest_store.errors import EngineSettingsError
+from rest_store.errors import RestStoreError, TokenizerMismatchError
 from rest_store.live.export import export
 from rest_store.live.live_datastore import LiveDatastore
-from tests.engines.sglang.engine import IN_SGLANG, ON_CPU, answers
+from tests.engines.sglang.engine import IN_SGLANG, answers
 from tests.shared.builds import build_quick, documents, write_jsonl
-from tests.shared.tiny import text_tokenizer, write_model
+from tests.shared.tiny import text_tokenizer
 
 pytestmark = IN_SGLANG
 GREEDY = {"temperature": 0.0, "ignore_eos": True}
@@ -32,13 +32,6 @@ SCHEMA = json.dumps({"type": "object", "properties": {"name": {"type": "string"}
 def output(answer: dict[str, Any]) -> list[int]:
     ids: list[int] = answer["output_ids"]
     return ids
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(
-        tmp_path_factory.mktemp("model"), hidden_size=128, vocab_size=len(text_tokenizer()), max_position_embeddings=512
-    )
 
 
 @pytest.fixture(scope="module")
@@ -118,12 +111,6 @@ def test_two_ranks_verify_what_the_first_one_drafts(model: Path, rounds: Any, da
         assert live.info().document_count == len(plain), "each output is remembered once"
 
 
-@pytest.fixture
-def sglang_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What SGLang imports on a CPU is found."""
-    monkeypatch.syspath_prepend(str(ON_CPU))
-
-
 def test_outputs_are_remembered(model: Path, rounds: Any, drafted: Any) -> None:
     with LiveDatastore.open(drafted[1] / "memory", read_only=True, tokenizer=str(model)) as live:
         for request, answer in zip(rounds[0], drafted[0][0], strict=True):
@@ -142,12 +129,14 @@ def test_links_that_sglang_derives_are_those_of_the_trees() -> None:
         tree = TokenTree(range(size), [int(chance.integers(-1, node)) for node in range(size)], [1] * size)
         _, mask = verify_arrays([1], [tree], 8)
         next_token, next_sibling = (links[0].tolist() for links in _derive_tree_links(mask, 1, 8))
-        parents = [-1, *(tree.parents + 1).tolist(), *range(size, 7)]
+        parents = [-1, *(tree.parents + 1).tolist(), *[-1] * (7 - size)]
         for node in range(8):
             children = [child for child in range(8) if parents[child] == node]
             assert next_token[node] == (children[0] if children else -1)
-            later = [other for other in range(node + 1, 8) if parents[other] == parents[node] and node]
+            later = [other for other in range(node + 1, 8) if parents[other] == parents[node] >= 0]
             assert next_sibling[node] == (later[0] if later else -1)
+        links = {*next_token, *next_sibling}
+        assert not links & set(range(1 + size, 8)), "nothing leads to padding"
 
 
 @pytest.mark.usefixtures("sglang_on_cpu")
@@ -158,23 +147,67 @@ def test_links_that_sglang_derives_are_those_of_the_trees() -> None:
         ({"datastores": []}, {"pp_size": 2}, "REST_STORE: --pp-size is 2, expected 1"),
         ({"datastores": []}, {"page_size": 16}, "REST_STORE: --page-size is 16, expected 1, or "),
         ({"datastores": []}, {"page_size": 16, "speculative_ngram_max_bfs_breadth": 1}, ""),  # chains
+        (
+            {"datastores": []},
+            {"speculative_ngram_external_corpus_path": "texts.jsonl"},
+            "REST_STORE: --speculative-ngram-external-corpus-path is texts.jsonl, expected absent: "
+            "REST_STORE drafts from the datastores that REST_STORE_SGLANG names",
+        ),
+        (
+            {"datastores": []},
+            {"speculative_ngram_capacity": 9},
+            "REST_STORE: --speculative-ngram-capacity is 9, expected",
+        ),
+        ({"datastores": ["/nonexistent/code.ds"]}, {}, "/nonexistent/code.ds: "),
     ],
 )
 def test_what_does_not_go_together_is_refused_by_name(
     settings: dict[str, Any], server: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("REST_STORE_SGLANG", json.dumps(settings))
+    with pytest.raises(RestStoreError, match=re.escape(message)) if message else nullcontext():
+        check_arguments(**server)
+
+
+def check_arguments(**server: Any) -> None:
+    """Have the algorithm check SGLang's arguments, those that are named here and the defaults."""
+    from sglang.srt.server_args import ServerArgs
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     from rest_store.engines.sglang.plugin import NAME, register
 
     if NAME not in str(vars(sys.modules["sglang.srt.speculative.spec_registry"])["_REGISTRY"]):
         register()
+    own = {"model_path": "absent", "device": "cpu", "page_size": 1, "attention_backend": "torch_native"}
+    SpeculativeAlgorithm.from_string(NAME).handle_server_args(ServerArgs(**own | server))
+
+
+@pytest.mark.usefixtures("sglang_on_cpu")
+@pytest.mark.parametrize("name", ["datastores", "remember"])
+def test_datastores_of_another_tokenizer_are_refused_before_the_model_is_loaded(
+    model: Path, datastore: Path, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing but the tokenizer of this model is there."""
+    (tmp_path / "model").mkdir()
+    for file in model.glob("*"):
+        if file.suffix == ".json":
+            shutil.copy(file, tmp_path / "model")
+    place = datastore
+    if name == "remember":
+        place = tmp_path / "live"
+        LiveDatastore.open(place, tokenizer=Datastore.open(datastore).tokenizer).close()
+    settings = {name: [str(place)] if name == "datastores" else str(place)}
     monkeypatch.setenv("REST_STORE_SGLANG", json.dumps(settings))
-    arguments = SimpleNamespace(
-        **{"device": "cpu", "pp_size": 1, "attn_dp_size": 1, "page_size": 1, "attention_backend": "torch_native"}
-        | {"speculative_eagle_topk": None, "speculative_ngram_max_bfs_breadth": 10, "max_running_requests": None}
-        | {"speculative_num_draft_tokens": None}
-        | server
-    )
-    with pytest.raises(EngineSettingsError, match=re.escape(message)) if message else nullcontext():
-        SpeculativeAlgorithm.from_string(NAME).handle_server_args(arguments)
+    check_arguments(model_path=str(tmp_path / "model"))
+    tokenizer = json.loads((tmp_path / "model" / "tokenizer.json").read_text())
+    tokenizer["added_tokens"].append({**tokenizer["added_tokens"][-1], "id": 5000, "content": "<|another|>"})
+    (tmp_path / "model" / "tokenizer.json").write_text(json.dumps(tokenizer))
+    with pytest.raises(TokenizerMismatchError, match="a vocabulary of 373, expected 372"):
+        check_arguments(model_path=str(tmp_path / "model"))
+
+
+def test_the_log_says_at_the_start_what_is_drafted_from(drafted: Any, datastore: Path) -> None:
+    log = (drafted[1] / "run" / "log").read_text()
+    assert log.count("rest-store: drafts from ") == 1
+    assert f"rest-store: drafts from {datastore}, memory, prompt, logits; trees of 8 nodes" in log
+    assert log.count("rest-store: on cpu, SGLang verifies greedily, requests that sample, too") == 1

@@ -1,0 +1,161 @@
+"""Arrow files and streams (IPC), as `datasets` keeps its data and pandas and polars write Feather: a document a row.
+
+A record batch is held at once, of all columns if the file is a stream: `datasets` writes batches of at most 1,000 rows.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from build_index.documents import Document
+from build_index.readers.files import open_file
+from build_index.readers.parquet import HeldAtOnceError, pyarrow_errors
+from build_index.readers.records import KNOWN_FIELDS, RecordReader
+from build_index.readers.tables import TableReader, columns_text, document_columns, rows_at_once
+from rest_store.errors import CorpusFormatError, describe
+
+_FILE_MAGIC = b"ARROW1"
+_STREAM_MARK = b"\xff\xff\xff\xff"
+_LARGEST_SCHEMA = 1 << 24
+_KIND = "Arrow file"
+
+
+def is_arrow(head: bytes) -> bool:
+    """Whether a file begins as a file or a stream of Arrow does."""
+    if head.startswith(_FILE_MAGIC):
+        return True
+    if not head.startswith(_STREAM_MARK) or len(head) < 8:
+        return False
+    (length,) = struct.unpack_from("<i", head, 4)  # of the message with the schema, in units of eight bytes
+    return bool(0 < length < _LARGEST_SCHEMA and length % 8 == 0)
+
+
+def arrow_columns(file: BinaryIO, where: str, field: str | None) -> tuple[list[str], str]:
+    """Return the columns of an Arrow file that may hold documents, and all its columns as a text for messages.
+
+    Raises:
+        CorpusFormatError: not an intact Arrow file.
+    """
+    with _opened(file, where) as (reader, _):
+        return document_columns(reader.schema, field), columns_text(reader.schema)
+
+
+def read_arrow(
+    file: BinaryIO, where: str, records: RecordReader, most_bytes: int, rows: Sequence[str] = ()
+) -> Iterator[Document]:
+    """Yield the documents of an Arrow file or stream; rows that are not UTF-8 are skipped and counted.
+
+    Args:
+        file: its bytes.
+        where: its name in messages.
+        records: extracts the document of each row.
+        most_bytes: most bytes that pyarrow reads at once: a record batch.
+        rows: Arrow files with the numbers of the rows to read, in any order; none: all.
+
+    Yields:
+        Documents, with the file and the row as `origin`.
+
+    Raises:
+        CorpusFormatError: not an intact Arrow file, or the needed column is absent.
+        CorpusError: not readable.
+        DocumentSizeError: see `RecordReader.too_large`.
+        HeldAtOnceError: a record batch is larger than `most_bytes`.
+    """
+    with _opened(file, where) as (table, _):
+        columns = document_columns(table.schema, records.field)
+        if not columns:
+            expected = KNOWN_FIELDS if records.field is None else f"'{records.field}'"
+            raise CorpusFormatError(describe(where, "the list of columns", "without a known one", expected))
+        places = [table.schema.get_field_index(name) for name in columns]
+        reader = TableReader(table.schema, columns, records, where)
+    chosen = _row_numbers(rows) if rows else None
+    first = 0  # row of the batch
+    with _opened(file, where, places, most_bytes) as (_, batches):
+        for batch in batches:
+            numbers = np.arange(first, first + batch.num_rows)
+            first += batch.num_rows
+            if chosen is not None:
+                is_chosen = np.isin(numbers, chosen, assume_unique=True)
+                batch, numbers = batch.filter(_mask(is_chosen)), numbers[is_chosen]
+            size = rows_at_once(batch.nbytes, batch.num_rows)
+            for start in range(0, batch.num_rows, size):
+                yield from reader.documents(batch.slice(start, size), numbers[start : start + size].tolist())
+
+
+@contextmanager
+def _opened(
+    file: BinaryIO, where: str, columns: list[int] | None = None, most_bytes: int | None = None
+) -> Iterator[tuple[Any, Iterator[Any]]]:
+    """Give the reader of pyarrow, which has the schema, and the record batches.
+
+    Args:
+        file: its bytes.
+        where: its name in messages.
+        columns: places of the columns to read; None: all.
+        most_bytes: most bytes read at once; None: no bound.
+    """
+    with pyarrow_errors(where, _KIND) as pyarrow:
+        file.seek(0)
+        is_stream = not file.read(len(_FILE_MAGIC)).startswith(_FILE_MAGIC)
+        file.seek(0)
+        source = pyarrow.PythonFile(_Bounded(file, where, most_bytes), "r")
+        options = pyarrow.ipc.IpcReadOptions(included_fields=columns, use_threads=False)
+        if is_stream:
+            stream = pyarrow.ipc.open_stream(source, options=options)
+            yield stream, iter(stream)
+        else:
+            whole = pyarrow.ipc.open_file(source, options=options)
+            yield whole, (whole.get_batch(number) for number in range(whole.num_record_batches))
+
+
+class _Bounded:
+    """A file that pyarrow cannot close, and of which it reads no more at once than there is room for."""
+
+    closed = False
+
+    def __init__(self, file: BinaryIO, where: str, most_bytes: int | None) -> None:
+        self.seek, self.tell = file.seek, file.tell
+        self._file = file
+        self._where = where
+        self._most_bytes = most_bytes
+
+    def read(self, size: int = -1) -> bytes:
+        if self._most_bytes is not None and size > self._most_bytes:
+            again = "smaller batches (writer_batch_size of datasets, max_chunksize of pyarrow)"
+            raise HeldAtOnceError.of(self._where, "a record batch", size, self._most_bytes, again)
+        return self._file.read(size)
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def writable(self) -> bool:
+        return False
+
+    def flush(self) -> None:
+        """Do nothing: nothing is written."""
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def _row_numbers(paths: Sequence[str]) -> Any:
+    """Return the sorted numbers of the rows that belong to a data set: int64[n]."""
+    parts = []
+    for path in paths:
+        with open_file(path) as file, _opened(file, path) as (_, batches):
+            parts += [batch.column(0).to_numpy(zero_copy_only=False).astype(np.int64) for batch in batches]
+    return np.unique(np.concatenate(parts)) if parts else np.empty(0, np.int64)
+
+
+def _mask(is_chosen: Any) -> Any:
+    import pyarrow
+
+    return pyarrow.array(is_chosen)

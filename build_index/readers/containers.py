@@ -1,0 +1,117 @@
+"""Archives: the files in tar and zip, one after another, each as a file of its own."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import BinaryIO, cast
+
+from build_index.documents import well_formed
+from rest_store.errors import CorpusFormatError, RestStoreError, describe, first_line
+
+ZIP_MAGICS = (b"PK\x03\x04", b"PK\x05\x06")
+_TAR_MAGIC, _TAR_OFFSET = b"ustar", 257
+_HELD_BYTES = 8 << 20  # of a file in memory; larger ones go to disk
+_CHUNK = 1 << 20
+
+
+@dataclass(frozen=True)
+class Member:
+    """A file in an archive.
+
+    Attributes:
+        name: its path, with forward slashes and without a slash or `..` that would lead out of the archive.
+        size: bytes.
+        content: what can be read of it, until the next one is asked for; None: it is encrypted.
+    """
+
+    name: str
+    size: int
+    content: BinaryIO | None
+
+
+def is_tar(head: bytes) -> bool:
+    """Whether a file begins as a tar archive does (POSIX.1-1988 and later)."""
+    return head[_TAR_OFFSET : _TAR_OFFSET + len(_TAR_MAGIC)] == _TAR_MAGIC
+
+
+def tar_members(stream: io.BufferedReader, where: str) -> Iterator[Member]:
+    """Yield the regular files of a tar archive in order; links and devices are passed over.
+
+    Args:
+        stream: its content, read once from its beginning.
+        where: its name in messages.
+
+    Raises:
+        CorpusFormatError: it is damaged or truncated.
+    """
+    with archive_errors(where), tarfile.open(fileobj=stream, mode="r|", errors="surrogateescape") as archive:
+        while (entry := archive.next()) is not None:
+            archive.members = []  # type: ignore[attr-defined]  # which it would remember all
+            if entry.isreg():
+                yield Member(_relative(entry.name), entry.size, cast(BinaryIO, archive.extractfile(entry)))
+        # `next` takes a damaged header for the end, behind which there are only zeros.
+        while data := stream.read(_CHUNK):
+            if data.strip(b"\0"):
+                raise tarfile.ReadError("a header is damaged")
+
+
+def zip_members(file: BinaryIO, where: str) -> Iterator[Member]:
+    """Yield the files of a zip archive in the order of its directory.
+
+    Raises:
+        CorpusFormatError: it is damaged or truncated, or packed in a way that Python does not know.
+    """
+    with archive_errors(where), zipfile.ZipFile(file) as archive:
+        for entry in archive.infolist():
+            if entry.is_dir():
+                continue
+            if entry.flag_bits & 1:
+                yield Member(_relative(entry.filename), entry.file_size, None)
+                continue
+            with archive.open(entry) as content:
+                yield Member(_relative(entry.filename), entry.file_size, cast(BinaryIO, content))
+
+
+@contextmanager
+def seekable(head: bytes, content: BinaryIO, where: str) -> Iterator[BinaryIO]:
+    """Give a file of an archive as one in which one can seek.
+
+    Args:
+        head: its first bytes.
+        content: the rest.
+        where: its name in messages.
+
+    Raises:
+        CorpusFormatError: it is damaged.
+    """
+    with tempfile.SpooledTemporaryFile(_HELD_BYTES) as file:
+        file.write(head)
+        with archive_errors(where):
+            while data := content.read(_CHUNK):
+                file.write(data)
+        file.seek(0)
+        yield cast(BinaryIO, file)
+
+
+def _relative(name: str) -> str:
+    parts = well_formed(name).replace("\\", "/").split("/")
+    return "/".join(part for part in parts if part not in ("", ".", ".."))
+
+
+@contextmanager
+def archive_errors(where: str) -> Iterator[None]:
+    """Name the archive, or a file in it, in what reading it raises inside."""
+    try:
+        yield
+    except RestStoreError:
+        raise
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError) as error:
+        problem = f"damaged or truncated ({first_line(error)})"
+        raise CorpusFormatError(describe(where, "archive", problem, "intact")) from error

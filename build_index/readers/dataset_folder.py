@@ -1,0 +1,99 @@
+"""Folders that the package `datasets` writes: which of their files hold the rows of a data set.
+
+`save_to_disk` leaves the names of the data files in `state.json`, which `load_from_disk` reads, and the names of splits
+in `dataset_dict.json`. Releases up to 1.13 wrote all rows of a filtered or shuffled data set, and into a file of their
+own the numbers of those that belong to it. The cache folder of `load_dataset` has a file for each split, and beside
+them results of `map`, `filter` and the like, from these rows (`cache-*.arrow`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from build_index.documents import CorpusCounts
+from build_index.readers.unread import CACHED
+
+METADATA = "metadata of a data set"  # a reason to leave out
+_STATE, _INFO, _DICT = "state.json", "dataset_info.json", "dataset_dict.json"
+_DATA_FILES, _ROW_FILES = "_data_files", "_indices_data_files"
+_LARGEST_METADATA = 1 << 24
+_HUB_CACHE = {"blobs", "refs", "snapshots"}  # of which `snapshots` has links to the files in `blobs`
+
+
+@dataclass(frozen=True)
+class DatasetFolder:
+    """A folder that `datasets` wrote, or the cache of a repository of the Hugging Face hub.
+
+    Attributes:
+        metadata: names of files and directories that are no documents.
+        data: names of the files of the data set; None: all that are not `metadata` or `cached`.
+        rows: names of files with the numbers of the rows that belong to it; none: all rows do.
+        missing: names of data files that are not there.
+    """
+
+    metadata: frozenset[str]
+    data: frozenset[str] | None = None
+    rows: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, names: set[str], read: Callable[[str, int], bytes]) -> DatasetFolder | None:
+        """Look at a directory; return None if it is no such folder.
+
+        Args:
+            names: of what is in it.
+            read: returns as many bytes of a file in it as are asked for.
+        """
+        if names >= _HUB_CACHE:
+            return cls(frozenset(_HUB_CACHE - {"snapshots"}))
+        if _STATE in names:
+            state = _object(read(_STATE, _LARGEST_METADATA))
+            data = _file_names(state.get(_DATA_FILES))
+            if data is None:
+                return None
+            rows = _file_names(state.get(_ROW_FILES)) or ()
+            there = frozenset(name for name in data if name in names)
+            missing = tuple(name for name in (*data, *rows) if name not in names)
+            return cls(frozenset({_STATE, _INFO}), there, rows, missing)
+        has_tables = any(name.endswith(".arrow") for name in names)
+        if _DICT in names and "splits" in _object(read(_DICT, _LARGEST_METADATA)):
+            return cls(frozenset({_DICT}))
+        return cls(frozenset({_INFO})) if _INFO in names and has_tables else None
+
+    def takes(self, name: str, size: int, where: str, counts: CorpusCounts) -> bool:
+        """Whether a file holds documents; count one that does not.
+
+        Args:
+            name: of the file.
+            size: its bytes.
+            where: its path, for examples.
+            counts: counts what is left out.
+        """
+        if name in self.metadata:
+            counts.leave_out(METADATA, where, size)
+            return False
+        if name in self.rows:
+            return False
+        is_cached = name.endswith(".arrow") and (self.data is None and name.startswith("cache-"))
+        if is_cached or (self.data is not None and name.endswith(".arrow") and name not in self.data):
+            counts.leave_out(CACHED, where, size)
+            return False
+        return True
+
+
+def _object(text: bytes) -> dict[str, object]:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _file_names(files: object) -> tuple[str, ...] | None:
+    """Return the names of files in a `state.json`; None: it has none. Paths that lead elsewhere are not followed."""
+    if not isinstance(files, list):
+        return None
+    names = [file.get("filename") for file in files if isinstance(file, dict)]
+    return tuple(name for name in names if isinstance(name, str))

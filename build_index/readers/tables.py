@@ -1,0 +1,191 @@
+"""Tables of Arrow, whatever file holds them: which columns may hold documents, and the rows as records.
+
+The column is chosen by type here and then in each row by its value, as the field of a JSON record is: where the
+conversation of a row is null, its text counts. Values of the type `arrow.json`, which `datasets` writes where the
+records of a JSON file differ, are decoded wherever they stand in a column.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+from build_index.documents import Document
+from build_index.readers.json_text import decoded_json
+from build_index.readers.records import CONVERSATION_FIELDS, TEXT_FIELDS, RecordReader, fields_text
+from build_index.readers.rows import documents_of
+
+BATCH_ROWS = 64
+BATCH_BYTES = 8 << 20
+"""As many rows are held at once, and fewer if they have more bytes."""
+_TURNS = {"role", "from", "value"}  # columns of a turn, of which there is one at least
+_Decoder = Callable[[Any], Any]
+
+
+def document_columns(schema: Any, field: str | None) -> list[str]:
+    """Return the names of the columns that may hold documents; none: the table has no known column.
+
+    Args:
+        schema: a `pyarrow.Schema`.
+        field: a column or a dotted path into one; None: the known ones whose types fit.
+    """
+    if field is not None:
+        return [name for name in (field, field.partition(".")[0]) if _is_in(schema, name)][:1]
+    fitting = [name for name in CONVERSATION_FIELDS if _is_in(schema, name) and _may_be_conversation(schema, name)]
+    return fitting + [name for name in TEXT_FIELDS if _is_in(schema, name) and _may_be_text(schema.field(name).type)]
+
+
+def columns_text(schema: Any) -> str:
+    """Return the names of columns for a message, with the types of those whose names are known."""
+    unfit = [name for name in (*CONVERSATION_FIELDS, *TEXT_FIELDS) if _is_in(schema, name)]
+    types = "".join(f"; '{name}' is {schema.field(name).type}"[:120] for name in unfit[:2])
+    return fields_text(schema.names) + types
+
+
+def rows_at_once(size: int, rows: int) -> int:
+    """Return how many rows of a table are held at once, which has so many bytes and rows."""
+    return max(1, min(BATCH_ROWS, BATCH_BYTES * rows // max(1, size)))
+
+
+class TableReader:
+    """Reads the rows of a table.
+
+    Args:
+        schema: of the needed columns, a `pyarrow.Schema`.
+        columns: their names.
+        records: extracts the document of each row.
+        where: the file, for messages.
+    """
+
+    def __init__(self, schema: Any, columns: list[str], records: RecordReader, where: str) -> None:
+        self._columns = columns
+        self._decoders = [_decoder(schema.field(name)) for name in columns]
+        self._records = records
+        self._where = where
+
+    def documents(self, batch: Any, rows: Iterable[int]) -> Iterator[Document]:
+        """Yield the documents of some rows, a `pyarrow.RecordBatch`, whose numbers in the table are `rows`.
+
+        Raises:
+            CorpusFormatError: see `rows.documents_of`.
+            DocumentSizeError: see `RecordReader.too_large`.
+        """
+        columns = [
+            _values(batch.column(name), decode) for name, decode in zip(self._columns, self._decoders, strict=True)
+        ]
+        for row, *values in zip(rows, *columns, strict=True):
+            record = dict(zip(self._columns, values, strict=True))
+            yield from documents_of(self._records, record, f"{self._where}:row {row}")
+
+
+def _is_in(schema: Any, name: str) -> bool:
+    return schema.get_field_index(name) >= 0  # not if there are several
+
+
+def _may_be_text(kind: Any) -> bool:
+    """Whether a type holds texts. A column of nulls does, too: each row is an empty document."""
+    import pyarrow.types as types
+
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    kinds = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary, types.is_null)
+    return _is_json(kind) or _is_view(kind) or any(is_kind(kind) for is_kind in kinds)
+
+
+def _may_be_conversation(schema: Any, name: str) -> bool:
+    """Whether a column may hold conversations: turns, texts in turn where they are known so, or JSON text of them."""
+    import pyarrow.types as types
+
+    kind = schema.field(name).type
+    if not _is_list(kind):
+        return _may_be_text(kind)
+    turn = kind.value_type
+    if types.is_struct(turn):
+        return bool(_TURNS & {turn.field(index).name for index in range(turn.num_fields)})
+    return types.is_null(turn) or _is_json(turn) or (name == "data" and _may_be_text(turn))
+
+
+def _is_list(kind: Any) -> bool:
+    import pyarrow.types as types
+
+    views = (getattr(types, name, None) for name in ("is_list_view", "is_large_list_view"))
+    kinds = (types.is_list, types.is_large_list, types.is_fixed_size_list, *filter(None, views))
+    return any(is_kind(kind) for is_kind in kinds)
+
+
+def _is_view(kind: Any) -> bool:
+    """Whether a type is a view of texts, which older releases of pyarrow do not know."""
+    return str(kind) in ("string_view", "binary_view")
+
+
+def _is_json(kind: Any) -> bool:
+    return bool(getattr(kind, "extension_name", "") == "arrow.json")
+
+
+def _decoder(field: Any) -> _Decoder | None:
+    """Return what decodes the JSON in the values of a `pyarrow.Field`; None: there is none.
+
+    Releases of pyarrow that do not know the type leave its name in the metadata of the field.
+    """
+    import pyarrow.types as types
+
+    kind = field.type
+    if _is_json(kind) or (field.metadata or {}).get(b"ARROW:extension:name") == b"arrow.json":
+        return functools.partial(_json_value, is_content=field.name in ("content", "value", *TEXT_FIELDS))
+    if _is_list(kind):
+        decode = _decoder(kind.value_field)
+        return None if decode is None else functools.partial(_decoded_list, decode)
+    if types.is_struct(kind):
+        fields = [kind.field(index) for index in range(kind.num_fields)]
+        decoders = {one.name: decode for one in fields if (decode := _decoder(one)) is not None}
+        return functools.partial(_decoded_struct, decoders) if decoders else None
+    return None
+
+
+def _json_value(text: str | bytes | None, *, is_content: bool) -> Any:
+    """Decode a value of `arrow.json`.
+
+    `datasets` leaves a text as it is if it is JSON by chance, such as "42" or an answer in JSON: where a text or parts
+    of one belong, everything else is a text.
+    """
+    if text is None or isinstance(text, bytes):
+        return text
+    try:
+        value = decoded_json(text)
+    except ValueError:
+        return text
+    if isinstance(value, bool | int | float) or (is_content and isinstance(value, dict)):
+        return text
+    return value
+
+
+def _decoded_list(decode: _Decoder, values: list[Any] | None) -> list[Any] | None:
+    return None if values is None else [decode(value) for value in values]
+
+
+def _decoded_struct(decoders: dict[str, _Decoder], value: dict[str, Any] | None) -> dict[str, Any] | None:
+    if value is None:
+        return None
+    return {name: decoders[name](one) if name in decoders else one for name, one in value.items()}
+
+
+def _values(column: Any, decode: _Decoder | None) -> Iterator[Any]:
+    """Yield the values of a column; bytes for one with a text that is not UTF-8, whatever the column says it is."""
+    try:
+        values = column.to_pylist()
+    except UnicodeDecodeError:
+        values = [_value(one) for one in column]
+    for value in values:
+        if isinstance(value, bytes):
+            with suppress(UnicodeDecodeError):
+                value = value.decode("utf-8")
+        yield value if decode is None else decode(value)
+
+
+def _value(scalar: Any) -> Any:
+    try:
+        return scalar.as_py()
+    except UnicodeDecodeError:
+        return b"\xff"
