@@ -98,7 +98,7 @@ def _made_for(config: Any) -> DynamicCache | None:
     """Return an empty cache for a model; None: transformers has none for a kind of layer."""
     try:
         return DynamicCache(config=config)
-    except KeyError:
+    except (KeyError, AttributeError):
         return None
 
 

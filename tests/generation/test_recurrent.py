@@ -245,8 +245,8 @@ def test_a_filled_cache_without_keys_is_refused() -> None:
 
 def test_a_cache_that_was_not_made_for_the_model_is_refused() -> None:
     model = model_of("lfm2")
+    options = {**FIXED, cache_name(model): DynamicCache()}
     with pytest.raises(CacheNotSupportedError, match=r"without recurrent states, expected made for the model"):
-        options = {**FIXED, cache_name(model): DynamicCache()}
         model.generate(**prompts(1), **options, custom_generate=rest_store.generate)
 
 
