@@ -10,8 +10,17 @@ from typing import Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.flash_attention import flash_attention_forward
+from transformers.integrations.flex_attention import flex_attention_forward
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import (
+    ALL_MASK_ATTENTION_FUNCTIONS,
+    eager_mask,
+    flash_attention_mask,
+    flex_attention_mask,
+    sdpa_mask,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from rest_store.errors import ModelNotSupportedError, describe
 
@@ -53,6 +62,31 @@ def grouped_attention(
 AttentionInterface.register(NAME, grouped_attention)
 AttentionMaskInterface.register(NAME, sdpa_mask)
 
+# Functions that compute the same, up to rounding: softmax attention over what a mask shows. Eager attention is a
+# function of each model's own, which is not registered.
+_SAME_ATTENTION = (sdpa_attention_forward, flash_attention_forward, flex_attention_forward, grouped_attention)
+_SAME_MASKS = (sdpa_mask, eager_mask, flash_attention_mask, flex_attention_mask)
+
+
+def require_attention(model: Any) -> None:
+    """Check that the attention of a tree computes the same as a model's own.
+
+    Raises:
+        ModelNotSupportedError: its own is a function that somebody has registered with transformers, perhaps under one
+            of the usual names.
+    """
+    name = model.config.get_text_config(decoder=True)._attn_implementation
+    same_attention = (*_SAME_ATTENTION, None) if name == "eager" else _SAME_ATTENTION
+    for what, function, same in (
+        ("attention function", ALL_ATTENTION_FUNCTIONS.get(name), same_attention),
+        ("attention mask function", ALL_MASK_ATTENTION_FUNCTIONS.get(name), _SAME_MASKS),
+    ):
+        function = getattr(function, "func", function)  # of a partial, such as those for kernels
+        if function not in same:
+            found = f"{getattr(function, '__qualname__', function)} (registered as {name!r})"
+            expected = "sdpa, eager, flash or flex attention of transformers, which a tree's can take the place of"
+            raise ModelNotSupportedError(describe(type(model).__name__, f"the {what}", found, expected))
+
 
 class TreeAttention:
     """Makes a model's attention take masks of trees, until `restore`.
@@ -62,6 +96,7 @@ class TreeAttention:
 
     Args:
         model: a model of transformers.
+        device: that it attends on.
 
     Attributes:
         name: the implementation in use.
@@ -70,7 +105,7 @@ class TreeAttention:
         ModelNotSupportedError: the implementation cannot be replaced.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, device: torch.device) -> None:
         self._model = model
         self._config = model.config.get_text_config(decoder=True)
         name = self._config._attn_implementation
@@ -85,7 +120,7 @@ class TreeAttention:
                 raise ModelNotSupportedError(
                     describe(type(model).__name__, "the attention implementation", repr(name), expected)
                 )
-        on_cpu = self._config._attn_implementation == "sdpa" and model.device.type == "cpu"
+        on_cpu = self._config._attn_implementation == "sdpa" and device.type == "cpu"
         if on_cpu and torch.__version__ >= _SINCE and _has_groups(self._config):
             self._set(NAME)
         self.name: str = self._config._attn_implementation

@@ -51,6 +51,7 @@ class Slots:
         pattern: what the layers see.
         layers: dynamic layers of transformers, which are taken over and emptied.
         lengths: tokens of each row, those included that a window dropped; the cache changes them in place.
+        ended: rows that no token is written to any more; the cache changes them in place.
         room: slots for tokens to come.
 
     Attributes:
@@ -59,10 +60,12 @@ class Slots:
         base: the slot that the block begins with.
     """
 
-    def __init__(self, pattern: Pattern, layers: Sequence[DynamicLayer], lengths: list[int], room: int) -> None:
+    def __init__(
+        self, pattern: Pattern, layers: Sequence[DynamicLayer], lengths: list[int], ended: set[int], room: int
+    ) -> None:
         held = layers[0].keys.shape[2]
         self.pattern = pattern
-        self.lengths = lengths
+        self.lengths, self.ended = lengths, ended
         self.base = self.end - held
         self._drops = pattern.window > 0 and isinstance(layers[0], DynamicSlidingWindowLayer)
         self.keys, self.values = (
@@ -82,14 +85,19 @@ class Slots:
     @property
     def first_seen(self) -> int:
         """The first slot that some token of the next step sees."""
-        return max(0, min(self.lengths) - self.pattern.window + 1) if self.pattern.window else 0
+        return max(0, self._shortest - self.pattern.window + 1) if self.pattern.window else 0
+
+    @property
+    def _shortest(self) -> int:
+        """The tokens of the shortest row that goes on."""
+        return min((length for row, length in enumerate(self.lengths) if row not in self.ended), default=self.end)
 
     def reserve(self, width: int) -> None:
         """Allocate memory for a step of `width` tokens; drop what a window does not reach any more."""
         end = self.end + width
         if end - self.base <= self.keys.shape[3]:
             return
-        base = max(self.base, min(self.lengths) - self.pattern.window) if self._drops else self.base
+        base = max(self.base, self._shortest - self.pattern.window) if self._drops else self.base
         kept = self.base + self.keys.shape[3] - base
         size = max(end - base, kept) + _GROWTH
         self.keys, self.values = (_moved(block, kept, size) for block in (self.keys, self.values))
@@ -116,10 +124,20 @@ class TreeLayer(CacheLayerMixin):
     is_croppable = False
 
     def __init__(self, slots: Slots, number: int) -> None:
-        super().__init__()
+        # Not that of `CacheLayerMixin`, which sets keys and values.
         self.slots, self.number = slots, number
         self.is_sliding = slots.pattern.window > 0
         self.is_initialized = True
+
+    @property
+    def keys(self) -> torch.Tensor:
+        """What is held, [rows, heads, slots, size]."""
+        return self.slots.keys[self.number, :, :, : self.slots.end - self.slots.base]
+
+    @property
+    def values(self) -> torch.Tensor:
+        """The same of values."""
+        return self.slots.values[self.number, :, :, : self.slots.end - self.slots.base]
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Do nothing: the memory is allocated."""
@@ -160,6 +178,7 @@ class TreeKVCache(Cache):
 
     Attributes:
         lengths: tokens held of each row, padding on the left included.
+        ended: rows that no token is written to any more, whose tokens a window may drop.
         has_states: whether there are recurrent states beside.
 
     Raises:
@@ -170,20 +189,27 @@ class TreeKVCache(Cache):
 
     def __init__(self, cache: Cache, patterns: Sequence[Pattern], length: int, room: int = _GROWTH) -> None:
         require_cache(cache)
-        self.lengths = [length] * cache.layers[_held(cache)[0]].keys.shape[0]
-        self.groups: list[Slots] = []
+        self._held = [number for number in _of_attention(cache) if cache.layers[number].is_initialized]
+        self._begin(length, cache.layers[self._held[0]].keys.shape[0])
         super().__init__(layers=self._taken_over(cache, patterns, room))
+
+    def _begin(self, length: int, rows: int) -> None:
+        """Have rows of `length` tokens."""
+        self.lengths = [length] * rows
+        self.ended: set[int] = set()
+        self.groups: list[Slots] = []
 
     def _taken_over(self, cache: Cache, patterns: Sequence[Pattern], room: int) -> list[Any]:
         """Take over the keys and values of `cache`; return its layers, with ours in place of those that hold some."""
         kinds: dict[Any, list[int]] = {}
-        for number in _held(cache):
+        for number in self._held:
             layer = cache.layers[number]
             shape = (type(layer), layer.keys.shape[1:], layer.values.shape[1:], layer.keys.dtype, layer.keys.device)
             kinds.setdefault((patterns[number], shape), []).append(number)
         layers: list[Any] = list(cache.layers)
         for (pattern, _), numbers in kinds.items():
-            slots = Slots(pattern, [cache.layers[number] for number in numbers], self.lengths, max(room, _GROWTH))
+            taken = [cache.layers[number] for number in numbers]
+            slots = Slots(pattern, taken, self.lengths, self.ended, max(room, _GROWTH))
             self.groups.append(slots)
             for index, number in enumerate(numbers):
                 layers[number] = TreeLayer(slots, index)
@@ -192,7 +218,8 @@ class TreeKVCache(Cache):
     @property
     def device(self) -> torch.device:
         """Where the first layer is."""
-        return self.groups[0].keys.device
+        device: torch.device = self.groups[0].keys.device
+        return device
 
     def reserve(self, width: int) -> None:
         """Allocate memory for a step of `width` tokens."""
@@ -227,7 +254,7 @@ class TreeKVCache(Cache):
         Rows that are shorter than the longest get zeros behind their last token.
         """
         end = max(self.lengths)
-        for number in _held(cache):
+        for number in self._held:
             slots, layer = self.layers[number].slots, cache.layers[number]
             first = 0
             if isinstance(layer, DynamicSlidingWindowLayer):
@@ -248,7 +275,7 @@ def has_states(cache: Any) -> bool:
 
 def holds_keys(cache: Cache) -> bool:
     """Whether a layer of `cache` has keys, so that it knows how many tokens it holds."""
-    return not has_states(cache) or bool(_held(cache))
+    return not has_states(cache) or bool(_of_attention(cache))
 
 
 def patterns_in(cache: Cache) -> list[Pattern]:
@@ -272,8 +299,8 @@ def require_cache(cache: Cache) -> None:
             raise CacheNotSupportedError(describe("verification", "a layer of the cache", kind.__name__, expected))
 
 
-def _held(cache: Cache) -> list[int]:
-    """Return the layers with keys and values of their own; others share those of one of these, or have none."""
+def _of_attention(cache: Cache) -> list[int]:
+    """Return the layers that may have keys and values; others share those of one of these, or have states alone."""
     return [number for number, layer in enumerate(cache.layers) if isinstance(layer, CacheLayerMixin)]
 
 

@@ -102,7 +102,7 @@ def _logits(model: Any, prompt: list[int], steps: list[tuple[list[int], int]]) -
     ids = torch.tensor([prompt], device=model.device)
     positions = torch.arange(len(prompt), device=model.device)[None]
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
-    read = prefill(model, ids, {str(name_of_cache(model)): cache, "position_ids": positions})
+    read = prefill(model, ids, None, {str(name_of_cache(model)): cache, "position_ids": positions})
     verifier = DeferredVerifier(model, read, 1 + max(len(tokens) for tokens, _ in steps))
     try:
         kept = []

@@ -91,6 +91,7 @@ class DeferredVerifier(Verifier):
     def run(self, last: Sequence[int | None], trees: Sequence[TokenTree], width: int) -> torch.Tensor:
         """Verify the last token and the chain of each row; see `Verifier.run`."""
         texts = [[] if token is None else [*waiting, token] for waiting, token in zip(self._waiting, last, strict=True)]
+        self.cache.ended.update(row for row, token in enumerate(last) if token is None)
         if not any(map(len, trees)):
             self._is_ahead = True
             return self._commit(texts)

@@ -37,7 +37,7 @@ from rest_store.generation.options import Options
 from rest_store.generation.output import GeneratorOutput, Piece, accepted_by_source
 from rest_store.generation.seam import name_of_cache_in
 from rest_store.generation.stream import Drive, Stream, loop_not_run
-from rest_store.generation.support import vocabulary_size
+from rest_store.generation.support import device_of, vocabulary_size
 from rest_store.generation.typical import ACCEPTANCES
 
 
@@ -220,7 +220,7 @@ class Generator:
             tokens=at_max.tokens,
             seconds=statistics.median(slow),
             drafted_seconds=statistics.median(fast),
-            max_nodes=drafting.max_nodes_on(self.model.device),
+            max_nodes=drafting.max_nodes_on(device_of(self.model)),
             mean_tokens_at_max=at_max.mean_tokens,
         )
 
@@ -271,7 +271,7 @@ class Generator:
         rows = {name: _rows(name, value) for name, value in named.items() if value is not None or value is prompt}
         if "input_ids" in rows:
             rows["input_ids"] = _token_ids(rows["input_ids"], vocabulary_size(self.model))
-        return {name: tensor.to(self.model.device) for name, tensor in rows.items()}
+        return {name: tensor.to(device_of(self.model)) for name, tensor in rows.items()}
 
     def _tokens_of(self, references: Any) -> Any:
         """Return references as token ids; what is no list, `Options` refuses."""

@@ -82,7 +82,7 @@ class Generation:
     ) -> None:
         sample = bool(generation_config.do_sample)
         self._stops = Stops(stopping_criteria)
-        self._max_nodes = options.max_nodes_on(model.device)
+        self._max_nodes = options.max_nodes_on(input_ids.device)
         require_mode(generation_config, logits_processor)
         typical = options.acceptance != ACCEPTANCES[0]
         if typical:
@@ -98,7 +98,7 @@ class Generation:
         self._model, self._config, self._model_kwargs = model, generation_config, model_kwargs
         self._input_ids, self._options = input_ids, options
         # Several threads spin while they wait for one that other processes delay, so their time is no better.
-        self._by_processor = model.device.type == "cpu" and torch.get_num_threads() == 1
+        self._by_processor = input_ids.device.type == "cpu" and torch.get_num_threads() == 1
         self._takes_best = not sample and len(logits_processor) == 0  # of the raw logits, so of all nodes at once
         self._rows = rows_of(input_ids, logits_processor, sample=sample)
         self._detokenizers = None if text_tokenizer is None else [Detokenizer(text_tokenizer) for _ in self._rows]
@@ -209,7 +209,9 @@ class Generation:
         trees = sessions.draft(depths, self._max_nodes, costs, shape=verifier.shape, services=services)
         if verifier.rereads:
             trees = [
-                tree if tree.scores is None else shortened(tree, policy.worth(tree.scores, costs, waiting))
+                tree
+                if tree.scores is None
+                else shortened(tree, policy.worth(tree.scores.astype(float), costs, waiting))
                 for tree in trees
             ]
         return True, trees

@@ -30,17 +30,23 @@ class Verifier(ABC):
 
     Attributes:
         shape: of drafts that it verifies, "tree" or "chain".
-        rereads: whether accepted tokens of a draft that was partly wrong are read again.
-        waiting: how many tokens the next pass reads again.
         passes: of the model so far.
         cache: what the model has read, and what it reads.
     """
 
     cache: TreeKVCache
     shape = "tree"
-    rereads = False
-    waiting = 0
     passes = 0
+
+    @property
+    def rereads(self) -> bool:
+        """Whether accepted tokens of a draft that was partly wrong are read again."""
+        return False
+
+    @property
+    def waiting(self) -> int:
+        """How many tokens the next pass reads again."""
+        return 0
 
     @abstractmethod
     def run(self, last: Sequence[int | None], trees: Sequence[TokenTree], width: int) -> torch.Tensor:
@@ -92,7 +98,7 @@ class TreePasses(Generic[Kind]):
         self._model, self._extras = model, prompt.extras
         self._parameters = inspect.signature(model.forward).parameters
         self._cache_name = str(name_of_cache(model))
-        self._attention = TreeAttention(model)
+        self._attention = TreeAttention(model, prompt.logits.device)
         try:
             self.cache = cache = kind(prompt.cache, prompt.patterns, prompt.length, room)
         except BaseException:  # such as no memory

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import DynamicCache, StaticCache
+from transformers import Cache, DynamicCache, StaticCache
 
 from rest_store.errors import CacheNotSupportedError, ModelNotSupportedError, describe
 from rest_store.generation.cache import Pattern, has_states, holds_keys, require_cache
@@ -85,43 +85,57 @@ def require_prompt(model: Any, config: Any, model_kwargs: dict[str, Any]) -> Non
         raise CacheNotSupportedError(describe("verification", "the cache", "filled", expected))
 
 
-def prefill(model: Any, input_ids: torch.Tensor, model_kwargs: dict[str, Any]) -> PrefilledPrompt:
+def prefill(
+    model: Any, input_ids: torch.Tensor, chunk_size: int | None, model_kwargs: dict[str, Any]
+) -> PrefilledPrompt:
     """Run the prompt through the model.
 
     Args:
         model: a decoder-only model of `transformers`.
         input_ids: int64[rows, length], padded on the left.
+        chunk_size: most tokens of one pass; None: no limit. It bounds the memory that a long prompt takes.
         model_kwargs: what `generate` prepared for the forward pass, checked by `require_prompt`.
 
     Raises:
-        ModelNotSupportedError: the model keeps no keys and values.
+        ModelNotSupportedError: the model does not keep the keys and values of all tokens.
     """
     model_kwargs["use_cache"] = True
     held = held_tokens(cache_in(model_kwargs))
-    new = input_ids.shape[1] - held if held and _has_all_tokens(input_ids, model_kwargs) else None
-    inputs = model.prepare_inputs_for_generation(
-        input_ids, next_sequence_length=new, is_first_iteration=True, **model_kwargs
-    )
-    output = model(**inputs, return_dict=True)
-    cache = cache_in(output)
-    if cache is None:
-        expected = "keys and values, which can be kept for one path of a tree"
-        raise ModelNotSupportedError(describe(type(model).__name__, "the key-value cache", "absent", expected))
+    new = input_ids[:, held:] if held and _has_all_tokens(input_ids, model_kwargs) else input_ids
+    chunks = new.split(new.shape[1] if chunk_size is None else chunk_size, dim=1)
+    end = held
+    for ids in chunks:
+        end += ids.shape[1]
+        of_chunk = model_kwargs if len(chunks) == 1 else _inputs_of(end - ids.shape[1], end, model_kwargs)
+        inputs = model.prepare_inputs_for_generation(ids, is_first_iteration=True, **of_chunk)
+        output = model(**inputs, return_dict=True)
+        cache = cache_in(output)
+        if not isinstance(cache, Cache) or (holds_keys(cache) and cache.get_seq_length() != end):
+            kept = f"of {int(cache.get_seq_length())} tokens" if isinstance(cache, Cache) else "absent"
+            expected = f"keys and values of {end} tokens, which can be kept for one path of a tree"
+            raise ModelNotSupportedError(describe(type(model).__name__, "the key-value cache", kept, expected))
     mask = model_kwargs.get("attention_mask")
-    length = held_tokens(cache) or int(input_ids.shape[1])
     positions = inputs.get("position_ids")
     if positions is None:  # the model has none
-        positions = torch.full((1, 1), length - 1)
+        positions = torch.full((1, 1), end - 1)
     own = {*_NOT_FORWARDED, name_of_cache(model)}
     return PrefilledPrompt(
         logits=output.logits[:, -1:],
         cache=cache,
-        length=length,
+        length=end,
         patterns=patterns_of(model, len(cache.layers)),
         seen=mask.bool() if mask is not None and not bool((mask == 1).all()) else None,
         positions=positions[..., -1:] + 1,
         extras={name: value for name, value in model_kwargs.items() if name not in own},
     )
+
+
+def _inputs_of(start: int, end: int, model_kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return what `generate` prepared, cut to what concerns the tokens from `start` to `end`."""
+    mask, positions = (model_kwargs.get(name) for name in ("attention_mask", "position_ids"))
+    mask = None if mask is None else mask[:, :end]
+    positions = None if positions is None else positions[..., start:end]
+    return {**model_kwargs, "attention_mask": mask, "position_ids": positions}
 
 
 def unpadded(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> list[list[int]]:

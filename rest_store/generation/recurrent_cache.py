@@ -31,7 +31,7 @@ from rest_store.generation.cache import Pattern, TreeKVCache, TreeLayer, require
 _MIXED = (LinearAttentionAndFullAttentionLayer, LinearAttentionAndSlidingWindowAttentionLayer)
 
 
-class StateLayer(LinearAttentionLayer):
+class StateLayer(LinearAttentionLayer):  # type: ignore[misc]
     """The states of one layer, with the interface that mixers of transformers use.
 
     Args:
@@ -133,8 +133,8 @@ class RecurrentCache(TreeKVCache):
 
     def __init__(self, cache: Cache, patterns: Sequence[Pattern], length: int, room: int) -> None:
         require_cache(cache)
-        self.groups = []
-        self.lengths = [length] * _rows(cache)
+        self._held = [number for number, layer in enumerate(cache.layers) if getattr(layer, "keys", None) is not None]
+        self._begin(length, _rows(cache))
         layers = self._taken_over(cache, patterns, room)
         for number, layer in enumerate(cache.layers):
             if isinstance(layer, _MIXED):

@@ -27,8 +27,8 @@ def require_model(model: Any) -> None:
 
     Raises:
         ModelNotSupportedError: an encoder, no key-value cache, layers of other kinds than attention, positions that are
-            not an argument (ALiBi and others) or that are slots of the cache, or weights that are split over several
-            processes.
+            not an argument (ALiBi and others) or that are slots of the cache, weights that are split over several
+            processes, or parts that were replaced or wrapped so that passes over several tokens come out otherwise.
     """
     name = type(model).__name__
     config = model.config.get_text_config(decoder=True)
@@ -53,6 +53,37 @@ def require_model(model: Any) -> None:
     if (split := _split_over_processes(model)) is not None:
         expected = "whole in this process: processes that draft by their own clocks would wait for each other for ever"
         raise ModelNotSupportedError(describe(name, "the model", split, expected))
+    _require_plain_passes(model)
+
+
+def _require_plain_passes(model: Any) -> None:
+    """Check that a pass over a tree is prepared and runs as passes over single tokens do.
+
+    Raises:
+        ModelNotSupportedError: it does not.
+    """
+    name = type(model).__name__
+    own = model.prepare_inputs_for_generation
+    if getattr(own, "__func__", None) is not type(model).prepare_inputs_for_generation or own.__self__ is not model:
+        expected = "that of the class: passes over a tree do not call it"  # as prompt tuning of PEFT does
+        raise ModelNotSupportedError(describe(name, "prepare_inputs_for_generation", "replaced", expected))
+    if model.training and any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+        expected = "off, or eval(): in training, models may keep no keys and values with it"
+        raise ModelNotSupportedError(describe(name, "gradient checkpointing", "on", expected))
+    if hooks := _hooks_that_count_tokens(model):
+        expected = "hooks for which a pass over several tokens is as good as several passes"
+        raise ModelNotSupportedError(describe(name, "a hook", hooks, expected))
+
+
+def _hooks_that_count_tokens(model: Any) -> str | None:
+    """Return what hooks of PEFT would treat a pass over a tree otherwise than single tokens; None: there are none."""
+    for hook in [*model._forward_pre_hooks.values(), *model._forward_hooks.values()]:
+        if (module := getattr(hook, "__module__", "")).startswith("peft."):  # X-LoRA runs the model in its own hook
+            return f"that of {module}"
+    for hook in [hook for module in model.modules() for hook in module._forward_pre_hooks.values()]:
+        if getattr(hook, "keywords", {}).get("alora_offsets") is not None:
+            return "that of an activated LoRA (PEFT), which counts from the end of a pass"
+    return None
 
 
 def patterns_of(model: Any, layers: int = 1) -> list[Pattern]:
@@ -119,6 +150,15 @@ def position_count(model: Any) -> float:
     if getattr(config, "rope_parameters", None):
         return math.inf
     return getattr(config, "max_position_embeddings", None) or math.inf
+
+
+def device_of(model: Any) -> torch.device:
+    """Return the device that a model's inputs go to, also where accelerate keeps the weights elsewhere."""
+    device: torch.device = model.device
+    if device.type != "meta":
+        return device
+    hook = getattr(model.get_input_embeddings(), "_hf_hook", None)
+    return torch.device(getattr(hook, "execution_device", None) or "cpu")
 
 
 def vocabulary_size(model: Any) -> int:

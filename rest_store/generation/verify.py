@@ -36,6 +36,7 @@ class TreeVerifier(Verifier):
     def run(self, last: Sequence[int | None], trees: Sequence[TokenTree], width: int) -> torch.Tensor:
         """Verify the last token and the tree of each row; see `Verifier.run`."""
         self.passes += 1
+        self.cache.ended.update(row for row, token in enumerate(last) if token is None)
         return self._passes.run(last, trees, width)
 
     def keep(self, paths: Sequence[Sequence[int]]) -> None:

@@ -84,14 +84,14 @@ def test_attention_without_copies(dtype: torch.dtype) -> None:
 def test_a_model_has_its_own_attention_before_and_after() -> None:
     """Also where generations of one model overlap, and where the own one takes no masks of trees."""
     model = tiny_model("llama")
-    first = TreeAttention(model)
-    second = TreeAttention(model)
+    first = TreeAttention(model, model.device)
+    second = TreeAttention(model, model.device)
     assert model.config._attn_implementation == first.name == second.name == attention.NAME
     first.restore()
     second.restore()
     assert model.config._attn_implementation == "sdpa"
     model.config._attn_implementation = "flex_attention"
-    switched = TreeAttention(model)
+    switched = TreeAttention(model, model.device)
     assert model.config._attn_implementation == attention.NAME
     switched.restore()
     assert model.config._attn_implementation == "flex_attention"

@@ -1,323 +1,360 @@
-"""What holds around `model.generate`, for one call, holds for every pass of a `Generator`, and no longer.
-
-A wrapper of a model may change it for the time of a call: hooks, adapters, another method, a context of torch. Whoever
-runs passes after that call has returned writes the text of another model.
-"""
+"""Whatever wraps or replaces a part of a model, perhaps for one call: the same text as plain, or refused by name."""
 
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
+import accelerate
+import peft
 import pytest
 import torch
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 import rest_store
-from rest_store.errors import GenerationError, ModelNotSupportedError
-from rest_store.generation.stream import ThreadSettings
+from rest_store.errors import ModelNotSupportedError
+from rest_store.generation import attention
 from tests.shared.strategies import refused
-from tests.shared.tiny import prompts, tiny_model
+from tests.shared.tiny import Drafted, Scripted, bushy, futures_of, prompts, right, tiny_model
 
-FIXED = {"max_new_tokens": 24, "do_sample": False}
+FIXED = {"max_new_tokens": 16, "do_sample": False}
+ROWS = 3
+INVOCATION = [21, 22]  # tokens that switch an activated LoRA on
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::UserWarning:peft"),
+    pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),
+]
 
 
+@dataclass
 class Wrapped:
-    """A model whose `generate` changes it for the time of the call.
+    """A model with something around it.
 
-    Args:
-        model: that is changed.
-        change: a context manager that changes the model.
+    Attributes:
+        model: whose `generate` is called.
+        plain: the model itself, of transformers.
+        options: of `generate` besides.
+        context: to generate in.
     """
 
-    def __init__(self, model: Any, change: Callable[[Any], Any]) -> None:
-        self.model, self.change = model, change
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.model, name)
-
-    def generate(self, *arguments: Any, **options: Any) -> Any:
-        with self.change(self.model):
-            return self.model.generate(*arguments, **options)
+    model: Any
+    plain: Any
+    options: dict[str, Any] = field(default_factory=dict)
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
-@contextmanager
-def hooks(model: Any) -> Iterator[None]:
-    """As PEFT's for the adapters of each row, and for activated LoRA."""
-    handles = [
-        layer.mlp.register_forward_hook(lambda module, inputs, output: 0.5 * output) for layer in model.model.layers
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+def inputs() -> dict[str, torch.Tensor]:
+    prompt = prompts(ROWS)
+    prompt["input_ids"][:, -2:] = torch.tensor(INVOCATION)
+    return prompt
 
 
-@contextmanager
-def forward(model: Any) -> Iterator[None]:
-    """Another forward pass of a layer."""
-    norm = model.model.norm
-    whole = norm.forward
-    norm.forward = lambda states: whole(states).roll(1, dims=-1)
-    try:
-        yield
-    finally:
-        del norm.forward
-
-
-@contextmanager
-def inputs(model: Any) -> Iterator[None]:
-    """Other inputs of each pass, as PEFT's prompt learning makes them."""
-    prepare = model.prepare_inputs_for_generation
-
-    @functools.wraps(prepare)
-    def changed(*arguments: Any, **options: Any) -> Any:
-        prepared = prepare(*arguments, **options)
-        prepared["input_ids"] = (prepared["input_ids"] + 1) % 96
-        return prepared
-
-    model.prepare_inputs_for_generation = changed
-    try:
-        yield
-    finally:
-        del model.prepare_inputs_for_generation
-
-
-@contextmanager
-def weights(model: Any) -> Iterator[None]:
-    """Other weights, as of an adapter that is merged for the call."""
-    weight = model.model.layers[1].self_attn.v_proj.weight
-    usual = weight.data
-    weight.data = -usual
-    try:
-        yield
-    finally:
-        weight.data = usual
-
-
-@contextmanager
-def attention(model: Any) -> Iterator[None]:
-    """Another implementation of attention."""
-    usual = model.config._attn_implementation
-    model.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(usual)
-
-
-@contextmanager
-def autocast(model: Any) -> Iterator[None]:
-    """A context of torch that holds in one thread."""
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        yield
-
-
-@contextmanager
-def inference(model: Any) -> Iterator[None]:
-    with torch.inference_mode():
-        yield
-
-
-CHANGES: dict[str, Callable[[Any], Any]] = {
-    one.__name__: one for one in (hooks, forward, inputs, weights, attention, autocast, inference)
-}
-OTHER_TEXT = {"hooks", "forward", "inputs", "weights", "autocast"}  # than that of the model itself
-
-
-def in_pieces(generator: rest_store.Generator, prompt: Any, **options: Any) -> torch.Tensor:
-    """The text of a stream, with other use of torch between its pieces."""
-    stream = generator.stream(prompt, **options)
-    for _ in stream:
-        assert torch.is_grad_enabled()
-        assert not torch.is_autocast_enabled("cpu")
-        assert not torch.is_inference_mode_enabled()
-    result: torch.Tensor = stream.result()
-    return result
-
-
-WAYS: dict[str, Callable[..., torch.Tensor]] = {
-    "generate": lambda generator, prompt, **options: generator.generate(prompt, **options).sequences,
-    "stream": in_pieces,
-}
-
-
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", CHANGES)
-def test_a_change_for_the_time_of_the_call_holds_for_all_passes(name: str, way: str) -> None:
-    model, prompt = tiny_model("llama"), prompts(1)
-    model.generation_config.pad_token_id = 0
-    alone = model.generate(**prompt, **FIXED)
-    wrapped = Wrapped(model, CHANGES[name])
-    plain = wrapped.generate(**prompt, **FIXED)
-    assert torch.equal(plain, alone) == (name not in OTHER_TEXT)
-    generator = rest_store.Generator(wrapped, None, [rest_store.PromptLookup()], adaptive=False)
-    if name == "inputs":
-        refused(ModelNotSupportedError, lambda: WAYS[way](generator, prompt, **FIXED), "prepare_inputs_for_generation")
-    else:
-        assert torch.equal(WAYS[way](generator, prompt, **FIXED), plain)
-    assert torch.equal(model.generate(**prompt, **FIXED), alone), "the model is as before"
-
-
-def test_a_comparison_is_of_the_wrapped_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rest_store.generation.comparison.MOST_SECONDS", 0.0)
-    wrapped = Wrapped(tiny_model("llama"), hooks)
-    output = rest_store.Generator(wrapped, None, [rest_store.PromptLookup()]).generate(
-        prompts(1), **FIXED, compare=True
-    )
-    assert output.comparison is not None
-    assert output.comparison.identical
-
-
-def test_a_stream_that_is_left_leaves_the_call() -> None:
-    model = tiny_model("llama")
-    alone = model.generate(**prompts(1), **FIXED)
-    generator = rest_store.Generator(Wrapped(model, hooks), None, [rest_store.PromptLookup()])
-    with generator.stream(prompts(1), **FIXED) as stream:
-        next(stream)
-    assert torch.equal(model.generate(**prompts(1), **FIXED), alone)
-    stream = generator.stream(prompts(1), **FIXED)
-    next(stream)
-    del stream
-    assert torch.equal(model.generate(**prompts(1), **FIXED), alone)
-
-
-def test_a_stream_runs_as_the_thread_that_made_it() -> None:
-    model, prompt = tiny_model("llama"), prompts(1)
-    generator = rest_store.Generator(model, None, [rest_store.PromptLookup()], adaptive=False)
-    alone = model.generate(**prompt, **FIXED)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        plain = model.generate(**prompt, **FIXED)
-        stream = generator.stream(prompt, **FIXED)
-    assert not torch.equal(plain, alone)
-    assert torch.equal(stream.result(), plain)
-
-
-def test_the_default_device_of_a_thread_holds_in_another() -> None:
-    seen: list[Any] = []
-
-    def note(settings: ThreadSettings) -> None:
-        with settings.hold():
-            seen.append(torch.zeros(1).device.type)
-
-    settings = [ThreadSettings()]
-    with torch.device("meta"):
-        settings.append(ThreadSettings())
-    for one in settings:
-        thread = threading.Thread(target=note, args=(one,))
-        thread.start()
-        thread.join()
-    assert seen == ["cpu", "meta"]
-
-
-class Elsewhere(Wrapped):
-    """A model whose `generate` has a loop of its own, as where a serving engine writes the text."""
-
-    def generate(self, *arguments: Any, **options: Any) -> Any:
-        options.pop("custom_generate", None)
-        return self.model.generate(*arguments, **options)
-
-
-def test_a_model_that_does_not_run_the_loop_is_refused() -> None:
-    generator = rest_store.Generator(Elsewhere(tiny_model("llama"), hooks), None, [rest_store.PromptLookup()])
-    for call in (generator.generate, generator.stream):
-        refused(
-            ModelNotSupportedError,
-            lambda call=call: call(prompts(1), **FIXED),
-            "Elsewhere: generate is one that did not call its argument custom_generate",
-        )
-
-
-class Twice(Wrapped):
-    """A model that writes a text twice, and returns the second one."""
-
-    def generate(self, *arguments: Any, **options: Any) -> Any:
-        self.model.generate(*arguments, **{**options, "max_new_tokens": 5})
-        return self.model.generate(*arguments, **options)
-
-
-def test_a_model_that_runs_the_loop_twice_returns_what_it_returns() -> None:
-    model = tiny_model("llama")
-    plain = model.generate(**prompts(1), **FIXED)
-    generator = rest_store.Generator(Twice(model, hooks), None, [rest_store.PromptLookup()])
-    output = generator.generate(prompts(1), **FIXED)
-    assert torch.equal(output.sequences, plain)
-    assert output.tokens == plain[:, 14:].tolist()
-    stream = generator.stream(prompts(1), **FIXED)
-    assert sum(len(piece.tokens[0]) for piece in stream) == 5 + 24
-    assert torch.equal(stream.result(), plain)
-    with generator.stream(prompts(1), **FIXED) as stream:
-        next(stream)
-    assert stream.result().shape[1] < plain.shape[1]
-
-
-# --- PEFT -------------------------------------------------------------------------------------------------------------
-
-
-def lora(**options: Any) -> Any:
-    peft = pytest.importorskip("peft")
-    return peft.LoraConfig(
-        r=4,
-        lora_alpha=64,
-        target_modules=["q_proj", "v_proj"],
-        init_lora_weights=False,
-        task_type="CAUSAL_LM",
-        **options,
-    )
-
-
-def prompt_learning(name: str) -> Any:
-    peft = pytest.importorskip("peft")
+def with_random_weights(model: Any) -> Any:
+    """An adapter's weights, which would otherwise change nothing."""
     torch.manual_seed(3)
-    config = getattr(peft, name)(task_type="CAUSAL_LM", num_virtual_tokens=5)
-    model = peft.get_peft_model(tiny_model("llama"), config).eval()
     for parameter in model.parameters():
         if parameter.requires_grad:
             torch.nn.init.normal_(parameter, std=0.5)
-    return model
-
-
-def adapted(**options: Any) -> Any:
-    peft = pytest.importorskip("peft")
-    torch.manual_seed(3)
-    model = peft.get_peft_model(tiny_model("llama"), lora(**options), adapter_name="a")
-    model.add_adapter("b", lora(**options))
     return model.eval()
 
 
-PEFT: dict[str, tuple[Callable[[], Any], dict[str, Any]]] = {
-    "LoRA": (adapted, {}),
-    "LoRA of each row": (adapted, {"adapter_names": ["a", "b", "__base__"]}),
-    "prompt tuning": (lambda: prompt_learning("PromptTuningConfig"), {}),
-    "p-tuning": (lambda: prompt_learning("PromptEncoderConfig"), {}),
-    "prefix tuning": (lambda: prompt_learning("PrefixTuningConfig"), {}),
+# --- Adapters ---------------------------------------------------------------------------------------------------------
+
+
+def lora_config(**options: Any) -> peft.LoraConfig:
+    targets = {"r": 4, "lora_alpha": 16, "target_modules": ["q_proj", "v_proj"], "task_type": "CAUSAL_LM"}
+    return peft.LoraConfig(**{**targets, **options})
+
+
+def with_adapter(config: peft.PeftConfig) -> Wrapped:
+    plain = tiny_model("llama")
+    return Wrapped(with_random_weights(peft.get_peft_model(plain, config)), plain)
+
+
+def lora() -> Wrapped:
+    return with_adapter(lora_config())
+
+
+def another_adapter_for_each_row() -> Wrapped:
+    plain = tiny_model("llama")
+    model = peft.get_peft_model(plain, lora_config(), adapter_name="a")
+    model.add_adapter("b", lora_config())
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad = "lora" in name
+    return Wrapped(with_random_weights(model), plain, {"adapter_names": ["a", "b", "__base__"]})
+
+
+def adapter_of_transformers() -> Wrapped:
+    model = tiny_model("llama")
+    try:
+        model.add_adapter(lora_config())
+    except ValueError as error:
+        pytest.skip(str(error))  # each release of transformers wants its own PEFT
+    return Wrapped(with_random_weights(model), model)
+
+
+def adapter_switched_off() -> Wrapped:
+    wrapped = lora()
+    wrapped.context = wrapped.model.disable_adapter
+    return wrapped
+
+
+def llama_adapter() -> Wrapped:
+    return with_adapter(peft.AdaptionPromptConfig(adapter_len=4, adapter_layers=2, task_type="CAUSAL_LM"))
+
+
+def scaled_activations() -> Wrapped:
+    targets = ["k_proj", "v_proj", "down_proj"]
+    return with_adapter(
+        peft.IA3Config(target_modules=targets, feedforward_modules=["down_proj"], task_type="CAUSAL_LM")
+    )
+
+
+def prompt_learning(kind: type[peft.PeftConfig]) -> Callable[[], Wrapped]:
+    return lambda: with_adapter(kind(task_type="CAUSAL_LM", num_virtual_tokens=5))
+
+
+def activated_lora() -> Wrapped:
+    return with_adapter(lora_config(alora_invocation_tokens=INVOCATION))
+
+
+def shadow() -> Wrapped:
+    """A small model beside the model, with a cache of its own."""
+    if not hasattr(peft, "ShadowConfig"):
+        pytest.skip(f"PEFT {peft.__version__} has none")
+    return with_adapter(peft.ShadowConfig(task_type="CAUSAL_LM"))
+
+
+# --- Hooks and replaced methods ---------------------------------------------------------------------------------------
+
+
+def steered() -> Wrapped:
+    model = tiny_model("llama")
+    direction = torch.randn(32, generator=torch.Generator().manual_seed(2))
+    for layer in model.model.layers:
+        layer.register_forward_hook(lambda module, args, output: output + direction)
+    return Wrapped(model, model)
+
+
+def scaled_embeddings() -> Wrapped:
+    model = tiny_model("llama")
+    model.model.layers[0].register_forward_pre_hook(lambda module, args: (2 * args[0], *args[1:]))
+    return Wrapped(model, model)
+
+
+def forward_of_a_layer() -> Wrapped:
+    model = tiny_model("llama")
+    layer = model.model.layers[1].mlp
+    forward = layer.forward
+    layer.forward = lambda hidden: 0.5 * forward(hidden)
+    return Wrapped(model, model)
+
+
+def forward_of_the_model() -> Wrapped:
+    model = tiny_model("llama")
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def sharpened(*args: Any, **kwargs: Any) -> Any:
+        output = forward(*args, **kwargs)
+        output.logits = output.logits.roll(1, dims=-1)
+        return output
+
+    model.forward = sharpened
+    return Wrapped(model, model)
+
+
+def offloaded_weights() -> Wrapped:
+    model = tiny_model("llama")
+    return Wrapped(accelerate.cpu_offload(model, execution_device=torch.device("cpu")), model)
+
+
+def parametrized() -> Wrapped:
+    class Halved(torch.nn.Module):
+        def forward(self, weight: torch.Tensor) -> torch.Tensor:
+            return 0.5 * weight
+
+    model = tiny_model("llama")
+    torch.nn.utils.parametrize.register_parametrization(model.model.layers[0].mlp.up_proj, "weight", Halved())
+    return Wrapped(model, model)
+
+
+def compiled_forward() -> Wrapped:
+    model = tiny_model("llama")
+    model.forward = torch.compile(model.forward, backend="eager", dynamic=True)
+    return Wrapped(model, model)
+
+
+def compiled_model() -> Wrapped:
+    model = tiny_model("llama")
+    return Wrapped(torch.compile(model, backend="eager", dynamic=True), model)
+
+
+def checkpointed(*, training: bool) -> Wrapped:
+    model = tiny_model("llama")
+    model.gradient_checkpointing_enable()
+    return Wrapped(model.train(training), model)
+
+
+def inputs_prepared_by_another_method() -> Wrapped:
+    model = tiny_model("llama")
+    own = model.prepare_inputs_for_generation
+    model.prepare_inputs_for_generation = lambda *args, **kwargs: own(*args, **kwargs)
+    return Wrapped(model, model)
+
+
+# --- Attention functions ----------------------------------------------------------------------------------------------
+
+
+def halved(module: Any, query: Any, key: Any, value: Any, mask: Any, dropout: float = 0.0, **kwargs: Any) -> Any:
+    kwargs["scaling"] = 0.5 * kwargs["scaling"]
+    return sdpa_attention_forward(module, query, key, value, mask, dropout, **kwargs)
+
+
+def masked_otherwise(*args: Any, **kwargs: Any) -> Any:
+    return sdpa_mask(*args, **kwargs)
+
+
+@contextmanager
+def registered(interface: type[Any], name: str, function: Any) -> Iterator[None]:
+    before = dict(interface._global_mapping)
+    interface.register(name, function)
+    try:
+        yield
+    finally:
+        interface._global_mapping.clear()
+        interface._global_mapping.update(before)
+
+
+def own_attention(interface: type[Any], name: str, function: Any) -> Wrapped:
+    model = tiny_model("llama")
+
+    @contextmanager
+    def context() -> Iterator[None]:
+        with registered(AttentionMaskInterface, name, sdpa_mask), registered(interface, name, function):
+            model.config._attn_implementation = name
+            yield
+
+    return Wrapped(model, model, context=context)
+
+
+# --- The same text ----------------------------------------------------------------------------------------------------
+
+SAME: dict[str, Callable[[], Wrapped]] = {
+    "LoRA": lora,
+    "another adapter for each row": another_adapter_for_each_row,
+    "an adapter of transformers": adapter_of_transformers,
+    "an adapter switched off": adapter_switched_off,
+    "LLaMA-Adapter": llama_adapter,
+    "scaled activations": scaled_activations,
+    "hooks behind layers": steered,
+    "a hook before a layer": scaled_embeddings,
+    "the forward of a layer": forward_of_a_layer,
+    "the forward of the model": forward_of_the_model,
+    "offloaded weights": offloaded_weights,
+    "a parametrization": parametrized,
+    "a compiled forward": compiled_forward,
+    "a compiled model": compiled_model,
+    "gradient checkpointing": lambda: checkpointed(training=False),
+}
+CHANGES_NOTHING = {
+    *("an adapter switched off", "offloaded weights", "a compiled forward", "a compiled model"),
+    "gradient checkpointing",
 }
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning")  # of PEFT
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("name", PEFT)
-def test_adapters_of_peft_hold_for_all_passes_or_are_refused_before_the_first(
-    name: str, padded: bool, way: str
-) -> None:
-    make, options = PEFT[name]
-    model, prompt = make(), prompts(3, padded=padded)
-    prompt["input_ids"][:, -2:] = torch.tensor([21, 22])
-    options = {**FIXED, **options}
-    plain = model.generate(**prompt, **options)
+SLOW = {"a compiled forward"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in SAME])
+def test_the_same_text(name: str) -> None:
+    of_model = tiny_model("llama").generate(**inputs(), **FIXED)
+    wrapped = SAME[name]()
+    options = {**FIXED, **wrapped.options}
+    with wrapped.context():
+        plain = wrapped.model.generate(**inputs(), **options)
+        assert torch.equal(plain, of_model) == (name in CHANGES_NOTHING)
+        futures = futures_of(inputs(), plain)
+        for script in (right, bushy):
+            drafter = [Drafted(functools.partial(Scripted, futures=futures, script=script))]
+            drafted = {**options, "custom_generate": rest_store.generate, "drafter": drafter, "adaptive": False}
+            output = wrapped.model.generate(**inputs(), **drafted, return_dict_in_generate=True)
+            assert torch.equal(output.sequences, plain)
+            assert output.statistics.drafts.accepted > FIXED["max_new_tokens"]
+            generator = rest_store.Generator(wrapped.model, None, drafter, adaptive=False)
+            assert torch.equal(generator.generate(inputs(), **options).sequences, plain)
+            with generator.stream(inputs(), **options) as stream:
+                pieces = [piece.tokens for piece in stream]
+            for row, tokens in enumerate(zip(*pieces, strict=True)):
+                assert [token for of_pass in tokens for token in of_pass] == plain[row, 14:].tolist()
+
+
+# --- Refused ----------------------------------------------------------------------------------------------------------
+
+REFUSED: dict[str, tuple[Callable[[], Wrapped], str]] = {
+    "prompt tuning": (prompt_learning(peft.PromptTuningConfig), "prepare_inputs_for_generation is replaced"),
+    "p-tuning": (prompt_learning(peft.PromptEncoderConfig), "prepare_inputs_for_generation is replaced"),
+    "prefix tuning": (prompt_learning(peft.PrefixTuningConfig), "prepare_inputs_for_generation is replaced"),
+    "other inputs": (inputs_prepared_by_another_method, "prepare_inputs_for_generation is replaced"),
+    "activated LoRA": (activated_lora, "a hook is that of an activated LoRA"),
+    "a shadow model": (shadow, "a hook is that of peft.tuners.shadow.model"),
+    "gradient checkpointing in training": (lambda: checkpointed(training=True), "gradient checkpointing is on"),
+    "an attention function": (
+        lambda: own_attention(AttentionInterface, "own", halved),
+        "the attention function is halved (registered as 'own')",
+    ),
+    "an attention function in place of sdpa": (
+        lambda: own_attention(AttentionInterface, "sdpa", halved),
+        "the attention function is halved (registered as 'sdpa')",
+    ),
+    "an attention function in place of eager attention": (
+        lambda: own_attention(AttentionInterface, "eager", halved),
+        "the attention function is halved (registered as 'eager')",
+    ),
+    "a mask function in place of that of sdpa": (
+        lambda: own_attention(AttentionMaskInterface, "sdpa", masked_otherwise),
+        "the attention mask function is masked_otherwise (registered as 'sdpa')",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_before_the_model_runs(name: str) -> None:
+    make, fragment = REFUSED[name]
+    wrapped = make()
     passes: list[int] = []
-    hook = model.get_base_model().model.register_forward_pre_hook(lambda *_: passes.append(1))
-    generator = rest_store.Generator(model, None, [rest_store.PromptLookup()], adaptive=False)
-    try:
-        written = WAYS[way](generator, prompt, **options)
-    except GenerationError:
-        assert not passes
-        assert not name.startswith("LoRA"), "these can be verified"
-    else:
-        assert torch.equal(written, plain)
-    hook.remove()
-    assert torch.equal(model.generate(**prompt, **options), plain), "the model is as before"
+    wrapped.plain.get_input_embeddings().register_forward_pre_hook(lambda *_: passes.append(1))
+    generator = rest_store.Generator(wrapped.model)
+    options = {**inputs(), **FIXED, **wrapped.options}
+    ways = [
+        lambda: wrapped.model.generate(**options, custom_generate=rest_store.generate),
+        lambda: generator.generate(inputs(), **FIXED, **wrapped.options),
+        lambda: generator.stream(inputs(), **FIXED, **wrapped.options),
+    ]
+    with wrapped.context():
+        for way in ways:
+            refused(ModelNotSupportedError, way, "LlamaForCausalLM", fragment)
+    assert not passes
+
+
+def test_a_model_is_accepted_again_when_the_wrapper_is_gone() -> None:
+    """Prompt tuning leaves the model's own method as an attribute of the model."""
+    wrapped = prompt_learning(peft.PromptTuningConfig)()
+    expected = tiny_model("llama").generate(**inputs(), **FIXED)
+    with pytest.raises(ModelNotSupportedError):
+        wrapped.model.generate(**inputs(), **FIXED, custom_generate=rest_store.generate)
+    output = wrapped.plain.generate(**inputs(), **FIXED, custom_generate=rest_store.generate)
+    assert torch.equal(output, expected)
+
+
+def test_attention_functions_of_transformers_are_accepted() -> None:
+    for name in ("eager", "sdpa", "flash_attention_2", "flex_attention"):
+        model = tiny_model("llama")
+        model.config._attn_implementation = name
+        attention.require_attention(model)
