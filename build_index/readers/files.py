@@ -103,7 +103,7 @@ def content_of(file: BinaryIO, where: str) -> Iterator[io.BufferedReader]:
     kind = compression_of(file)
     file.seek(0)
     if kind == "gzip":
-        with gzip.GzipFile(fileobj=file) as stream:
+        with gzip.GzipFile(fileobj=file, mode="rb") as stream:
             yield cast(io.BufferedReader, stream)
         return
     raw: Any = file

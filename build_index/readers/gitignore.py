@@ -118,8 +118,8 @@ def _rules(lines: list[str]) -> Iterator[_Rule]:
     for line in lines:
         try:
             (pattern,) = pathspec.GitIgnoreSpec.from_lines([_of_entries(line.rstrip("\r"))]).patterns
-        except ValueError:
-            continue  # Git passes over patterns that are malformed
+        except (ValueError, re.error):
+            continue  # malformed: Git matches nothing with it either
         if pattern.include is not None and pattern.regex is not None:
             patterns.append((pattern.include, "/" not in line.rstrip().rstrip("/"), pattern.regex.pattern))
     # Patterns that do the same one after another are one expression, which is matched many times as fast.

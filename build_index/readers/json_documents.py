@@ -29,7 +29,7 @@ def read_json_document(stream: io.BufferedReader, where: str, records: RecordRea
 
     Args:
         stream: content of the file.
-        where: the file, for messages; origin of the document.
+        where: the file, for messages; origin of its first document, which is mostly the only one.
         records: extracts the document.
 
     Raises:
@@ -44,7 +44,7 @@ def read_json_document(stream: io.BufferedReader, where: str, records: RecordRea
         if field is None:
             cells = _cells(value) if isinstance(value, Mapping) else None
             field, value = _TEXT, {_TEXT: "\n\n".join(filter(None, map(_source, cells or ())))}
-        yield from documents_of(replace(records, field=field), value, where)
+        yield from documents_of(replace(records, field=field), value, where if line == 1 else f"{where}:{line}")
 
 
 def _cells(value: Mapping[str, Any]) -> list[Any] | None:

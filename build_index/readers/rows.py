@@ -77,7 +77,9 @@ def _conversation(text: str) -> list[Any] | None:
 
 
 def _is_bytes(record: object, field: str | None) -> bool:
+    """Whether the document of a record, or what may be one if there is none, is not UTF-8."""
     if not isinstance(record, Mapping):
         return False
     chosen = field or known_field(record)
-    return chosen is not None and isinstance(lookup(record, chosen), bytes)
+    values = [record.get(name) for name in CONVERSATION_FIELDS] if chosen is None else [lookup(record, chosen)]
+    return any(isinstance(value, bytes) for value in values)

@@ -85,7 +85,8 @@ def _rows(
         if length > LARGEST_DOCUMENT_BYTES:
             records.too_large(origin)
         else:
-            yield from documents_of(records, dict(zip(columns, row, strict=True)), origin)
+            texts = (_text(value) if isinstance(value, bytes) else value for value in row)
+            yield from documents_of(records, dict(zip(columns, texts, strict=True)), origin)
 
 
 def _text(data: bytes) -> str | bytes:

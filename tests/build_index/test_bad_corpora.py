@@ -16,7 +16,7 @@ from build_index.corpus_spec import CorpusSpec
 from build_index.documents import Document
 from build_index.readers import json_records
 from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError
-from tests.shared.corpora import compressed
+from tests.shared.corpora import COMPRESSIONS, compressed
 from tests.shared.corpora import documents_of as documents
 
 GOOD = b'{"text": "x"}\n'
@@ -94,14 +94,15 @@ def test_numbers_of_any_kind_may_stand_beside_a_document(tmp_path):
             documents(path, field="n")
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
 @pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
 def test_a_truncated_or_damaged_compressed_file_is_an_error(tmp_path, suffix, name):
     path = tmp_path / (name + suffix)
     data = compressed(b"".join(b'{"text": "%d"}\n' % number**5 for number in range(300)), suffix)
     flipped = data[:-3] + bytes([data[-3] ^ 1]) + data[-2:]  # in the checksum, or the length
     cut = [data[:length] for length in (5, 20, len(data) // 2, len(data) - 1)]
-    for bad in (*cut, flipped, data + b"trailing garbage"):
+    checked = () if suffix == ".lz4" else (flipped,)  # pyarrow writes LZ4 without checksums
+    for bad in (*cut[suffix in (".xz", ".bz2") :], *checked, data + b"trailing garbage"):
         path.write_bytes(bad)
         with pytest.raises(CorpusFormatError, match=f"^{path}: compressed file is damaged or truncated"):
             documents(path)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import lzma
 import os
+import shutil
+import subprocess
 import tracemalloc
 
 import pyarrow as pa
@@ -14,9 +17,10 @@ import zstandard
 from build_index.corpus import open_corpus
 from build_index.corpus_spec import CorpusSpec
 from build_index.documents import Document
-from build_index.readers import json_records
+from build_index.readers import files, json_records
 from build_index.readers import text as text_reader
-from tests.shared.corpora import compressed, read_corpus
+from rest_store.errors import CorpusFormatError
+from tests.shared.corpora import COMPRESSIONS, compressed, read_corpus
 from tests.shared.corpora import documents_of as documents
 
 TURNS = ["Hi", "Hello", "Bye", "Good bye"]
@@ -40,7 +44,7 @@ def expected_document(layout):
 # --- Layouts ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("suffix", ["", *COMPRESSIONS])
 @pytest.mark.parametrize("layout", RECORDS)
 @pytest.mark.parametrize("form", ["jsonl", "list", "values", "pretty"])
 def test_json_of_each_layout_is_recognised_by_content(tmp_path, layout, form, suffix):
@@ -69,7 +73,7 @@ def test_parquet_of_each_layout_is_recognised_by_content(tmp_path, layout):
     assert corpus.counts.bytes_read == corpus.size
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("suffix", ["", *COMPRESSIONS])
 @pytest.mark.parametrize("text", ["x = 1\r\n", "{ braces }", "[section]\nkey = 1\n", "[1, 2]", '"text"', "naïve"])
 def test_text_is_one_document_as_it_is(tmp_path, text, suffix):
     path = tmp_path / "notes"
@@ -88,21 +92,64 @@ def test_a_byte_order_mark_is_no_text(tmp_path):
     assert documents(path) == [Document(text="x"), Document(text="y")]
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("suffix", COMPRESSIONS)
 def test_all_members_of_a_compressed_file_are_read(tmp_path, suffix):
     path = tmp_path / "a.jsonl"
     parts = [compressed(json.dumps({"text": f"part {number}"}).encode() + b"\n", suffix) for number in range(3)]
-    padding = b"\0" * 512 if suffix == ".gz" else b""
+    padding = {".gz": b"\0" * 512, ".xz": b"\0" * 8}.get(suffix, b"")
     path.write_bytes(b"".join(parts) + padding)
     assert [document.text for document in documents(path)] == ["part 0", "part 1", "part 2"]
+    path.write_bytes(padding.join(parts) if suffix == ".xz" else b"".join(parts))
+    assert len(documents(path)) == 3
+
+
+SKIPPABLE = b"\x50\x2a\x4d\x18\x03\x00\x00\x00abc"
 
 
 def test_zstd_frames_without_content_size_and_skippable_frames_are_read(tmp_path):
     path = tmp_path / "a.zst"
     compressor = zstandard.ZstdCompressor().compressobj()
     frame = compressor.compress(b"x = 1\n" * 100_000) + compressor.flush()
-    path.write_bytes(frame + b"\x50\x2a\x4d\x18\x03\x00\x00\x00abc" + frame)
+    path.write_bytes(frame + SKIPPABLE + frame)
     assert documents(path) == [Document(text="x = 1\n" * 200_000)]
+
+
+@pytest.mark.parametrize("suffix", [".zst", ".lz4"])
+@pytest.mark.parametrize("number", [1, 3])
+def test_skippable_frames_may_come_first(tmp_path, suffix, number):
+    """`pzstd` writes one into each file, with the size of the next frame."""
+    data = json.dumps({"text": "x" * 1000}).encode()
+    frames = [bytes([0x50 + kind]) + SKIPPABLE[1:] for kind in range(number)]
+    path = tmp_path / f"a.jsonl{suffix}"
+    path.write_bytes(b"".join(frames) + compressed(data, suffix))
+    assert documents(path) == documents(tmp_path) == [Document(text="x" * 1000)]
+
+
+@pytest.mark.parametrize("tail", [b"", b"\x50\x2a\x4d\x18\xff\xff\xff\xff"])
+def test_skippable_frames_alone_are_nothing(tmp_path, tail):
+    (tmp_path / "a.zst").write_bytes(SKIPPABLE * 2 + tail)
+    corpus, found = read_corpus(tmp_path)
+    assert found == []
+    assert sum(corpus.counts.skipped.values()) == 1
+
+
+@pytest.mark.skipif(shutil.which("pzstd") is None, reason="reads what pzstd writes")
+def test_files_of_pzstd_are_read(tmp_path):
+    lines = tmp_path / "a.jsonl"
+    lines.write_text("".join(json.dumps({"text": f"document {number}"}) + "\n" for number in range(200)))
+    subprocess.run(["pzstd", "-q", lines, "-o", tmp_path / "b.jsonl.zst"], check=True)
+    assert documents(tmp_path / "b.jsonl.zst") == documents(lines)
+
+
+def test_xz_that_needs_too_much_memory_is_an_error(tmp_path):
+    path = tmp_path / "a.xz"
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 1, "dict_size": 1 << 26}]
+    path.write_bytes(lzma.compress(b"x = 1", filters=filters))
+    assert documents(path) == [Document(text="x = 1")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(files, "_XZ_MEMORY", 1 << 20)
+        with pytest.raises(CorpusFormatError, match=r"compressed file is damaged .* \(Memory usage limit"):
+            documents(path)
 
 
 def test_origins_name_file_and_line_or_row(tmp_path):

@@ -66,6 +66,24 @@ def test_prompts_that_are_masked_within(architecture: str) -> None:
     assert torch.equal(drafted(model, inputs, plain, bushy, **FIXED).sequences, plain)
 
 
+def test_text_of_a_model_for_images() -> None:
+    """Without an image, its layers of cross attention hold nothing."""
+    text = {**ARCHITECTURES["llama"][1], "cross_attention_layers": [1]}
+    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_global_layers": 1}
+    vision |= {"attention_heads": 4, "image_size": 28, "patch_size": 14, "vision_output_dim": 64}
+    vision |= {"intermediate_layers_indices": [0]}
+    torch.manual_seed(0)
+    config = transformers.MllamaConfig(text_config=text, vision_config=vision)
+    model = transformers.MllamaForConditionalGeneration(config).eval()
+    model.generation_config.eos_token_id = None
+    inputs = prompts(3)
+    plain = model.generate(**inputs, **FIXED)
+    for script in (right, bushy):
+        output = drafted(model, inputs, plain, script, **FIXED)
+        assert torch.equal(output.sequences, plain)
+        assert output.statistics.drafts.accepted > NEW
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention_without_copies(dtype: torch.dtype) -> None:
     """It gives bit by bit what sdpa gives with copies of shared keys and values."""

@@ -10,9 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import DynamicCache
 
 import rest_store
+from rest_store.generation import cache as cache_module
 from rest_store.generation.generate import generate
 from rest_store.generation.seam import CACHE
-from tests.shared.tiny import Drafted, SameTree, prompts, tiny_model
+from tests.shared.tiny import Drafted, SameTree, bushy, drafted, prompts, tiny_model
 
 NEW = 30
 FIXED = {"max_new_tokens": NEW, "do_sample": False}
@@ -52,6 +53,41 @@ def test_a_conversation_goes_on_with_the_cache_it_left(architecture: str, given:
     output = converse(**ways(plain))
     assert torch.equal(output.sequences, plain)
     assert output.statistics.drafts.accepted > 0
+
+
+# --- Prompts in chunks ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("architecture", ["llama", "mistral with a sliding window", "gpt2"])
+def test_a_prompt_is_read_in_chunks_where_that_is_asked_for(architecture: str, rows: int) -> None:
+    model = tiny_model(architecture)
+    inputs, options = prompts(rows), {**FIXED, "prefill_chunk_size": 5}
+    plain = model.generate(**inputs, **options)
+    widths: list[int] = []
+    hook = model.register_forward_pre_hook(
+        lambda _, args, kwargs: widths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    output = model.generate(**inputs, **options, **ways(plain))
+    hook.remove()
+    assert widths[:3] == [5, 5, 4]
+    assert torch.equal(output.sequences, plain)
+    assert output.statistics.drafts.accepted > 0
+
+
+@pytest.mark.parametrize("given", ["new tokens", "all tokens"])
+def test_a_filled_cache_is_continued_in_chunks(given: str) -> None:
+    model = tiny_model("llama")
+    new = prompts(2, 7, seed=5, padded=False)["input_ids"]
+    texts = []
+    for own in ({}, {"custom_generate": generate}):
+        cache, inputs = DynamicCache(config=model.config), prompts(2)
+        first = model.generate(**inputs, **{CACHE: cache}, max_new_tokens=15, do_sample=False)
+        more = torch.cat([first if given == "all tokens" else first[:, -1:], new], dim=1)
+        mask = torch.cat([inputs["attention_mask"], torch.ones(2, 15 + 7, dtype=torch.long)], dim=1)
+        options = {**FIXED, **own, CACHE: cache, "prefill_chunk_size": 3}
+        texts.append(model.generate(more, attention_mask=mask, **options)[:, -NEW:])
+    assert torch.equal(*texts)
 
 
 # --- Memory -----------------------------------------------------------------------------------------------------------
@@ -100,3 +136,26 @@ def test_a_long_cache_is_taken_over_with_one_copy_also_if_the_first_tree_is_wide
         )
     assert cache.get_seq_length() == 1000 + 1 + 6 + 8 - 1
     assert copies.numbers == sum(layer.keys[:, :, :1007].numel() * 2 for layer in cache.layers)
+
+
+def test_a_window_drops_what_rows_that_go_on_do_not_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that has ended keeps no keys of the others."""
+    monkeypatch.setattr(cache_module, "_GROWTH", 8)
+    sizes: list[int] = []
+    reserve = cache_module.Slots.reserve
+
+    def noted(slots: Any, width: int) -> None:
+        reserve(slots, width)
+        sizes.append(slots.keys.shape[3])
+
+    monkeypatch.setattr(cache_module.Slots, "reserve", noted)
+    model = tiny_model("mistral with a sliding window")
+    inputs = prompts(2)
+    unbounded = model.generate(**inputs, max_new_tokens=150, do_sample=False)
+    end = next(token for token in unbounded[0, 14:40].tolist() if token not in unbounded[1].tolist())
+    options = {"max_new_tokens": 150, "do_sample": False, "eos_token_id": end}
+    plain = model.generate(**inputs, **options)
+    output = drafted(model, inputs, plain, bushy, **options)
+    assert torch.equal(output.sequences, plain)
+    assert [len(origins) for origins in output.statistics.origins][1] == 150
+    assert max(sizes) < 100

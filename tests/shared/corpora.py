@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import lzma
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import zstandard
 
 from build_index.corpus import Corpus, open_corpus
@@ -37,8 +40,20 @@ def documents_of(path: Path | str, **options: Any) -> list[Document]:
     return read_corpus(path, **options)[1]
 
 
+COMPRESSIONS = (".gz", ".zst", ".xz", ".bz2", ".lz4")
+
+
 def compressed(data: bytes, suffix: str) -> bytes:
-    """Compress as the files of an ending are."""
-    if suffix == ".gz":
-        return gzip.compress(data, mtime=0)
-    return zstandard.ZstdCompressor(write_checksum=True).compress(data) if suffix == ".zst" else data
+    """Compress as the files of an ending are; of any other: not at all."""
+    if suffix == ".lz4":
+        sink = pa.BufferOutputStream()
+        with pa.CompressedOutputStream(sink, "lz4") as stream:
+            stream.write(data)
+        return sink.getvalue().to_pybytes()
+    compress = {
+        ".gz": lambda data: gzip.compress(data, mtime=0),
+        ".zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+        ".xz": lzma.compress,
+        ".bz2": bz2.compress,
+    }.get(suffix, bytes)
+    return compress(data)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engines.vllm.engine import IN_VLLM, Request, counted, drafter_of, engine
+from tests.engines.vllm.engine import IN_VLLM, counted, drafter_of, engine
 
 pytestmark = IN_VLLM
 
@@ -22,26 +22,29 @@ ASKED: dict[str, dict[str, Any]] = {
     "seed": {"seed": 5},
     "stop string": {"stop": ["e"]},
     "stop string that stays": {"stop": ["e"], "include_stop_str_in_output": True},
-    "stop tokens": {"stop_token_ids": list(range(3, 200))},
+    "stop tokens": {"stop_token_ids": list(range(3, 100))},
     "end tokens are written": {"ignore_eos": True},
     "special tokens are shown": {"skip_special_tokens": False},
-    "fewest tokens": {"min_tokens": 20, "stop_token_ids": list(range(3, 200))},
+    "fewest tokens": {"min_tokens": 20, "stop_token_ids": list(range(3, 100))},
     "repetition penalty": {"repetition_penalty": 1.3},
     "presence penalty": {"presence_penalty": 1.5},
     "frequency penalty": {"frequency_penalty": 0.8},
     "reward of frequency": {"frequency_penalty": -0.8},
-    "forbidden words": {"bad_words": ["e"]},
+    "forbidden words": {"bad_words": list("aeiorstn")},
     "allowed tokens": {"allowed_token_ids": list(range(3, 60))},
     "log probabilities": {"logprobs": 2},
     "log probabilities of the prompt": {"prompt_logprobs": 2},
-    "two outputs": {"n": 2},
+    "two outputs": {"n": 2, "temperature": 1.0, "top_k": 1},
     "regular expression": {"structured_outputs": {"regex": "[a-f]{8,20}"}},
     "choice": {"structured_outputs": {"choice": ["return first + second", "return second"]}},
     "JSON schema": {"structured_outputs": {"json": OBJECT}},
     "extra arguments": {"extra_args": {"other": 1}},
     "malformed prediction": {"extra_args": {"prediction": 7, "group": 3}},
 }
-REFUSED = {"min_p": {"temperature": 1.0, "min_p": 0.1}, "logit_bias": {"logit_bias": {5: 1.0}}}
+REFUSED: dict[str, dict[str, Any]] = {
+    "min_p": {"temperature": 1.0, "min_p": 0.1},
+    "logit_bias": {"logit_bias": {5: 1.0}},
+}
 
 
 def parameters(given: dict[str, Any]) -> Any:
@@ -62,8 +65,10 @@ def finished(llm: Any, prompt: list[int], asked: Sequence[dict[str, Any]]) -> li
 
 
 @pytest.fixture(scope="module")
-def prompt(requests: list[Request]) -> list[int]:
-    return requests[2].prompt
+def prompt(vocabulary: int) -> list[int]:
+    """One whose greedy text repeats tokens."""
+    tokens: list[int] = np.random.default_rng(3).integers(3, vocabulary, 14).tolist()
+    return tokens
 
 
 @pytest.fixture(scope="module")
@@ -135,8 +140,24 @@ def test_log_probabilities_are_those_without_drafts(expected: list[Any], times: 
             assert flat == pytest.approx(flat_right, abs=1e-3)
 
 
+def test_beams_are_those_without_drafts(plain: Any, drafted: Any, prompt: list[int]) -> None:
+    from vllm.sampling_params import BeamSearchParams
+
+    asked = BeamSearchParams(beam_width=2, max_tokens=6)
+    beams = [
+        [sequence.tokens for sequence in llm.beam_search([{"prompt_token_ids": prompt}], asked)[0].sequences]
+        for llm in (plain, drafted)
+    ]
+    assert len(beams[0]) == 2
+    assert beams[0] == beams[1]
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_vllm_refuses_with_any_speculation(drafted: Any, prompt: list[int], name: str) -> None:
     """If this fails, the docs may no longer name it."""
-    with pytest.raises(ValueError, match=r"min_p and logit_bias .* not yet supported with speculative decoding"):
+    from vllm.exceptions import VLLMValidationError
+
+    with pytest.raises(
+        VLLMValidationError, match=r"min_p and logit_bias .* not yet supported with speculative decoding"
+    ):
         finished(drafted, prompt, [REFUSED[name]])
