@@ -94,6 +94,11 @@ class StepCosts:
             return min(seconds, (1 + self._assumed) * intercept)
         return seconds
 
+    @property
+    def per_token(self) -> float:
+        """The seconds of each draft token, as of the latest `table`, in its unit."""
+        return self._line[1]
+
     def table(self, most: int) -> Floats:
         """Return the seconds of a step with 0 .. most draft tokens, float64[most + 1].
 
@@ -219,11 +224,16 @@ class DraftPolicy:
         self._promised = self._accepted = 0.0  # tokens
         self._drafting, self._services = Pauses(), Pauses()
 
-    def wants_drafts(self) -> bool:
-        """Whether to ask for drafts in this step; called once for each."""
+    def wants_drafts(self, waiting: int = 0) -> bool:
+        """Whether to ask for drafts in this step; called once for each.
+
+        Args:
+            waiting: tokens that the step reads again, because a draft of an earlier one was partly wrong. A step that
+                reads some is no plain one, with or without drafts.
+        """
         self._promised *= _KEPT_PROMISES
         self._accepted *= _KEPT_PROMISES
-        return self._drafting.ends() and not self._costs.wants_plain()
+        return self._drafting.ends() and not (waiting == 0 and self._costs.wants_plain())
 
     def wants_services(self) -> bool:
         """Whether to ask services, too, in a step that asks for drafts; called once for each."""
@@ -234,15 +244,37 @@ class DraftPolicy:
         """What scores are multiplied by: 1 unless fewer tokens are accepted than they promise, and above 0."""
         return min(1.0, _SLACK * (self._accepted + _PRIOR) / (self._promised + _PRIOR))
 
-    def costs(self, most: int) -> Floats:
+    def costs(self, most: int, waiting: int = 0) -> Floats:
         """Return what a step costs for a session to cut its tree by, float64[most + 1].
 
         It is the seconds of a step with 0 .. most draft tokens, more where scores have promised too much.
+
+        Args:
+            most: draft tokens.
+            waiting: as in `wants_drafts`.
         """
-        seconds = self._costs.table(most)
+        seconds = self._costs.table(most + waiting)[waiting:]
         added = seconds - seconds[0]  # below 0 where a wider step runs a faster kernel
         costs: Floats = seconds[0] + np.where(added > 0, added / self.reliability, added)
         return costs
+
+    def worth(self, scores: Floats, costs: Floats, waiting: int) -> int:
+        """Return how many tokens of a chain to verify where those of one that is partly wrong are read again.
+
+        If the model does not write the whole chain, the next step reads again what waits now, the last token, and the
+        draft tokens that were accepted. A step without drafts leaves nothing to be read again.
+
+        Args:
+            scores: of the chain, float64[n]: how probable it is that each token is accepted with all before it.
+            costs: of the step, as `costs` returned them.
+            waiting: as in `wants_drafts`.
+        """
+        likely = np.concatenate([[1.0], self.reliability * scores])
+        accepted = np.cumsum(likely) - 1
+        wrong = 1 - likely
+        again = wrong * (waiting + 1) + accepted - np.arange(likely.size) * likely
+        seconds = costs[: likely.size] + self._costs.per_token * again
+        return int(np.argmax((1 + accepted) / seconds))
 
     def observe(self, drafted: int, seconds: float) -> None:
         """Learn from a step: its draft tokens, and the seconds that it took without drafting.

@@ -20,6 +20,14 @@ _GROWTH = 256  # slots added when a cache that may grow is full
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
+# Layers of caches, by name: early releases of transformers 5 do not have all of them.
+_DYNAMIC = {"DynamicLayer", "DynamicSlidingWindowLayer", "DummyLayer"}
+_WITH_STATES = {
+    "LinearAttentionLayer",
+    "LinearAttentionAndFullAttentionLayer",
+    "LinearAttentionAndSlidingWindowAttentionLayer",
+}
+
 
 @dataclass(frozen=True)
 class Pattern:
@@ -59,7 +67,7 @@ class Slots:
         self.pattern = pattern
         self.lengths, self.ended = lengths, ended
         self.base = self.end - held
-        self._drops = pattern.window > 0 and type(layers[0]) is DynamicSlidingWindowLayer
+        self._drops = pattern.window > 0 and isinstance(layers[0], DynamicSlidingWindowLayer)
         self.keys, self.values = (
             part.new_zeros((len(layers), *part.shape[:2], held + room, part.shape[3]))
             for part in (layers[0].keys, layers[0].values)
@@ -171,22 +179,33 @@ class TreeKVCache(Cache):
     Attributes:
         lengths: tokens held of each row, padding on the left included.
         ended: rows that no token is written to any more, whose tokens a window may drop.
+        has_states: whether there are recurrent states beside.
 
     Raises:
-        CacheNotSupportedError: a layer of `cache` is of a kind that cannot hold a tree (quantized, recurrent...).
+        CacheNotSupportedError: a layer of `cache` is of a kind that cannot hold a tree (quantized...).
     """
+
+    has_states = False
 
     def __init__(self, cache: Cache, patterns: Sequence[Pattern], length: int, room: int = _GROWTH) -> None:
         require_cache(cache)
         self._held = [number for number in _of_attention(cache) if cache.layers[number].is_initialized]
+        self._begin(length, cache.layers[self._held[0]].keys.shape[0])
+        super().__init__(layers=self._taken_over(cache, patterns, room))
+
+    def _begin(self, length: int, rows: int) -> None:
+        """Have rows of `length` tokens."""
+        self.lengths = [length] * rows
+        self.ended: set[int] = set()
+        self.groups: list[Slots] = []
+
+    def _taken_over(self, cache: Cache, patterns: Sequence[Pattern], room: int) -> list[Any]:
+        """Take over the keys and values of `cache`; return its layers, with ours in place of those that hold some."""
         kinds: dict[Any, list[int]] = {}
         for number in self._held:
             layer = cache.layers[number]
             shape = (type(layer), layer.keys.shape[1:], layer.values.shape[1:], layer.keys.dtype, layer.keys.device)
             kinds.setdefault((patterns[number], shape), []).append(number)
-        self.lengths = [length] * cache.layers[self._held[0]].keys.shape[0]
-        self.ended: set[int] = set()
-        self.groups: list[Slots] = []
         layers: list[Any] = list(cache.layers)
         for (pattern, _), numbers in kinds.items():
             taken = [cache.layers[number] for number in numbers]
@@ -194,7 +213,13 @@ class TreeKVCache(Cache):
             self.groups.append(slots)
             for index, number in enumerate(numbers):
                 layers[number] = TreeLayer(slots, index)
-        super().__init__(layers=layers)
+        return layers
+
+    @property
+    def device(self) -> torch.device:
+        """Where the first layer is."""
+        device: torch.device = self.groups[0].keys.device
+        return device
 
     def reserve(self, width: int) -> None:
         """Allocate memory for a step of `width` tokens."""
@@ -232,7 +257,7 @@ class TreeKVCache(Cache):
         for number in self._held:
             slots, layer = self.layers[number].slots, cache.layers[number]
             first = 0
-            if type(layer) is DynamicSlidingWindowLayer:
+            if isinstance(layer, DynamicSlidingWindowLayer):
                 first = max(slots.base, end - layer.sliding_window + 1) - slots.base
             parts = [block[self.layers[number].number] for block in (slots.keys, slots.values)]
             for row, length in enumerate(self.lengths):
@@ -242,29 +267,46 @@ class TreeKVCache(Cache):
             _assign(layer, keys, values, end)
 
 
+def has_states(cache: Any) -> bool:
+    """Whether a layer of `cache` has recurrent states or those of convolutions, in the form that we know."""
+    layers = getattr(cache, "layers", ())
+    return any(hasattr(layer, "conv_states") and hasattr(layer, "number_of_states") for layer in layers)
+
+
+def holds_keys(cache: Cache) -> bool:
+    """Whether a layer of `cache` has keys, so that it knows how many tokens it holds."""
+    return not has_states(cache) or bool(_of_attention(cache))
+
+
+def patterns_in(cache: Cache) -> list[Pattern]:
+    """Return what the layers of a cache that was made for a model see."""
+    windows = [int(getattr(layer, "sliding_window", 0)) for layer in cache.layers]
+    return [Pattern(SLIDING, window) if window else Pattern(FULL) for window in windows]
+
+
 def require_cache(cache: Cache) -> None:
-    """Check that a `TreeKVCache` can take over `cache`, filled or not.
+    """Check that ours can take over `cache`, filled or not.
 
     Raises:
-        CacheNotSupportedError: a layer is of another kind than dynamic, or the cache is offloaded.
+        CacheNotSupportedError: a layer is of another kind than dynamic or recurrent, or the cache is offloaded.
     """
     if cache.offloading:
         raise CacheNotSupportedError(describe("verification", "the cache", "offloaded", "on the model's device"))
-    for number in _of_attention(cache):
-        kind = type(cache.layers[number])
-        if kind not in (DynamicLayer, DynamicSlidingWindowLayer):
-            expected = "attention with a dynamic cache, whole or with a sliding window"
+    kinds = _DYNAMIC | (_WITH_STATES if has_states(cache) else set())
+    for kind in map(type, cache.layers):
+        if kind.__name__ not in kinds or kind.__module__ != Cache.__module__:
+            expected = "attention with a dynamic cache, whole or with a sliding window, or recurrent states"
             raise CacheNotSupportedError(describe("verification", "a layer of the cache", kind.__name__, expected))
 
 
 def _of_attention(cache: Cache) -> list[int]:
-    """Return the layers that may have keys and values of their own; others share those of one of these."""
-    return [number for number, layer in enumerate(cache.layers) if type(layer).__name__ != "DummyLayer"]
+    """Return the layers that may have keys and values; others share those of one of these, or have states alone."""
+    return [number for number, layer in enumerate(cache.layers) if isinstance(layer, CacheLayerMixin)]
 
 
 def _assign(layer: Any, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
     """Make a dynamic layer of transformers hold keys and values, the last ones of `length` tokens."""
     layer.is_initialized = True  # also where it was reset meanwhile
     layer.keys, layer.values = keys, values
-    if type(layer) is DynamicSlidingWindowLayer:
+    if isinstance(layer, DynamicSlidingWindowLayer):
         layer.cumulative_length = length

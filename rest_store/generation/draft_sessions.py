@@ -106,7 +106,13 @@ class DraftSessions:
         return any(session is not None for session in self._sessions)
 
     def draft(
-        self, depths: Sequence[int], max_nodes: int, costs: npt.NDArray[np.float64] | None, *, services: bool
+        self,
+        depths: Sequence[int],
+        max_nodes: int,
+        costs: npt.NDArray[np.float64] | None,
+        *,
+        shape: str = "tree",
+        services: bool = True,
     ) -> list[TokenTree]:
         """Return a tree for each row that can be verified, empty if there is none.
 
@@ -117,7 +123,7 @@ class DraftSessions:
         self.counts.asked += len(sessions)
         self.waited = 0.0
         try:
-            drafted = draft_all([*sessions.values()], max_nodes, costs, services=services)
+            drafted = draft_all([*sessions.values()], max_nodes, costs, shape=shape, services=services)
         except Exception as error:
             for row in sessions:
                 self._fail(row, f"draft: {error_text(error)}")
@@ -129,7 +135,7 @@ class DraftSessions:
                 self._count_failure(f"draft: {wrong}")
                 continue
             self.counts.empty += not len(tree)
-            trees[row] = pruned(tree, depths[row])
+            trees[row] = pruned(tree if shape == "tree" else chain_of(tree), depths[row])
         return trees
 
     def _fault(self, tree: TokenTree, max_nodes: int) -> str:
@@ -212,3 +218,19 @@ def pruned(tree: TokenTree, max_depth: int) -> TokenTree:
     """Return the part of `tree` that is at most `max_depth` deep, all of it if that can still be accepted."""
     kept = np.flatnonzero(tree.depths <= max_depth)
     return tree if kept.size == len(tree) else part_of(tree, kept)
+
+
+def chain_of(tree: TokenTree) -> TokenTree:
+    """Return the likeliest path of `tree`, all of it if there is one alone: somebody else's member may branch."""
+    if tree.parents.tolist() == list(range(-1, len(tree) - 1)):
+        return tree
+    scores = np.zeros(len(tree)) if tree.scores is None else tree.scores
+    path: list[int] = []
+    while children := np.flatnonzero(tree.parents == (path[-1] if path else -1)).tolist():
+        path.append(max(children, key=scores.__getitem__))
+    return part_of(tree, np.array(path))
+
+
+def shortened(chain: TokenTree, nodes: int) -> TokenTree:
+    """Return the first nodes of `chain`."""
+    return chain if nodes >= len(chain) else part_of(chain, np.arange(nodes))

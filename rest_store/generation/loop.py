@@ -19,11 +19,13 @@ from rest_store.errors import ModeNotSupportedError, describe
 from rest_store.generation.acceptance import Acceptance, Stops
 from rest_store.generation.attention import require_attention
 from rest_store.generation.detokenizer import Detokenizer
-from rest_store.generation.draft_sessions import EMPTY, DraftSessions
+from rest_store.generation.draft_sessions import EMPTY, DraftSessions, shortened
 from rest_store.generation.options import Options
 from rest_store.generation.output import Piece, Statistics, output_of
+from rest_store.generation.passes import Verifier
 from rest_store.generation.prefill import PrefilledPrompt, prefill, prompt_length, require_prompt, unpadded
 from rest_store.generation.rows import rows_of
+from rest_store.generation.seam import cache_in
 from rest_store.generation.support import (
     position_count,
     require_length,
@@ -33,7 +35,7 @@ from rest_store.generation.support import (
 )
 from rest_store.generation.top_k import TopTokens, read_top_tokens
 from rest_store.generation.typical import ACCEPTANCES, require_typical
-from rest_store.generation.verify import Verifier
+from rest_store.generation.verify import require_verifier, verifier_of
 
 # Of each target model, what its generations have learned of the time of steps, by their conditions.
 _policies: weakref.WeakKeyDictionary[Any, dict[Hashable, DraftPolicy]] = weakref.WeakKeyDictionary()
@@ -92,6 +94,7 @@ class Generation:
         require_length(model, held + most)
         self._longest = min(most, position_count(model) + 1 - held)  # the last token needs no position
         require_prompt(model, generation_config, model_kwargs)
+        require_verifier(model, cache_in(model_kwargs))
         self._model, self._config, self._model_kwargs = model, generation_config, model_kwargs
         self._input_ids, self._options = input_ids, options
         # Several threads spin while they wait for one that other processes delay, so their time is no better.
@@ -160,44 +163,58 @@ class Generation:
         piece = self._acceptance.accept(prompt.logits, top_tokens, [EMPTY] * len(self._rows))
         piece.forward_seconds = seconds
         self._cache = prompt.cache
-        self._verifier = Verifier(self._model, prompt, 1 + self._max_nodes)
+        self._verifier = verifier_of(self._model, prompt, 1 + self._max_nodes)
         sessions.accept(piece, top_tokens)
         return piece
 
     def _step(self, sessions: DraftSessions, verifier: Verifier) -> Piece:
         """Draft, verify, accept."""
         began = self._times()
-        asked, trees = self._draft(sessions)
+        asked, trees = self._draft(sessions, verifier)
         drafted = self._times()
-        nodes = max(map(len, trees))
+        nodes, passes = max(map(len, trees)), verifier.passes
+        more = verifier.waiting + nodes  # tokens than in a plain step
         last = [None if row.ended else row.tokens[-1] for row in self._rows]
         logits = verifier.run(last, trees, 1 + nodes)
         top_tokens = self._read(logits, sessions)
         verified = self._times()
         piece = self._acceptance.accept(logits, top_tokens, trees)
         piece.drafting_seconds, piece.forward_seconds = drafted[0] - began[0], verified[0] - drafted[0]
-        verifier.cache.keep(piece.paths)
+        piece.forward_passes = verifier.passes - passes
+        verifier.keep(piece.paths)
         sessions.accept(piece, top_tokens)
         if self._policy is not None:
-            self._policy.observe(nodes, verified[1] - drafted[1])
+            self._policy.observe(more, verified[1] - drafted[1])
             if asked:
-                self._learn(self._policy, sessions, nodes, piece, drafted[1] - began[1])
+                self._learn(self._policy, sessions, more, piece, drafted[1] - began[1])
         return piece
 
     # --- one step ----------------------------------------------------------------------------------------------------
 
-    def _draft(self, sessions: DraftSessions) -> tuple[bool, list[TokenTree]]:
+    def _draft(self, sessions: DraftSessions, verifier: Verifier) -> tuple[bool, list[TokenTree]]:
         """Return whether sessions were asked, and the tree of each row, empty where there is none."""
         longest = int(min(self._longest, 2**31)) - 1  # the bonus token comes last
         depths = [0 if row.ended else longest - len(row.tokens) for row in self._rows]
-        if not sessions.active or self._max_nodes == 0 or max(depths) <= 0:
+        # A step reads at most as many tokens again as it may draft: then they are committed.
+        if not sessions.active or self._max_nodes <= verifier.waiting or max(depths) <= 0:
             return False, [EMPTY] * len(self._rows)
-        if self._policy is not None and not self._policy.wants_drafts():
+        policy, waiting = self._policy, verifier.waiting
+        if policy is None:
+            return True, sessions.draft(depths, self._max_nodes, None, shape=verifier.shape)
+        if not policy.wants_drafts(waiting):
             sessions.counts.paused += 1
             return False, [EMPTY] * len(self._rows)
-        costs = None if self._policy is None else self._policy.costs(self._max_nodes)
-        services = self._policy is None or self._policy.wants_services()
-        return True, sessions.draft(depths, self._max_nodes, costs, services=services)
+        costs = policy.costs(self._max_nodes, waiting)
+        services = policy.wants_services()
+        trees = sessions.draft(depths, self._max_nodes, costs, shape=verifier.shape, services=services)
+        if verifier.rereads:
+            trees = [
+                tree
+                if tree.scores is None
+                else shortened(tree, policy.worth(tree.scores.astype(float), costs, waiting))
+                for tree in trees
+            ]
+        return True, trees
 
     def _read(self, logits: torch.Tensor, sessions: DraftSessions) -> TopTokens:
         """Wait for the logits of a forward pass; return what is needed of them on the host."""
@@ -236,7 +253,10 @@ class Generation:
         """End the generation here; the caller's cache then holds what was written."""
         try:
             if self._verifier is not None:
-                self._verifier.cache.give_back(self._cache)
+                passes = self._verifier.passes
+                with torch.no_grad():
+                    self._verifier.give_back(self._cache)
+                self.statistics.forward_passes += self._verifier.passes - passes
         finally:
             self.release()
 

@@ -34,6 +34,7 @@ class Piece:
         seconds: of the whole step.
         drafting_seconds: of that, in `draft` of sessions.
         forward_seconds: of that, in the forward pass, until its logits can be read.
+        forward_passes: 1, unless rows of different lengths were read one after the other.
     """
 
     tokens: list[list[int]]
@@ -44,6 +45,7 @@ class Piece:
     seconds: float = 0.0
     drafting_seconds: float = 0.0
     forward_seconds: float = 0.0
+    forward_passes: int = 1
 
     @property
     def text(self) -> str:
@@ -86,7 +88,7 @@ class Statistics:
     def add(self, piece: Piece) -> None:
         """Count a forward pass."""
         self.tokens += sum(map(len, piece.tokens))
-        self.forward_passes += 1
+        self.forward_passes += piece.forward_passes
         for origins, added in zip(self.origins, piece.origins, strict=True):
             origins += added
         self.drafts.nodes += sum(map(len, piece.trees))

@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from transformers import Cache, DynamicCache, StaticCache
 
-from rest_store.errors import ModelNotSupportedError, describe
-from rest_store.generation.cache import Pattern, require_cache
-from rest_store.generation.seam import CACHE
+from rest_store.errors import CacheNotSupportedError, ModelNotSupportedError, describe
+from rest_store.generation.cache import Pattern, has_states, holds_keys, require_cache
+from rest_store.generation.seam import cache_in, name_of_cache
 from rest_store.generation.support import patterns_of, require_inputs
 
 # Arguments that a step makes itself, or that concern the prompt alone.
-_NOT_FORWARDED = {"attention_mask", "position_ids", CACHE, "use_cache", "logits_to_keep"}
+_NOT_FORWARDED = {"attention_mask", "position_ids", "use_cache", "logits_to_keep"}
 
 
 @dataclass
@@ -43,9 +43,13 @@ class PrefilledPrompt:
 
 def prompt_length(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> int:
     """Return how many tokens the cache holds after the prompt's pass."""
-    cache = model_kwargs.get(CACHE)
-    held = int(cache.get_seq_length()) if cache is not None else 0
+    held = held_tokens(cache_in(model_kwargs))
     return int(input_ids.shape[1]) + (held if held and not _has_all_tokens(input_ids, model_kwargs) else 0)
+
+
+def held_tokens(cache: Any) -> int:
+    """Return how many tokens `cache` holds; of one without keys, which is empty before the prompt, 0."""
+    return int(cache.get_seq_length()) if cache is not None and holds_keys(cache) else 0
 
 
 def _has_all_tokens(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> bool:
@@ -68,11 +72,17 @@ def require_prompt(model: Any, config: Any, model_kwargs: dict[str, Any]) -> Non
         CacheNotSupportedError: as in `require_cache`.
     """
     require_inputs(model_kwargs)
-    cache = model_kwargs.get(CACHE)
+    cache, made = cache_in(model_kwargs), DynamicCache(config=model.config.get_text_config(decoder=True))
     is_made_static = config.cache_implementation is not None and isinstance(cache, StaticCache) and not cache.offloading
     if cache is None or is_made_static:
-        model_kwargs[CACHE] = cache = DynamicCache(config=model.config.get_text_config(decoder=True))
+        model_kwargs[str(name_of_cache(model))] = cache = made
     require_cache(cache)
+    if has_states(made) and not has_states(cache):
+        expected = "made for the model: DynamicCache(config=model.config)"
+        raise CacheNotSupportedError(describe("verification", "the cache", "without recurrent states", expected))
+    if not holds_keys(cache) and cache.has_previous_state():
+        expected = "empty: without keys it does not say how many tokens it holds"
+        raise CacheNotSupportedError(describe("verification", "the cache", "filled", expected))
 
 
 def prefill(
@@ -90,7 +100,7 @@ def prefill(
         ModelNotSupportedError: the model does not keep the keys and values of all tokens.
     """
     model_kwargs["use_cache"] = True
-    held = int(model_kwargs[CACHE].get_seq_length())
+    held = held_tokens(cache_in(model_kwargs))
     new = input_ids[:, held:] if held and _has_all_tokens(input_ids, model_kwargs) else input_ids
     chunks = new.split(new.shape[1] if chunk_size is None else chunk_size, dim=1)
     end = held
@@ -99,20 +109,24 @@ def prefill(
         of_chunk = model_kwargs if len(chunks) == 1 else _inputs_of(end - ids.shape[1], end, model_kwargs)
         inputs = model.prepare_inputs_for_generation(ids, is_first_iteration=True, **of_chunk)
         output = model(**inputs, return_dict=True)
-        cache = output.get(CACHE)
-        if not isinstance(cache, Cache) or cache.get_seq_length() != end:
+        cache = cache_in(output)
+        if not isinstance(cache, Cache) or (holds_keys(cache) and cache.get_seq_length() != end):
             kept = f"of {int(cache.get_seq_length())} tokens" if isinstance(cache, Cache) else "absent"
             expected = f"keys and values of {end} tokens, which can be kept for one path of a tree"
             raise ModelNotSupportedError(describe(type(model).__name__, "the key-value cache", kept, expected))
     mask = model_kwargs.get("attention_mask")
+    positions = inputs.get("position_ids")
+    if positions is None:  # the model has none
+        positions = torch.full((1, 1), end - 1)
+    own = {*_NOT_FORWARDED, name_of_cache(model)}
     return PrefilledPrompt(
         logits=output.logits[:, -1:],
         cache=cache,
         length=end,
         patterns=patterns_of(model, len(cache.layers)),
         seen=mask.bool() if mask is not None and not bool((mask == 1).all()) else None,
-        positions=inputs["position_ids"][..., -1:] + 1,
-        extras={name: value for name, value in model_kwargs.items() if name not in _NOT_FORWARDED},
+        positions=positions[..., -1:] + 1,
+        extras={name: value for name, value in model_kwargs.items() if name not in own},
     )
 
 

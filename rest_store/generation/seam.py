@@ -13,7 +13,9 @@ from typing import Any
 
 from transformers import GenerationMixin
 
-CACHE_NAMES = ("cache", "past_key_values")  # a caller may use any of them, as long as transformers takes old ones, too
+_OF_STATES = "cache_params"  # of models without attention, before
+# A caller may use any of them, as long as transformers takes old ones, too.
+CACHE_NAMES = ("cache", "past_key_values", _OF_STATES)
 
 
 def _name_of_the_cache() -> str:
@@ -22,6 +24,17 @@ def _name_of_the_cache() -> str:
 
 
 CACHE = _name_of_the_cache()
+
+
+def name_of_cache(model: Any) -> str | None:
+    """Return what `model` calls its cache; None: it takes none."""
+    parameters = inspect.signature(model.forward).parameters
+    return next((name for name in (CACHE, _OF_STATES) if name in parameters), None)
+
+
+def cache_in(values: Mapping[str, Any]) -> Any:
+    """Return the cache among what `generate` prepared, or what a model returned; None: there is none."""
+    return next((values[name] for name in (CACHE, _OF_STATES) if values.get(name) is not None), None)
 
 
 def name_of_cache_in(options: Mapping[str, Any]) -> str | None:

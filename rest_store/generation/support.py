@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from transformers import DynamicCache
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.logits_process import UnbatchedClassifierFreeGuidanceLogitsProcessor
 
 from rest_store.errors import ModelNotSupportedError, ModeNotSupportedError, describe
-from rest_store.generation.cache import FULL, SLIDING, Pattern
-from rest_store.generation.seam import CACHE
+from rest_store.generation.cache import FULL, SLIDING, Pattern, has_states, holds_keys, patterns_in
+from rest_store.generation.seam import name_of_cache
 
 _MODES = (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
 _GROWING_ROPE = ("dynamic", "longrope")  # frequencies depend on the length of the sequence
@@ -38,11 +39,12 @@ def require_model(model: Any) -> None:
         raise ModelNotSupportedError(describe(name, "the model", "an encoder, not a decoder", "decoder only"))
     patterns_of(model)
     parameters = inspect.signature(model.forward).parameters
-    if CACHE not in parameters:
+    if name_of_cache(model) is None:
         expected = "keys and values only, which can be kept for one path of a tree"
         raise ModelNotSupportedError(describe(name, "its state", "not in a standard key-value cache", expected))
     position = None
-    if "position_ids" not in parameters or getattr(config, "alibi", False):
+    has_positions = "position_ids" in parameters or not has_attention(config)
+    if not has_positions or getattr(config, "alibi", False):
         position = "counted by the model itself, or left to ALiBi"
     elif isinstance(getattr(config, "attention_layers", None), list):  # GPT-Neo
         position = "a slot of the cache"
@@ -96,6 +98,8 @@ def patterns_of(model: Any, layers: int = 1) -> list[Pattern]:
     names = getattr(config, "layer_types", None)
     if names is None:
         names = [SLIDING if window else FULL] * layers
+    if not known.keys() >= set(names) and (cache := _made_for(config)) is not None and has_states(cache):
+        return patterns_in(cache)
     for name in names:
         if name not in known:
             expected = f"attention: one of {', '.join(known)}"
@@ -113,6 +117,20 @@ def require_length(model: Any, length: float) -> None:
         if length > limit:
             reason = f"{length}, where {what}"
             raise ModelNotSupportedError(describe(type(model).__name__, "max_length", reason, f"at most {limit}"))
+
+
+def has_attention(config: Any) -> bool:
+    """Whether a layer attends to other tokens, so that their positions matter; a recurrent one reads in order."""
+    cache = _made_for(config)
+    return cache is None or holds_keys(cache)
+
+
+def _made_for(config: Any) -> DynamicCache | None:
+    """Return an empty cache for a model; None: transformers has none for a kind of layer."""
+    try:
+        return DynamicCache(config=config)
+    except (KeyError, AttributeError):
+        return None
 
 
 def _split_over_processes(model: Any) -> str | None:

@@ -1,7 +1,7 @@
-"""Verification: one forward pass over the last token and its draft tree, with tree attention (REST, section 3.3).
+"""Verification of drafts: one forward pass over the last token and its draft (REST, section 3.3).
 
-Each node sees the context, its ancestors and itself, and its position is that of its depth, so the logits at a node are
-those of decoding its path token by token, up to rounding. Nothing here is thread-safe.
+Models that keep keys and values verify trees; those with recurrent state verify chains, in `deferred`. That is imported
+where it is needed, since early releases of transformers 5 have no such caches. Nothing here is thread-safe.
 """
 
 from __future__ import annotations
@@ -9,132 +9,65 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from rest_store.datastore.tree import TokenTree
-from rest_store.generation.attention import TreeAttention
-from rest_store.generation.cache import Slots, TreeKVCache
+from rest_store.generation.cache import TreeKVCache, has_states
+from rest_store.generation.passes import TreePasses, Verifier
 from rest_store.generation.prefill import PrefilledPrompt
-from rest_store.generation.seam import CACHE
 
 
-class Verifier:
-    """Runs steps through a model and its tree cache.
+class TreeVerifier(Verifier):
+    """Verifies trees with a model of attention alone.
 
     Args:
         model: a decoder-only model of transformers.
         prompt: that the model has read; its keys and values are taken over.
         room: tokens of the first step, at most.
 
-    Attributes:
-        cache: the keys and values of all tokens but the last of each row.
-
     Raises:
         ModelNotSupportedError: the model's attention takes no mask and cannot be switched to one that does.
     """
 
     def __init__(self, model: Any, prompt: PrefilledPrompt, room: int) -> None:
-        self._model, self._extras = model, prompt.extras
-        self._attention = TreeAttention(model, prompt.logits.device)
-        try:
-            self.cache = cache = TreeKVCache(prompt.cache, prompt.patterns, prompt.length, room)
-        except BaseException:  # such as no memory
-            self._attention.restore()
-            raise
-        self._slots = {group.pattern.name: group for group in cache.groups}  # one of each kind of attention
-        self._keyed = hasattr(model.config.get_text_config(decoder=True), "layer_types")
-        self._device = cache.groups[0].keys.device
-        self._origin = prompt.positions.to(self._device) - prompt.length  # of slot 0
-        self._seen = prompt.seen.to(self._device) if prompt.seen is not None else None
+        self._passes = TreePasses(model, prompt, TreeKVCache, room)
+        self.cache = self._passes.cache
 
     def run(self, last: Sequence[int | None], trees: Sequence[TokenTree], width: int) -> torch.Tensor:
-        """Verify the last token and the draft tree of each row.
-
-        Args:
-            last: the last token of each row, not yet in the cache; None: nothing is written to the row in this step.
-            trees: the draft tree of each row.
-            width: tokens of each row, at least 1 + the nodes of the largest tree; rows are padded to it.
-
-        Returns:
-            Logits, [rows, width, vocabulary]: what follows each node, given the context and the path to it. Keys and
-            values of the step are in the cache until `cache.keep` says which stay.
-        """
+        """Verify the last token and the tree of each row; see `Verifier.run`."""
+        self.passes += 1
         self.cache.ended.update(row for row, token in enumerate(last) if token is None)
-        self.cache.reserve(width)
-        packed = torch.from_numpy(_packed(self.cache.lengths, last, trees, width)).to(self._device)
-        lengths, tokens, depths, ancestors = torch.split(packed.long(), [1, width, width, width * width], dim=1)
-        slots = lengths + depths
-        if self._all_seen(width):
-            masks: dict[str, Any] = dict.fromkeys(self._slots)
-        else:
-            of_nodes = ancestors.reshape(-1, width, width).bool()
-            masks = {name: self._mask(group, of_nodes, lengths, slots) for name, group in self._slots.items()}
-        output = self._model(
-            input_ids=tokens.contiguous(),
-            attention_mask=masks if self._keyed else next(iter(masks.values())),
-            position_ids=self._origin + slots,
-            use_cache=True,
-            return_dict=True,
-            **{CACHE: self.cache},
-            **self._extras,
-        )
-        logits: torch.Tensor = output.logits
-        return logits
+        return self._passes.run(last, trees, width)
+
+    def keep(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keep the tokens at `paths` of the latest step; see `Verifier.keep`."""
+        self.cache.keep(paths)
+
+    def give_back(self, cache: Any) -> None:
+        """Fill the cache that was taken over; see `Verifier.give_back`."""
+        self.cache.give_back(cache)
 
     def close(self) -> None:
         """Give the model its own attention back; may be called again."""
-        self._attention.restore()
-
-    def _all_seen(self, width: int) -> bool:
-        """Whether a step needs no mask: one token for each row, which sees all slots."""
-        one_each = width == 1 and self._seen is None and len(set(self.cache.lengths)) == 1
-        return one_each and self._attention.name != "eager"
-
-    def _mask(self, group: Slots, ancestors: torch.Tensor, lengths: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Return the attention mask, [rows, 1, width, slots seen]; as numbers for eager attention, which adds them."""
-        held = torch.arange(group.first_seen, group.end + slots.shape[1], device=self._device)
-        node = held - group.end  # which node of the step is in each slot
-        in_step = node >= 0
-        node = node.clamp(min=0)
-        context = (held < lengths) & ~in_step
-        if self._seen is not None:
-            known = self._seen.shape[1]
-            context = context & (self._seen[:, held.clamp(max=known - 1)] | (held >= known))
-        mask = torch.where(in_step, ancestors[:, :, node], context[:, None, :])
-        if group.pattern.window:
-            there = torch.where(in_step, slots[:, node], held)[:, None, :]  # positions in the sequence
-            mask = mask & (there > slots[:, :, None] - group.pattern.window)
-        if self._attention.name != "eager":
-            return mask[:, None]
-        dtype = self.cache.groups[0].keys.dtype
-        return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)[:, None]
+        self._passes.close()
 
 
-def _packed(
-    lengths: Sequence[int], last: Sequence[int | None], trees: Sequence[TokenTree], width: int
-) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Return all that a step needs on the device, for one copy: int32[rows, 1 + 2 * width + width * width].
+def require_verifier(model: Any, cache: Any) -> None:
+    """Check before the prompt's pass that drafts can be verified with `model` and `cache`.
 
-    For each row: its length in the cache; its tokens; their depths, 0 for the last token and for padding; and for each
-    token, which tokens of the step it sees, 0 or 1. A row that nothing is written to is all padding, and stands where
-    its last kept token does, because the model may have no position after that.
+    Raises:
+        ModelNotSupportedError: its recurrent state goes wrong in passes over several tokens.
     """
-    rows = len(trees)
-    packed = np.zeros((rows, 1 + 2 * width + width * width), dtype=np.int32)
-    packed[:, 0] = lengths
-    tokens, depths = packed[:, 1 : 1 + width], packed[:, 1 + width : 1 + 2 * width]
-    ancestors = packed[:, 1 + 2 * width :].reshape(rows, width, width)
-    ancestors[:] = np.eye(width, dtype=np.int32)
-    ancestors[:, :, 0] = 1
-    for row, (token, tree) in enumerate(zip(last, trees, strict=True)):
-        if token is None:
-            depths[row] = -1
-            continue
-        tokens[row] = token  # padding is never read
-        if len(tree):
-            nodes = slice(1, 1 + len(tree))
-            tokens[row, nodes] = tree.tokens
-            depths[row, nodes] = tree.depths
-            ancestors[row, nodes, nodes] = tree.mask()
-    return packed
+    if has_states(cache):
+        from rest_store.generation.continuation import require_continuation
+
+        require_continuation(model)
+
+
+def verifier_of(model: Any, prompt: PrefilledPrompt, room: int) -> Verifier:
+    """Return what verifies drafts behind `prompt`; arguments and errors as of `TreeVerifier`."""
+    if not has_states(prompt.cache):
+        return TreeVerifier(model, prompt, room)
+    from rest_store.generation.deferred import DeferredVerifier
+
+    return DeferredVerifier(model, prompt, room)

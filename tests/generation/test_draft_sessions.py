@@ -123,7 +123,7 @@ def test_the_wait_for_services_is_that_of_the_latest_step(monkeypatch: pytest.Mo
         waits.append((sessions.waited, sum(map(bool, piece.tokens))))
 
     monkeypatch.setattr(Generation, "_learn", learn)
-    monkeypatch.setattr(DraftPolicy, "wants_drafts", lambda _: True)
+    monkeypatch.setattr(DraftPolicy, "wants_drafts", lambda _, waiting: True)
     options = {"custom_generate": entry.generate, "drafter": [PromptLookup()], "eos_token_id": ends}
     model.generate(**inputs, **FIXED, **options)
     assert {rows for _, rows in waits} > {3}

@@ -54,7 +54,17 @@ def test_the_command_writes_text(model_directory: Path, tmp_path: Path, options:
 
 
 def test_a_terminal_shows_what_takes_long(model_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = ["generate", "--model", str(model_directory), "--prompt", "for", "--max-new-tokens", "4", "--compare", "--no-chat"]
+    words = [
+        "generate",
+        "--model",
+        str(model_directory),
+        "--prompt",
+        "for",
+        "--max-new-tokens",
+        "4",
+        "--compare",
+        "--no-chat",
+    ]
     assert CliRunner().invoke(main, words).stderr == ""
     monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda stream: True, raising=False)
     shown = CliRunner().invoke(main, words).stderr.splitlines()

@@ -181,7 +181,7 @@ def bert() -> Any:
 REFUSED: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "mamba": (
         lambda: transformers.MambaForCausalLM(transformers.MambaConfig(**SIZES, state_size=4)),
-        ("MambaForCausalLM", "the kind of a layer is 'linear_attention'", "full_attention, sliding_attention"),
+        ("MambaForCausalLM: reading several tokens behind its recurrent state", "the same as reading them one by one"),
     ),
     "bloom": (
         lambda: transformers.BloomForCausalLM(transformers.BloomConfig(**SIZES, n_head=4)),
@@ -234,8 +234,8 @@ def test_what_grows_with_the_length_is_refused_beyond_it() -> None:
 
 def test_attention_of_other_kinds_is_refused() -> None:
     model = tiny_model("qwen2 with windows")
-    model.config.layer_types = ["full_attention", "conv", "full_attention"]
-    refused_early(ModelNotSupportedError, model, "'conv'", **{CACHE: DynamicCache()})
+    model.config.layer_types = ["full_attention", "chunked_attention", "full_attention"]
+    refused_early(ModelNotSupportedError, model, "'chunked_attention'", **{CACHE: DynamicCache()})
 
 
 # --- Caches -----------------------------------------------------------------------------------------------------------

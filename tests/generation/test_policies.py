@@ -14,7 +14,7 @@ import rest_store
 from rest_store.datastore.tree import TokenTree
 from rest_store.generation import loop
 from rest_store.generation.output import GeneratorOutput
-from rest_store.generation.verify import Verifier
+from rest_store.generation.verify import TreeVerifier
 from tests.shared.members import ScriptedSource, scored
 from tests.shared.strategies import Corpus, write_datastore
 from tests.shared.tiny import VOCABULARY, Drafted, Scripted, futures_of, prompts, right, tiny_model
@@ -52,13 +52,13 @@ class Clock:
 
 
 def test_measuring_costs_little_and_nothing_where_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, run = Clock(), Verifier.run
+    clock, run = Clock(), TreeVerifier.run
 
-    def timed(self: Verifier, last: Any, trees: Any, width: int) -> torch.Tensor:
+    def timed(self: TreeVerifier, last: Any, trees: Any, width: int) -> torch.Tensor:
         clock.now += 0.01 * (1 + 0.03 * (width - 1))
         return run(self, last, trees, width)
 
-    monkeypatch.setattr(Verifier, "run", timed)
+    monkeypatch.setattr(TreeVerifier, "run", timed)
     monkeypatch.setattr(loop, "time", clock)
     model, seconds = tiny_model("llama"), []
     plain = written(model, 240)

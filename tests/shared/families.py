@@ -30,6 +30,40 @@ SIZES: dict[str, Any] = {
     **{"attention_types": [[["global", "local", "global"], 1]], "num_nextn_predict_layers": 0},
 }
 
+# What the families with recurrent state need beside: layers of both kinds, and heads that divide their sizes.
+_DELTA = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8}
+_MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_expand": 2, "mamba_chunk_size": 16}
+_LINEAR_FIRST = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+_CONV_FIRST = {"layer_types": ["conv", "full_attention", "conv"]}
+OF_FAMILY: dict[str, dict[str, Any]] = {
+    "qwen3_next": {**_DELTA, **_LINEAR_FIRST},
+    "qwen3_5_text": {**_DELTA, **_LINEAR_FIRST},
+    "qwen3_5_moe_text": {**_DELTA, **_LINEAR_FIRST},
+    "olmo_hybrid": {**_DELTA, **_LINEAR_FIRST},
+    "bailing_hybrid": _LINEAR_FIRST,
+    "kimi_linear": {
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "linear_head_dim": 8, "linear_num_heads": 4, "model_max_length": 256,
+    },
+    "lfm2": _CONV_FIRST,
+    "lfm2_moe": {**_CONV_FIRST, "num_dense_layers": 1},
+    "granitemoehybrid": {**_MAMBA, **_LINEAR_FIRST, "shared_intermediate_size": 32},
+    "bamba": {**_MAMBA, "attn_layer_indices": [1]},
+    "falcon_h1": {**_MAMBA, "mamba_d_ssm": 64},
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
+        "num_hidden_layers": 4, "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 2,
+        "chunk_size": 16,
+    },
+    "zamba2": {
+        "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"], "num_hidden_layers": 4,
+        "n_mamba_heads": 4, "mamba_ngroups": 2, "mamba_d_state": 8, "chunk_size": 16, "adapter_rank": 8,
+        "num_key_value_heads": 4, "tie_word_embeddings": False,
+    },
+    "mamba2": {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 2, "chunk_size": 16},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 4},
+}  # fmt: skip
+
 
 def family_model(family: str, **changed: Any) -> Any:
     """Return a model with weights that make logits differ, and no end token.
@@ -45,8 +79,10 @@ def family_model(family: str, **changed: Any) -> Any:
     kind = CONFIG_MAPPING[family]
     annotated = {name for base in kind.__mro__ for name in getattr(base, "__annotations__", {})}
     known = annotated | set(inspect.signature(kind.__init__).parameters)
-    sizes = {name: value for name, value in {**SIZES, **changed}.items() if name in known}
-    if "kv_lora_rank" in sizes:
+    sizes = {name: value for name, value in SIZES.items() if name in known}
+    sizes |= {name: value for name, value in OF_FAMILY.get(family, {}).items() if name not in changed}
+    sizes |= {name: value for name, value in changed.items() if name in known}
+    if "kv_lora_rank" in sizes:  # its heads are not shared
         sizes["num_key_value_heads"] = 4
     config = kind(**sizes)
     if config.get_text_config(decoder=True).hidden_size > 64:

@@ -1,0 +1,175 @@
+"""Verification of chains with a model that has recurrent state, by deferred commit.
+
+The cache stays at the last commit. Each pass reads all that the cache lacks of the text, the last token and the draft,
+from there. If the model writes the whole draft, too, the states after the pass are kept. Otherwise they are dropped,
+and what was accepted is read again by the next pass. Reading a token again takes little: a pass mostly waits for
+weights. A step without drafts reads only what is certain, and commits all of it.
+
+Rows of a batch have one width in a pass; behind a shorter row are tokens that mean nothing, after which its states
+cannot be kept. So a step without drafts reads rows of different lengths in several passes, each as far as the shortest.
+Nothing here is thread-safe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from rest_store.datastore.tree import TokenTree
+from rest_store.generation.draft_sessions import EMPTY
+from rest_store.generation.passes import TreePasses, Verifier
+from rest_store.generation.prefill import PrefilledPrompt
+from rest_store.generation.recurrent_cache import RecurrentCache
+
+_NO_LIMIT = (0.0, float("inf"))
+_LEAST_CHUNK = 8  # tokens
+
+
+class Mixers:
+    """The mixers of Mamba 2 in a model, whose settings are those of long texts; passes that verify have others.
+
+    A pass over several tokens bounds time steps in Nemotron-H and Zamba2; single steps do not. Plain generation has
+    single steps, so here there are no bounds. And torch's scan fills up the last chunk: with chunks of 256, a pass over
+    two tokens takes as long as one over 256. A smaller chunk changes nothing but rounding.
+
+    Args:
+        model: of transformers.
+    """
+
+    def __init__(self, model: Any) -> None:
+        mixers = [module for module in model.modules() if hasattr(module, "time_step_limit")]
+        self._limits = [(mixer, mixer.time_step_limit) for mixer in mixers]
+        # The kernels for accelerators fill nothing up.
+        has_chunks = model.device.type == "cpu"
+        self._chunks = [(mixer, mixer.chunk_size) for mixer in mixers if has_chunks and hasattr(mixer, "chunk_size")]
+
+    @contextmanager
+    def set_for(self, width: int) -> Iterator[None]:
+        """Have settings for a pass over `width` tokens."""
+        try:
+            for mixer, _ in self._limits:
+                mixer.time_step_limit = _NO_LIMIT
+            for mixer, chunk in self._chunks:
+                mixer.chunk_size = min(chunk, max(_LEAST_CHUNK, 1 << (width - 1).bit_length()))
+            yield
+        finally:
+            for mixer, limit in self._limits:
+                mixer.time_step_limit = limit
+            for mixer, chunk in self._chunks:
+                mixer.chunk_size = chunk
+
+
+class DeferredVerifier(Verifier):
+    """Verifies chains, and reads again what was accepted of those that were partly right.
+
+    Convolutions alone are rolled back to any token, so that nothing is read again.
+    """
+
+    shape = "chain"
+
+    def __init__(self, model: Any, prompt: PrefilledPrompt, room: int) -> None:
+        self._passes = TreePasses(model, prompt, RecurrentCache, room)
+        self.cache = self._passes.cache
+        self._mixers = Mixers(model)
+        self._waiting: list[list[int]] = [[] for _ in self.cache.lengths]  # of the text, but not in the cache
+        self._read: list[list[int]] | None = None  # by the latest pass, for each row; None: all of it is kept already
+        self._is_ahead = False  # the cache holds the last token, too, or an error ended a pass that changes states
+
+    @property
+    def rereads(self) -> bool:
+        """Whether accepted tokens of a draft that was partly wrong are read again."""
+        return not self.cache.rolls_back
+
+    @property
+    def waiting(self) -> int:
+        """How many tokens the next pass reads again."""
+        return max(map(len, self._waiting))
+
+    def run(self, last: Sequence[int | None], trees: Sequence[TokenTree], width: int) -> torch.Tensor:
+        """Verify the last token and the chain of each row; see `Verifier.run`."""
+        texts = [[] if token is None else [*waiting, token] for waiting, token in zip(self._waiting, last, strict=True)]
+        self.cache.ended.update(row for row, token in enumerate(last) if token is None)
+        if not any(map(len, trees)):
+            self._is_ahead = True
+            return self._commit(texts)
+        self.cache.put_back([row for row, text in enumerate(texts) if text])
+        self._read = [[*text, *tree.tokens.tolist()] if text else [] for text, tree in zip(texts, trees, strict=True)]
+        first = min(len(text) for text in texts if text) - 1  # of the tokens that logits are wanted for
+        logits = self._pass(self._read, first)
+        offsets = [max(len(text) - 1 - first, 0) for text in texts]
+        if not any(offsets):
+            return logits[:, :width]
+        columns = torch.tensor(offsets)[:, None] + torch.arange(width)
+        rows = torch.arange(len(texts))[:, None]
+        return logits[rows, columns.clamp(max=logits.shape[1] - 1)]
+
+    def keep(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keep the tokens at `paths` of the latest step; see `Verifier.keep`."""
+        self._is_ahead = False
+        if self._read is None:
+            return
+        width = max(map(len, self._read))
+        ends = [0] * len(paths)
+        for row, (path, read) in enumerate(zip(paths, self._read, strict=True)):
+            if not read:
+                continue
+            kept = len(self._waiting[row]) + len(path)
+            if self.cache.rolls_back or kept == width:
+                ends[row], self._waiting[row] = kept, []
+            else:
+                self._waiting[row] = read[:kept]
+        self.cache.keep_first(ends)
+        self._read = None
+
+    def give_back(self, cache: Any) -> None:
+        """Fill the cache that was taken over; see `Verifier.give_back`.
+
+        Ours lacks what waits to be read again, so that is read here. After an error in a step that commits, `cache`
+        stays empty.
+        """
+        if self._is_ahead:
+            return
+        self._commit([list(waiting) for waiting in self._waiting])
+        self.cache.give_back(cache)
+
+    def close(self) -> None:
+        """Give the model its own attention back; may be called again."""
+        self._passes.close()
+
+    def _commit(self, texts: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Read tokens that are certain; return the logits after the last one of each row, [rows, 1, vocabulary]."""
+        self._read = None
+        self.cache.put_back([row for row, text in enumerate(texts) if text])
+        logits = torch.empty(0)
+        start = 0
+        for stop in sorted({len(text) for text in texts if text}):
+            parts = [text[start:stop] for text in texts]
+            if stop - start == 1:
+                self.cache.set_aside([row for row, part in enumerate(parts) if not part])
+            latest = self._pass(parts, stop - start - 1)
+            self.cache.keep_first([len(part) for part in parts])
+            for row, part in enumerate(parts):
+                self._waiting[row] = self._waiting[row][len(part) :]
+            if start:
+                ended = [row for row, text in enumerate(texts) if len(text) == stop]
+                logits[ended] = latest[ended]
+            else:
+                logits = latest
+            start = stop
+        return logits
+
+    def _pass(self, rows: Sequence[Sequence[int]], first: int) -> torch.Tensor:
+        """Run the model over the tokens of each row; return the logits after all but the `first` ones."""
+        width = max(map(len, rows))
+        chains = [_chain(row[1:]) for row in rows]
+        self.cache.drop()
+        self.passes += 1
+        with self._mixers.set_for(width):
+            return self._passes.run([row[0] if row else None for row in rows], chains, width, logits=width - first)
+
+
+def _chain(tokens: Sequence[int]) -> TokenTree:
+    return TokenTree(tokens, range(-1, len(tokens) - 1), [1] * len(tokens)) if tokens else EMPTY
