@@ -2,8 +2,9 @@
 
 `save_to_disk` leaves the names of the data files in `state.json`, which `load_from_disk` reads, and the names of splits
 in `dataset_dict.json`. Releases up to 1.13 wrote all rows of a filtered or shuffled data set, and into a file of their
-own the numbers of those that belong to it. The cache folder of `load_dataset` has a file for each split, and beside
-them results of `map`, `filter` and the like, from these rows (`cache-*.arrow`).
+own the numbers of those that belong to it (findings/datasets_old_indices.sh: later releases pass over it). The cache
+folder of `load_dataset` has a file for each split, and beside them results of `map`, `filter` and the like, from these
+rows (`cache-*.arrow`).
 """
 
 from __future__ import annotations

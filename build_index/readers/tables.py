@@ -148,8 +148,8 @@ def _decoder(field: Any) -> _Decoder | None:
 def _json_value(text: str | bytes | None, *, is_content: bool) -> Any:
     """Decode a value of `arrow.json`.
 
-    `datasets` leaves a text as it is if it is JSON by chance, such as "42" or an answer in JSON: where a text or parts
-    of one belong, everything else is a text.
+    `datasets` does not encode a text that is JSON by chance, such as "42" or an answer in JSON: where a text or its
+    parts belong, everything else is a text.
     """
     if text is None or isinstance(text, bytes):
         return text
@@ -157,9 +157,16 @@ def _json_value(text: str | bytes | None, *, is_content: bool) -> Any:
         value = decoded_json(text)
     except ValueError:
         return text
-    if isinstance(value, bool | int | float) or (is_content and isinstance(value, dict)):
+    if isinstance(value, bool | int | float) or (is_content and not _is_content(value)):
         return text
     return value
+
+
+def _is_content(value: Any) -> bool:
+    """Whether a JSON value is the content of a message: a text, null or a list of parts."""
+    if isinstance(value, list):
+        return all(isinstance(part, dict) and "type" in part for part in value)
+    return value is None or isinstance(value, str)
 
 
 def _decoded_list(decode: _Decoder, values: list[Any] | None) -> list[Any] | None:

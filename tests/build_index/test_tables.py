@@ -144,7 +144,7 @@ def test_json_that_the_field_leads_into_is_decoded(write):
     assert documents_of(path, field="log.turns") == [Document(messages=MESSAGES)]
 
 
-@pytest.mark.parametrize("answer", ["42", "true", '{"a": 1}', "null of JSON", '{"broken'])
+@pytest.mark.parametrize("answer", ["42", "true", '{"a": 1}', '["x"]', '[{"a": 1}]', "null of JSON", '{"broken'])
 def test_a_text_that_datasets_has_left_as_it_is_stays_a_text(write, answer):
     """`Json` of datasets encodes a text unless it is JSON already."""
     turns = pa.StructArray.from_arrays([pa.array(["assistant"]), pa.array([answer], pa.json_())], ["role", "content"])
