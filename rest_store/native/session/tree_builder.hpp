@@ -214,8 +214,8 @@ class TreeBuilder {
     std::uint32_t expansion;  // of the node that it follows
     Token token;
     std::uint32_t origins;
-    float probability;  // that it comes next
-    float score;        // that the path up to it is accepted
+    float probability;   // that it comes next
+    float score;         // that the path up to it is accepted
     bool is_calibrated;  // whether `probability` is the calibration's, and no filter's
   };
 
@@ -336,7 +336,8 @@ class TreeBuilder {
     for (std::size_t i = 0; i < candidates_.size(); ++i) {
       const Candidate& candidate = candidates_[i];
       if (candidate.expansion != static_cast<std::uint32_t>(expansion)) continue;
-      if (learns_online_ && candidate.is_calibrated) online_.learn(candidate.origins, candidate.probability, candidate.token == token);
+      if (learns_online_ && candidate.is_calibrated)
+        online_.learn(candidate.origins, candidate.probability, candidate.token == token);
       if (!records_) continue;
       recorded_.labels.push_back(candidate.token == token);
       const auto first = features_.begin() + static_cast<std::ptrdiff_t>(i * kFeatures);
@@ -369,9 +370,9 @@ class TreeBuilder {
   std::int32_t next_ = kNowhere;  // the node that is expanded next
   std::size_t expansions_ = 0;
   std::uint32_t pushed_ = 0;
-  std::vector<Candidate> candidates_;  // the candidates of all expansions
+  std::vector<Candidate> candidates_;        // the candidates of all expansions
   std::vector<FilteredCandidate> filtered_;  // those of the expansion at hand
-  std::vector<float> features_;        // theirs, if they are recorded
+  std::vector<float> features_;              // theirs, if they are recorded
   Recorded recorded_;
 
   std::vector<Token> tail_;
