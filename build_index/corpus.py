@@ -235,7 +235,8 @@ class Corpus:
                 return
         is_chosen = listed is not None and (not self.source.is_directory or self.spec.include)
         if reader in CONTAINERS and (listed is None or not is_chosen):
-            counts.skip_file(CONTAINERS[reader], where, size)
+            inside = "" if listed is not None else " in an archive"
+            counts.skip_file(CONTAINERS[reader] + inside, where, size)
             return
         counts.files += 1
         if reader == "parquet":

@@ -58,10 +58,10 @@ class DatasetFolder:
             there = frozenset(name for name in data if name in names)
             missing = tuple(name for name in (*data, *rows) if name not in names)
             return cls(frozenset({_STATE, _INFO}), there, rows, missing)
-        has_tables = any(name.endswith(".arrow") for name in names)
         if _DICT in names and "splits" in _object(read(_DICT, _LARGEST_METADATA)):
             return cls(frozenset({_DICT}))
-        return cls(frozenset({_INFO})) if _INFO in names and has_tables else None
+        has_tables = _INFO in names and any(name.endswith(".arrow") for name in names)
+        return cls(frozenset({_INFO})) if has_tables else None
 
     def takes(self, name: str, size: int, where: str, counts: CorpusCounts) -> bool:
         """Whether a file holds documents; count one that does not.

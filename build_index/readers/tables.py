@@ -101,7 +101,7 @@ def _may_be_conversation(schema: Any, name: str) -> bool:
 
     kind = schema.field(name).type
     if not _is_list(kind):
-        return _may_be_text(kind)
+        return _may_be_text(kind) and not (types.is_binary(kind) or types.is_large_binary(kind))  # but pictures
     turn = kind.value_type
     if types.is_struct(turn):
         return bool(_TURNS & {turn.field(index).name for index in range(turn.num_fields)})

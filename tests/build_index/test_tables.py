@@ -54,6 +54,7 @@ def write(request, tmp_path):
         {"messages": pa.array([[], []], CHATS)},
         {"messages": pa.nulls(2)},
         {"data": ["meta", "data"]},
+        {"data": [b"a picture", b"\xff"]},
         {"data": pa.array([[1], [2]])},
         {"conversation": ["c1", "c2"]},
         {"messages": pa.array([[{"id": 1}], [{"id": 2}]])},
