@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from rest_store.engines.seam import difference, differences
 from rest_store.engines.vllm.plugin import _warn_once
 from rest_store.engines.vllm.seam import CREATE, PARTS, PROPOSE
 from rest_store.errors import EngineSettingsError
+from rest_store.seam import difference, differences
 from tests.engines.vllm.engine import IN_VLLM, SPECULATIVE
 
 pytestmark = IN_VLLM
