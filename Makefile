@@ -85,7 +85,7 @@ test-oldest:
 	$(OLDEST_PIP) $(INSTALL) --upgrade pip uv
 	$(OLDEST)/bin/uv pip compile -q --python $(OLDEST)/bin/python --resolution lowest-direct --no-header --no-annotate \
 	  --no-emit-package torch \
-	  --extra build --extra live --extra server --extra hf --extra remote --extra ray pyproject.toml -o $(OLDEST_LIST)
+	  --extra build --extra live --extra server --extra hf --extra grammar --extra remote --extra ray pyproject.toml -o $(OLDEST_LIST)
 	$(OLDEST_PIP) $(INSTALL) "$(TORCH)"
 	$(OLDEST_PIP) $(INSTALL) $(BACKEND)
 	$(OLDEST_PIP) $(INSTALL) -c $(OLDEST_LIST) --no-build-isolation --config-settings build-dir=build/oldest/{wheel_tag} -e '.[$(TESTED)]'
