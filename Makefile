@@ -94,7 +94,8 @@ test-oldest:
 	$(OLDEST)/bin/python --version && $(OLDEST_PIP) list --format=freeze
 	$(OLDEST)/bin/python -m pytest $(TESTS)
 
-# README's start and the tutorial, line by line in new virtual environments; what they print is in build/first-hour-*.log.
+# README's start and the tutorial, line by line in new virtual environments with today's releases; what they print is in
+# build/first-hour-*.log.
 first-hour: setup
 	REST_STORE_FIRST_HOUR=1 $(BIN)/python -m pytest tests/docs/test_first_hour.py
 
