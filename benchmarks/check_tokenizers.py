@@ -18,27 +18,31 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import click
 
 import build_index
-from build_index.builder import BuildOptions, BuildSummary, build
+from build_index.builder import BuildOptions, build
 from build_index.chat_template import TEMPLATE_DATE
 from build_index.corpus_spec import CorpusSpec
+from build_index.documents import CorpusCounts, Document
+from build_index.readers.conversations import messages_of
+from build_index.tokenization import TargetTokenizer
+from build_index.tokenization import load_tokenizer as load_target
 from rest_store.datastore.header import separator_id
 from rest_store.datastore.manifest import Manifest
 from rest_store.datastore.shard import Shard
-from rest_store.errors import EmptyCorpusError
 from rest_store.loading.tokenizer import LoadedTokenizer, load_tokenizer
 
+Chat: TypeAlias = list[dict[str, Any]]
 _CALL = {"name": "get_weather", "arguments": '{"city": "Paris", "unit": "C"}'}
 _CALLS = [{"id": "a1b2c3d4e", "type": "function", "function": _CALL}]
 _QUESTION = {"role": "user", "content": "Weather in Paris?"}
 _ANSWER = {"role": "assistant", "content": "It is 18 degrees."}
 _RESULT = {"role": "tool", "tool_call_id": "a1b2c3d4e", "name": "get_weather", "content": "18 degrees"}
-CALL: list[dict[str, Any]] = [_QUESTION, {"role": "assistant", "content": None, "tool_calls": _CALLS}, _RESULT, _ANSWER]
-THOUGHT: list[dict[str, Any]] = [_QUESTION, {**_ANSWER, "reasoning_content": "Paris lies in France."}] * 2
+CALL: Chat = [_QUESTION, {"role": "assistant", "content": None, "tool_calls": _CALLS}, _RESULT, _ANSWER]
+THOUGHT: Chat = [_QUESTION, {**_ANSWER, "reasoning_content": "Paris lies in France."}] * 2
 
 
 @click.command()
@@ -80,31 +84,34 @@ def compared(directory: Path, documents: list[str]) -> tuple[str, bool]:
     loaded = load_tokenizer(tokenizer)
     special = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
     plain = list(dict.fromkeys(text for text in documents if not any(token in text for token in special)))
-    summary, ids = built(loaded, [{"text": text} for text in plain])
-    expected = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in plain)
-    equal = sum(found == whole for found, whole in zip(ids, expected, strict=True))
-    parts, differs = [f"{summary.encoder:<18} texts {equal}/{len(plain)}"], equal < len(plain)
+    single, long = chats_of(plain) if tokenizer.chat_template else ([], [])
+    encoder, ids = built(loaded, [*({"text": text} for text in plain), *({"messages": chat} for chat in single + long)])
+    stored_ids = iter(ids)
+    equal = sum(next(stored_ids) == tokenizer(text, add_special_tokens=False)["input_ids"] for text in plain)
+    parts, differs = [f"{encoder:<18} texts {equal}/{len(plain)}"], equal < len(plain)
     if not tokenizer.chat_template:
         return f"{parts[0]}, no chat template", differs
-    pairs = [(f"Q{number}: {text[:40]}", text) for number, text in enumerate(plain[-200:])]
-    single = [[{"role": "user", "content": one}, {"role": "assistant", "content": other}] for one, other in pairs]
-    _, ids = built(loaded, [{"messages": chat} for chat in single])
-    equal = sum(found == rendered(tokenizer, chat, tokenize=True) for found, chat in zip(ids, single, strict=True))
+    equal = sum(next(stored_ids) == rendered(tokenizer, chat, tokenize=True) for chat in single)
     parts.append(f"answers {equal}/{len(single)}")
     differs |= equal < len(single)
-    long = [single[number] + single[number + 1] + single[number + 2] for number in range(0, len(single) - 2, 3)]
-    _, ids = built(loaded, [{"messages": chat} for chat in long])
-    decoded = [str(tokenizer.decode(found)) for found in ids]
-    equal = sum(
-        answer(tokenizer, chat, end) in text for text, chat in zip(decoded, long, strict=True) for end in (1, 3, 5)
-    )
+    decoded = [(str(tokenizer.decode(next(stored_ids))), chat) for chat in long]
+    equal = sum(answer(tokenizer, chat, end) in text for text, chat in decoded for end in (1, 3, 5))
     parts.append(f"turns {equal}/{3 * len(long)}")
     differs |= equal < 3 * len(long)
-    parts += [f"{name} {outcome(loaded, chat)}" for name, chat in (("call", CALL), ("reasoning", THOUGHT))]
+    target = load_target(loaded)
+    parts += [f"{name} {outcome(target, chat)}" for name, chat in (("call", CALL), ("reasoning", THOUGHT))]
     return ", ".join(parts), differs
 
 
-def rendered(tokenizer: Any, chat: list[dict[str, Any]], *, tokenize: bool = False, prompt: bool = False) -> Any:
+def chats_of(texts: list[str]) -> tuple[list[Chat], list[Chat]]:
+    """Return chats of one question and of three, whose answers are texts."""
+    pairs = [(f"Q{number}: {text[:40]}", text) for number, text in enumerate(texts[-200:])]
+    single = [[{"role": "user", "content": one}, {"role": "assistant", "content": other}] for one, other in pairs]
+    long = [single[number] + single[number + 1] + single[number + 2] for number in range(0, len(single) - 2, 3)]
+    return single, long
+
+
+def rendered(tokenizer: Any, chat: Chat, *, tokenize: bool = False, prompt: bool = False) -> Any:
     """Return what the template makes of a chat: its text or its token ids."""
     date = TEMPLATE_DATE.strftime("%d %b %Y")  # where a template asks for one
     options: dict[str, Any] = {"return_dict": False} if tokenize else {}
@@ -113,29 +120,30 @@ def rendered(tokenizer: Any, chat: list[dict[str, Any]], *, tokenize: bool = Fal
     )
 
 
-def answer(tokenizer: Any, chat: list[dict[str, Any]], end: int) -> str:
-    """Return an answer as the template shows it when it is the last turn, decoded from its tokens."""
+def answer(tokenizer: Any, chat: Chat, end: int) -> str:
+    """Return an answer as the template shows it when it is the last turn, up to its end, decoded from its tokens."""
     text, prompt = rendered(tokenizer, chat[: end + 1]), rendered(tokenizer, chat[:end], prompt=True)
-    own = text[len(prompt) :] if text.startswith(prompt) else text[text.rfind(chat[end]["content"].strip()) :]
+    content = chat[end]["content"].strip()
+    place = text.rfind(content)
+    own = text[len(prompt) if text.startswith(prompt) else place : place + len(content)]  # some add a further header
     return str(tokenizer.decode(tokenizer(own, add_special_tokens=False)["input_ids"])).strip()
 
 
-def outcome(tokenizer: LoadedTokenizer, chat: list[dict[str, Any]]) -> str:
-    """Return what a build makes of one chat."""
-    try:
-        summary, _ = built(tokenizer, [{"messages": chat}])
-    except EmptyCorpusError:
-        return "refused"
-    return "left out" if summary.left_out else "stored"
+def outcome(tokenizer: TargetTokenizer, chat: Chat) -> str:
+    """Return what becomes of the call or the reasoning of a chat."""
+    counts = CorpusCounts()
+    messages = messages_of(chat, "chat", "messages", counts.left_out)
+    tokenizer.encode_counted([Document(messages=messages)], counts)
+    return "refused" if counts.refusal else "left out" if counts.left_out else "stored"
 
 
-def built(tokenizer: LoadedTokenizer, records: list[dict[str, Any]]) -> tuple[BuildSummary, list[list[int]]]:
-    """Build a datastore of records; return its summary and the ids of each document."""
+def built(tokenizer: LoadedTokenizer, records: list[dict[str, Any]]) -> tuple[str, list[list[int]]]:
+    """Build a datastore of records; return the package that tokenized, and the ids of each document."""
     with tempfile.TemporaryDirectory() as place:
         corpus, out = Path(place) / "corpus.jsonl", Path(place) / "ds"
         corpus.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
         summary = build(BuildOptions((CorpusSpec(str(corpus)),), tokenizer, out, memory=4 << 30))
-        return summary, list(stored(out))
+        return summary.encoder, list(stored(out))
 
 
 def stored(datastore: Path) -> Iterator[list[int]]:

@@ -44,4 +44,4 @@ def test_other_ids_are_a_failure(tokenizers: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(check_tokenizers, "stored", without_the_first)
     done = CliRunner().invoke(check_tokenizers.main, [str(tokenizers)], catch_exceptions=False)
     assert done.exit_code == 1
-    assert "texts 3/4, answers 3/4" in done.output
+    assert "texts 3/4, answers 4/4" in done.output
