@@ -210,9 +210,7 @@ class Generation:
         trees = sessions.draft(depths, self._max_nodes, costs, shape=verifier.shape, services=services)
         if verifier.rereads:
             trees = [
-                tree
-                if tree.scores is None
-                else shortened(tree, policy.worth(tree.scores.astype(float), costs, waiting))
+                tree if tree.scores is None else shortened(tree, policy.worth(tree.scores.astype(float), waiting))
                 for tree in trees
             ]
         return True, trees

@@ -304,3 +304,74 @@ def test_other_work_on_the_machine_hardly_changes_what_is_drafted(likely: float)
         ratios.append(loaded.tokens / quiet)
     assert 0.93 < np.mean(ratios) < 1.07
     assert min(ratios) > 0.65
+
+
+# --- Drafts that are read again if they are partly wrong --------------------------------------------------------------
+
+
+def measured_policy() -> DraftPolicy:
+    """One that has seen steps of 1 second, and 0.1 more for each further token."""
+    policy = DraftPolicy()
+    for _ in range(8):
+        for more in (0, 2, 4, 8, 16):
+            policy.observe(more, 1 + 0.1 * more)
+    return policy
+
+
+def test_a_chain_is_shorter_where_much_would_be_read_again() -> None:
+    policy = measured_policy()
+    scores = 0.8 ** np.arange(1, 17)
+    sizes = [policy.worth(scores, waiting) for waiting in range(24)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert 0 < sizes[0] < 16
+    assert sizes[-1] == 0, "then a step without drafts commits"
+
+
+def test_what_is_certain_is_verified_whatever_waits() -> None:
+    policy = measured_policy()
+    assert policy.worth(np.ones(16), 9) == 16
+    assert policy.worth(np.full(16, 1e-3), 0) == 0
+    assert policy.worth(np.zeros(0), 3) == 0
+
+
+def rate(policy: DraftPolicy, right: float, size_of: Callable[[int], int]) -> float:
+    """Tokens a second of long texts, if each draft token is right with this probability."""
+    random = np.random.default_rng(0)
+    seconds = policy.costs(64) / policy.reliability
+    tokens, time, waiting = 0, 0.0, 0
+    for _ in range(10_000):
+        size = size_of(waiting)
+        accepted = int(random.geometric(1 - right)) - 1
+        tokens += 1 + min(accepted, size)
+        time += seconds[waiting + size]
+        waiting = 0 if accepted >= size else waiting + 1 + accepted
+    return tokens / time
+
+
+@pytest.mark.parametrize("right", [0.6, 0.8])
+def test_more_tokens_a_second_than_with_any_one_size_or_limit(right: float) -> None:
+    policy = measured_policy()
+    ours = rate(policy, right, lambda waiting: policy.worth(right ** np.arange(1, 17), waiting))
+    others = [
+        rate(policy, right, lambda waiting, size=size, limit=limit: size if waiting < limit else 0)  # type: ignore[misc]
+        for size in (1, 2, 3, 4, 6, 8, 12)
+        for limit in (1, 4, 8, 12, 16)
+    ]
+    assert ours > 0.99 * max(others)
+
+
+def test_tokens_that_are_read_again_cost_what_draft_tokens_do() -> None:
+    policy = measured_policy()
+    assert policy.costs(8, 4).tolist() == pytest.approx(policy.costs(12)[4:].tolist())
+
+
+def test_a_step_that_reads_something_again_is_no_plain_one() -> None:
+    policy = DraftPolicy()
+    policy.observe(0, 1.0)
+    while policy.wants_drafts():
+        policy.observe(1, 1.1)
+    policy = DraftPolicy()
+    policy.observe(0, 1.0)
+    for _ in range(200):
+        assert policy.wants_drafts(waiting=1)
+        policy.observe(1, 1.1)

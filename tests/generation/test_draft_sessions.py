@@ -20,7 +20,7 @@ from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import DraftingWarning
 from rest_store.generation import draft_sessions
 from rest_store.generation.cache import TreeKVCache
-from rest_store.generation.draft_sessions import pruned
+from rest_store.generation.draft_sessions import EMPTY, chain_of, pruned, shortened
 from rest_store.generation.generator import Generator
 from rest_store.generation.loop import Generation
 from tests.shared.tiny import VOCABULARY, Drafted, drafted, prompts, right, tiny_model
@@ -182,3 +182,16 @@ def test_all_rows_are_drafted_for_at_once(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(draft_sessions, "draft_all", drafting)
     Generator(tiny_model("llama"), None, [PromptLookup()], adaptive=False).generate(prompts(3), **FIXED)
     assert len(drafting.call_args_list[0].args[0]) == 3
+
+
+def test_a_tree_is_cut_to_its_likeliest_path_where_a_chain_is_asked_for() -> None:
+    tree = TokenTree([5, 6, 7, 8, 9], [-1, -1, 1, 1, 0], [1] * 5, scores=[0.3, 0.6, 0.1, 0.5, 0.2], origins=[1] * 5)
+    chain = chain_of(tree)
+    assert (chain.tokens.tolist(), chain.parents.tolist()) == ([6, 8], [-1, 0])
+    assert chain.scores is not None
+    assert chain.scores.tolist() == pytest.approx([0.6, 0.5])
+    assert chain_of(chain) is chain
+    assert chain_of(EMPTY) is EMPTY
+    assert shortened(chain, 1).tokens.tolist() == [6]
+    assert shortened(chain, 2) is chain
+    assert len(shortened(chain, 0)) == 0

@@ -1,0 +1,280 @@
+"""Measure drafts for models with recurrent state: shapes of this year's hybrids, about 100M random weights, on the CPU.
+
+- pass: the time of a forward pass over 9 and 17 tokens behind a filled cache, relative to one token; and how many
+  passes the trial of an unknown class takes.
+- speed: tokens a second with drafts each of whose tokens is right with a known probability, in turns with plain
+  generation, and what transformers' prompt lookup does with the model.
+- memory: the peak beside plain generation, of a process each.
+
+Times are those of the processor on one thread, so that other processes matter little, with prepacked weights.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import torch
+import transformers
+from transformers import DynamicCache
+
+import rest_store
+from rest_store.bench.options import Destination, result_options
+from rest_store.bench.results import write_result
+from rest_store.datastore.tree import TokenTree
+from rest_store.drafting.limits import DraftLimits
+from rest_store.drafting.members import MemberSettings
+from rest_store.generation.cache import has_states
+from rest_store.generation.continuation import difference
+from rest_store.generation.deferred import Mixers
+from rest_store.generation.prepacking import prepacked_weights
+from rest_store.generation.seam import name_of_cache
+from rest_store.options import SETTINGS
+
+WIDTHS = (1, 2, 9, 17)
+PROMPT = 64
+RIGHT = (0.6, 0.8, 1.0)  # probabilities that a draft token is right
+SIZES = {
+    "full": {"vocab_size": 8192, "hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12},
+    "tiny": {"vocab_size": 256, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 6},
+}
+USUAL = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": None,
+    "pad_token_id": 0,
+}
+
+
+def qwen3_5(sizes: dict[str, Any]) -> Any:
+    """Three layers of the gated delta rule for each of attention."""
+    head = sizes["hidden_size"] // 8
+    heads = {"linear_num_key_heads": 8, "linear_num_value_heads": 8, "head_dim": head}
+    heads |= {"linear_key_head_dim": head, "linear_value_head_dim": head}
+    return transformers.Qwen3_5ForCausalLM(transformers.Qwen3_5TextConfig(**USUAL, **sizes, **heads))
+
+
+def lfm2(sizes: dict[str, Any]) -> Any:
+    """Two layers of convolution for each of attention."""
+    kinds = (["conv", "conv", "full_attention"] * sizes["num_hidden_layers"])[: sizes["num_hidden_layers"]]
+    config = transformers.Lfm2Config(**USUAL, **sizes, layer_types=kinds, block_auto_adjust_ff_dim=False)
+    return transformers.Lfm2ForCausalLM(config)
+
+
+def granite_4_h(sizes: dict[str, Any]) -> Any:
+    """Five layers of Mamba 2 for each of attention."""
+    kinds = ((["linear_attention"] * 5 + ["full_attention"]) * sizes["num_hidden_layers"])[: sizes["num_hidden_layers"]]
+    mamba = {"mamba_n_heads": 8, "mamba_d_head": sizes["hidden_size"] // 4, "mamba_d_state": 128}
+    config = transformers.GraniteMoeHybridConfig(
+        **USUAL,
+        **sizes,
+        **mamba,
+        layer_types=kinds,
+        num_local_experts=0,
+        shared_intermediate_size=sizes["intermediate_size"],
+    )
+    return transformers.GraniteMoeHybridForCausalLM(config)
+
+
+def llama(sizes: dict[str, Any]) -> Any:
+    """Attention alone, to compare with."""
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**USUAL, **sizes))
+
+
+SHAPES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "Qwen3.5": qwen3_5,
+    "LFM2": lfm2,
+    "Granite 4 H": granite_4_h,
+    "Llama": llama,
+}
+
+
+class Known:
+    """A source whose draft tokens are right with a known probability each, which is also what it says.
+
+    Args:
+        text: that will be written.
+        right: the probability.
+    """
+
+    has_references = False
+
+    def __init__(self, text: Sequence[int], right: float) -> None:
+        self._text, self._right = list(text), right
+        self._random = np.random.default_rng(0)
+
+    def __str__(self) -> str:
+        return "known"
+
+    def members(self, settings: MemberSettings, text: Callable[[], Any]) -> Sequence[Any]:
+        """Return itself: it has one session."""
+        self._written = 0
+        return [self]
+
+    def send(self, limits: DraftLimits) -> None:
+        """Take what is asked for."""
+        self._limits = limits
+
+    def receive(self, timeout: float | None) -> TokenTree:
+        """Return the chain that brings most for its costs."""
+        size = min(self._limits.max_nodes, len(self._text) - self._written)
+        scores = self._right ** np.arange(1, size + 1)
+        if len(self._limits.costs):
+            costs = self._limits.costs[: size + 1]
+            size = int(np.argmax((1 + np.append(0.0, np.cumsum(scores)))[: costs.size] / costs))
+        coming = self._text[self._written : self._written + size]
+        wrong = self._random.random(size) >= self._right
+        tokens = [(token + 1) % 200 + 3 if flaw else token for token, flaw in zip(coming, wrong, strict=True)]
+        chain = range(-1, size - 1)
+        return TokenTree(tokens, chain, [1] * size, scores=scores[:size], origins=[1] * size)
+
+    def accept(self, tokens: Any, top_k: Any, node_top_k: Any) -> None:
+        """Go on."""
+        self._written += len(tokens)
+
+    def close(self) -> None:
+        """End."""
+
+
+def model_of(shape: str, size: str) -> Any:
+    """Return a model of random weights."""
+    torch.manual_seed(0)
+    return SHAPES[shape](dict(SIZES[size])).eval()
+
+
+def prompt_of(model: Any) -> torch.Tensor:
+    return torch.randint(3, 200, (1, PROMPT), generator=torch.Generator().manual_seed(0))
+
+
+def measure_passes(model: Any, rounds: int) -> dict[str, float]:
+    """Return milliseconds of a pass over one token, and passes over more relative to it."""
+    name, ids, mixers = str(name_of_cache(model)), prompt_of(model), Mixers(model)
+    times: dict[int, list[float]] = {width: [] for width in WIDTHS}
+    with torch.no_grad():
+        for _ in range(rounds):
+            for width, taken in times.items():
+                cache = DynamicCache(config=model.config)
+                model(ids, use_cache=True, logits_to_keep=1, **{name: cache})
+                positions = torch.arange(PROMPT, PROMPT + width)[None]
+                with mixers.set_for(width):
+                    began = time.process_time()
+                    model(ids[:, :width], position_ids=positions, use_cache=True, **{name: cache})
+                    taken.append(time.process_time() - began)
+    one = float(np.median(times[1]))
+    figures = {"one_token_ms": round(1e3 * one, 1)}
+    figures |= {f"{width}_tokens": round(float(np.median(times[width])) / one, 2) for width in WIDTHS[1:]}
+    if not has_states(cache):
+        return figures
+    began = time.process_time()
+    difference(model)
+    return figures | {"trial": round((time.process_time() - began) / one, 1)}
+
+
+def measure_speed(model: Any, tokens: int, rounds: int) -> dict[str, Any]:
+    """Return tokens a pass and speed relative to plain generation, for drafts of known quality."""
+    ids = prompt_of(model)
+    asked = {"max_new_tokens": tokens, "do_sample": True, "top_k": 0, "temperature": 2.0}
+
+    def write(**ours: Any) -> tuple[Any, float]:
+        torch.manual_seed(1)
+        began = time.process_time()
+        output = model.generate(ids, **asked, **ours, return_dict_in_generate=True)
+        return output, time.process_time() - began
+
+    plain = write()[0].sequences
+    ways = {right: functools.partial(Known, plain[0, PROMPT:].tolist(), right) for right in RIGHT}
+    seconds: dict[Any, list[float]] = {way: [] for way in ("plain", *RIGHT)}
+    figures: dict[str, Any] = {}
+    for number in range(1 + rounds):
+        for way, taken in seconds.items():
+            ours = {"custom_generate": rest_store.generate, "drafter": [ways[way]()]} if way != "plain" else {}
+            output, time_taken = write(**ours)
+            assert torch.equal(output.sequences, plain), f"another text with {way}"
+            if number:  # the first round warms up
+                taken.append(time_taken)
+            if ours:
+                figures[f"M at {way:.0%}"] = round(output.statistics.mean_tokens, 2)
+    of_plain = float(np.median(seconds.pop("plain")))
+    figures |= {f"speed at {way:.0%}": round(of_plain / float(np.median(taken)), 2) for way, taken in seconds.items()}
+    try:
+        model.generate(ids, max_new_tokens=4, do_sample=False, prompt_lookup_num_tokens=4)
+        lookup = "runs"
+    except ValueError as error:
+        lookup = "raises: " + str(error).split(", ")[0]
+    return figures | {"transformers' prompt lookup": lookup}
+
+
+PEAK = """
+import sys, bench_recurrent as bench, torch, rest_store
+from pathlib import Path
+shape, size, tokens, way = sys.argv[1:]
+model = bench.model_of(shape, size)
+ids, asked = bench.prompt_of(model), {"max_new_tokens": int(tokens), "do_sample": False}
+plain = model.generate(ids, **asked)
+Path("/proc/self/clear_refs").write_text("5")
+if way == "plain":
+    model.generate(ids, **asked)
+else:
+    source = bench.Known(plain[0, bench.PROMPT:].tolist(), 0.8)
+    model.generate(ids, **asked, custom_generate=rest_store.generate, drafter=[source], adaptive=False)
+peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+print(peak.split()[1])
+"""
+
+
+def measure_memory(shape: str, size: str, tokens: int) -> dict[str, float]:
+    """Return the peak of a process that generates, in MB, plainly and with drafts."""
+    peaks = {}
+    for way in ("plain", "drafts"):
+        command = [sys.executable, "-W", "ignore", "-c", PEAK, shape, size, str(tokens), way]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        peaks[f"{way}_mb"] = round(int(done.stdout) / 1024)
+    return peaks
+
+
+@click.command(
+    help=__doc__,
+    context_settings=SETTINGS,
+    epilog="Example: python benchmarks/bench_recurrent.py --out recurrent.json",
+)
+@click.option("--size", type=click.Choice(list(SIZES)), default="full", help="Of the models.")
+@click.option("--shape", "shapes", multiple=True, type=click.Choice(list(SHAPES)), default=list(SHAPES))
+@click.option("--tokens", metavar="N", type=click.IntRange(8), default=128, help="That each generation writes.")
+@click.option("--rounds", metavar="N", type=click.IntRange(1), default=3, help="Turns.")
+@result_options
+def main(size: str, shapes: tuple[str, ...], tokens: int, rounds: int, out: Destination) -> None:
+    torch.set_num_threads(1)
+    transformers.utils.logging.set_verbosity_error()
+    warnings.simplefilter("ignore")
+    results: dict[str, Any] = {"pass": {}, "speed": {}, "memory": {}}
+    for shape in shapes:
+        model = model_of(shape, size)
+        with prepacked_weights(model):
+            results["pass"][shape] = {
+                "parameters_m": round(sum(part.numel() for part in model.parameters()) / 1e6),
+                **measure_passes(model, 3 * rounds),
+            }
+            print(shape, results["pass"][shape], flush=True)
+            results["speed"][shape] = measure_speed(model, tokens, rounds)
+            print(shape, results["speed"][shape], flush=True)
+        del model
+        results["memory"][shape] = measure_memory(shape, size, tokens)
+        print(shape, results["memory"][shape], flush=True)
+    write_result(out, "recurrent", click.get_current_context().params, ("numpy", "torch", "transformers"), results)
+
+
+if __name__ == "__main__":
+    main()
