@@ -132,6 +132,7 @@ PARTS = (
     Part(f"{_MODEL}:PreTrainedModel.set_attn_implementation", ("self", "attn_implementation")),
     Part(f"{_MODEL}:PreTrainedModel.get_input_embeddings", ("self",)),
     Part(f"{_MODEL}:PreTrainedModel.device"),
+    Part("transformers:GenerationMixin._supports_default_dynamic_cache", (), is_whole=True),
     Part("transformers:PreTrainedConfig.get_text_config", ("self", "decoder")),
     *(
         Part(f"transformers:PreTrainedConfig.{name}")

@@ -22,13 +22,14 @@ _GROWING_ROPE = ("dynamic", "longrope")  # frequencies depend on the length of t
 _CONTINUED = {"attention_mask", "position_ids"}
 
 
-def require_model(model: Any) -> None:
-    """Check that draft trees can be verified with a model of transformers.
+def require_model(model: Any, rows: int = 1) -> None:
+    """Check that drafts can be verified with a model of transformers, for so many rows.
 
     Raises:
-        ModelNotSupportedError: an encoder, no key-value cache, layers of other kinds than attention, positions that are
-            not an argument (ALiBi and others) or that are slots of the cache, weights that are split over several
-            processes, or parts that were replaced or wrapped so that passes over several tokens come out otherwise.
+        ModelNotSupportedError: an encoder, no cache or one of its own, layers of kinds that are not known, positions
+            that are not an argument (ALiBi and others) or that are slots of the cache, weights that are split over
+            several processes, or parts that were replaced or wrapped so that passes over several tokens come out
+            otherwise.
     """
     name = type(model).__name__
     config = model.config.get_text_config(decoder=True)
@@ -37,6 +38,10 @@ def require_model(model: Any) -> None:
     # BERT and its relatives; the configuration alone says so of GPT-NeoX, too.
     if not getattr(config, "is_decoder", True) and any(not getattr(m, "is_causal", True) for m in model.modules()):
         raise ModelNotSupportedError(describe(name, "the model", "an encoder, not a decoder", "decoder only"))
+    if not model._supports_default_dynamic_cache():
+        raise ModelNotSupportedError(
+            describe(name, "its state", "in a cache of its own", "in a dynamic cache of transformers")
+        )
     patterns_of(model)
     parameters = inspect.signature(model.forward).parameters
     if name_of_cache(model) is None:
@@ -48,6 +53,8 @@ def require_model(model: Any) -> None:
         position = "counted by the model itself, or left to ALiBi"
     elif isinstance(getattr(config, "attention_layers", None), list):  # GPT-Neo
         position = "a slot of the cache"
+    elif rows > 1 and hasattr(config, "rel_extent"):  # Inkling, which verifies chains, so that one row has the same
+        position = "a slot of the cache, which is another one in each row"
     if position is not None:
         raise ModelNotSupportedError(describe(name, "the position of a token", position, "an argument, position_ids"))
     if (split := _split_over_processes(model)) is not None:

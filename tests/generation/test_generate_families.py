@@ -6,49 +6,42 @@ import functools
 from typing import Any
 
 import pytest
-import torch
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import rest_store
-from rest_store.errors import CacheNotSupportedError, ModelNotSupportedError
-from tests.shared.families import family_model
-from tests.shared.tiny import SCRIPTS, Drafted, Scripted, futures_of, prompts
+from tests.generation.architectures import CHAINS, FAMILIES, NOT_MADE, REFUSED, TREES, WRONG, outcome_of
 
-FIXED = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": None}
+pytestmark = pytest.mark.filterwarnings("ignore")
 
-# GIT takes the mask of a left-padded text to begin with image tokens, also where there is no image: of several rows,
-# plain generation itself writes something else than of each alone.
-PADDED_OTHERWISE = {"git"}
+SOME = {"gpt_neox": TREES, "lfm2": CHAINS, "bloom": REFUSED, "blenderbot": NOT_MADE}
 
 
-def tiny(family: str) -> Any:
-    """A model of the family; the test is skipped where there is none so small."""
-    try:
-        model = family_model(family)
-        model.generate(**prompts(1), **FIXED)
-    except Exception as error:
-        pytest.skip(f"no tiny model that generates: {type(error).__name__}: {error}"[:200])
-    return model
+@pytest.mark.parametrize("family", SOME)
+def test_some_families(family: str) -> None:
+    assert outcome_of(family).kind == SOME[family]
+
+
+def test_another_text_and_an_error_are_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    generate = rest_store.generate
+
+    @functools.wraps(generate)  # transformers looks at its parameters
+    def changed(*args: Any, **kwargs: Any) -> Any:
+        output = generate(*args, **kwargs)
+        output.sequences[-1, -1] += 1
+        return output
+
+    @functools.wraps(generate)
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        raise ZeroDivisionError("by zero")
+
+    for function, note in ((changed, "1 rows, right drafts"), (failing, "ZeroDivisionError: by zero")):
+        monkeypatch.setattr(rest_store, "generate", function)
+        assert outcome_of("llama")[2:] == (WRONG, note)
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("family", sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+@pytest.mark.parametrize("family", FAMILIES)
 def test_the_same_text_or_refused_by_name(family: str) -> None:
-    model = tiny(family)
-    for rows in (1,) if family in PADDED_OTHERWISE else (1, 3):
-        inputs = prompts(rows)
-        plain = model.generate(**inputs, **FIXED)
-        futures = futures_of(inputs, plain)
-        for name, script in SCRIPTS.items():
-            try:
-                drafted = model.generate(
-                    **inputs,
-                    **FIXED,
-                    custom_generate=rest_store.generate,
-                    drafter=[Drafted(functools.partial(Scripted, futures=futures, script=script))],
-                    adaptive=False,
-                )
-            except (ModelNotSupportedError, CacheNotSupportedError):
-                return
-            assert torch.equal(drafted, plain), f"{rows} rows, {name}"
+    outcome = outcome_of(family)
+    if outcome.kind == NOT_MADE:
+        pytest.skip(f"no tiny model that generates: {outcome.note}")
+    assert outcome.kind != WRONG, outcome.note

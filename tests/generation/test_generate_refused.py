@@ -29,6 +29,7 @@ from rest_store.errors import (
 )
 from rest_store.generation.cache import Pattern, TreeKVCache
 from rest_store.generation.seam import CACHE, CACHE_NAMES
+from tests.shared.families import family_model
 from tests.shared.strategies import ONE_TO_NINE, open_datastore, refused
 from tests.shared.tiny import VOCABULARY, prompts, tiny_model
 
@@ -202,6 +203,22 @@ def test_a_decoder_whose_configuration_calls_it_none_is_not_refused() -> None:
     model = tiny_model("gpt_neox")
     assert model.config.is_decoder is False
     assert ask(model).shape == (1, 38)
+
+
+def test_positions_that_are_slots_are_refused_where_rows_have_others() -> None:
+    """Inkling's: of one row, whose drafts are chains, they are the same."""
+    try:
+        model = family_model("inkling_text")
+    except KeyError:
+        pytest.skip("not in this release of transformers")
+    refused_early(ModelNotSupportedError, model, "a slot of the cache", "in each row", inputs=prompts(3))
+    assert ask(model).shape == (1, 38)
+
+
+def test_caches_of_a_models_own_are_refused() -> None:
+    config = transformers.MiniMaxConfig(**SIZES, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48)
+    model = transformers.MiniMaxForCausalLM(config)
+    refused_early(ModelNotSupportedError, model, "MiniMaxForCausalLM: its state is in a cache of its own")
 
 
 def test_weights_that_are_split_over_processes_are_refused() -> None:

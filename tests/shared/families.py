@@ -61,6 +61,16 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4, "tie_word_embeddings": False,
     },
     "mamba2": {"num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 2, "chunk_size": 16},
+    "ernie4_5_moe": {"moe_k": 2},
+    "gemma3n_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "num_hidden_layers": 4, "num_kv_shared_layers": 2,
+        "intermediate_size": [48] * 4, "activation_sparsity_pattern": [0.0] * 4, "laurel_rank": 4,
+        "altup_num_inputs": 2,
+    },
+    "reformer": {"axial_pos_embds": False},
+    "xlm": {"emb_dim": 32, "n_heads": 4, "n_layers": 3},
+    "xmod": {"default_language": "en_XX"},
+    "zaya": {"num_experts_per_tok": 1},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_d_state": 8, "mamba_dt_rank": 4},
 }  # fmt: skip
 
@@ -76,7 +86,23 @@ def family_model(family: str, **changed: Any) -> Any:
         ValueError: the family's configuration takes no small sizes.
         Exception: whatever the family raises because of these sizes.
     """
-    kind = CONFIG_MAPPING[family]
+    config = CONFIG_MAPPING[family](**_sizes(CONFIG_MAPPING[family], family, changed))
+    of_text = config.get_text_config(decoder=True)
+    if of_text.hidden_size > 64:
+        raise ValueError("its configuration takes no small sizes")
+    torch.manual_seed(1)
+    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family]
+    kind = getattr(transformers, name if isinstance(name, str) else name[0])
+    model = kind(of_text if kind.config_class is type(of_text) else config).eval()
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def _sizes(kind: Any, family: str, changed: dict[str, Any]) -> dict[str, Any]:
+    """Return what a configuration takes of the sizes, and its parts, such as that of the text."""
     annotated = {name for base in kind.__mro__ for name in getattr(base, "__annotations__", {})}
     known = annotated | set(inspect.signature(kind.__init__).parameters)
     sizes = {name: value for name, value in SIZES.items() if name in known}
@@ -84,14 +110,5 @@ def family_model(family: str, **changed: Any) -> Any:
     sizes |= {name: value for name, value in changed.items() if name in known}
     if "kv_lora_rank" in sizes:  # its heads are not shared
         sizes["num_key_value_heads"] = 4
-    config = kind(**sizes)
-    if config.get_text_config(decoder=True).hidden_size > 64:
-        raise ValueError("its configuration takes no small sizes")
-    torch.manual_seed(1)
-    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family]
-    model = getattr(transformers, name if isinstance(name, str) else name[0])(config).eval()
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            torch.nn.init.normal_(parameter, std=0.3)
-    model.generation_config.eos_token_id = None
-    return model
+    parts = {name: part for name, part in kind.sub_configs.items() if part is not transformers.AutoConfig}
+    return {name: _sizes(part, part.model_type, changed) for name, part in parts.items()} | sizes

@@ -1,0 +1,165 @@
+"""What becomes of every family of causal language models that the installed transformers has, each made tiny.
+
+    python -m tests.generation.architectures [FAMILY ...] [--out FILE]
+
+writes a line for each family. The table of `docs/reference/architectures.md` is made of a result of this.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import warnings
+from collections import Counter
+from typing import Any, NamedTuple
+
+import click
+import torch
+import transformers
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+import rest_store
+from rest_store.bench.options import Destination, result_options
+from rest_store.bench.results import write_result
+from rest_store.errors import CacheNotSupportedError, ModelNotSupportedError, ModeNotSupportedError, first_line
+from rest_store.generation.cache import has_states
+from rest_store.generation.seam import CACHE
+from tests.shared.families import family_model
+from tests.shared.tiny import SCRIPTS, Drafted, Scripted, futures_of, prompts
+
+TREES, CHAINS, REFUSED, NOT_MADE, WRONG = "equal, trees", "equal, chains", "refused", "not made", "wrong"
+FAMILIES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+ROWS = 3
+FIXED = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": None}
+_LENGTH = 14  # of the prompts
+
+
+class Outcome(NamedTuple):
+    """What became of a family.
+
+    Attributes:
+        family: its `model_type`.
+        model: its class.
+        kind: "equal, trees" or "equal, chains" (the text of plain `generate`, with drafts of that shape), "refused",
+            "not made" (there is no tiny model that generates) or "wrong" (another text, or an error that is none of
+            ours).
+        note: why, or what holds besides.
+    """
+
+    family: str
+    model: str
+    kind: str
+    note: str = ""
+
+
+def outcome_of(family: str) -> Outcome:
+    """Try a family: its plain text, of one row and of several, and the same with right, wrong and mixed drafts."""
+    try:
+        return _outcome_of(family)
+    except Exception as error:
+        return Outcome(family, _model_of(family), WRONG, f"{type(error).__name__}: {first_line(error)}"[:160])
+
+
+def _model_of(family: str) -> str:
+    name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[family]
+    return name if isinstance(name, str) else str(name[0])
+
+
+def _outcome_of(family: str) -> Outcome:
+    outcome = functools.partial(Outcome, family, _model_of(family))
+    try:
+        model = _telling(family)
+        plain = model.generate(**prompts(1), **FIXED)
+    except Exception as error:  # whatever a family raises because it is so small
+        return outcome(NOT_MADE, f"{type(error).__name__}: {first_line(error)}"[:160])
+    try:
+        output = _drafted(model, prompts(1), plain, "right")
+    except (ModelNotSupportedError, ModeNotSupportedError, CacheNotSupportedError) as error:
+        return outcome(REFUSED, str(error).partition(": ")[2])
+    if not _tells(plain):
+        return outcome(NOT_MADE, "the tiny model repeats one token")
+    kind, note = CHAINS if has_states(getattr(output, CACHE)) else TREES, ""
+    rows = [1, ROWS]
+    if _pads_otherwise(model):
+        rows, note = [1], "plain generation of padded rows differs from that of each row alone"
+    for number in rows:
+        inputs = prompts(number)
+        plain = model.generate(**inputs, **FIXED)
+        for script in SCRIPTS:
+            output = _drafted(model, inputs, plain, script)
+            if not torch.equal(output.sequences, plain):
+                return outcome(WRONG, f"{number} rows, {script} drafts")
+            if script == "right" and not output.statistics.drafts.accepted:
+                return outcome(WRONG, f"{number} rows: no right draft was accepted")
+    return outcome(kind, note)
+
+
+def _telling(family: str) -> Any:
+    """Return a tiny model of the family, one that does not repeat one token if there is one."""
+    error: Exception | None = None
+    model = None
+    for changed, spread in (({}, 1.0), ({"tie_word_embeddings": False}, 1.0), ({"tie_word_embeddings": False}, 3.0)):
+        try:
+            model = family_model(family, **changed)
+            for parameter in model.parameters() if spread > 1 else ():
+                parameter.data *= spread
+            if _tells(model.generate(**prompts(1), **FIXED)):
+                break
+        except Exception as failure:
+            error = error or failure
+    if model is None:
+        raise error or AssertionError
+    return model
+
+
+def _tells(plain: torch.Tensor) -> bool:
+    """Whether a text has tokens enough to differ from another one."""
+    return len(set(plain[0, _LENGTH:].tolist())) > 3
+
+
+def _drafted(model: Any, inputs: dict[str, torch.Tensor], plain: torch.Tensor, script: str) -> Any:
+    """Generate with drafts of a script of `tests.shared.tiny`."""
+    session = functools.partial(Scripted, futures=futures_of(inputs, plain), script=SCRIPTS[script])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the script ends where texts part
+        return model.generate(
+            **inputs,
+            **FIXED,
+            custom_generate=rest_store.generate,
+            drafter=[Drafted(session)],
+            adaptive=False,
+            return_dict_in_generate=True,
+        )
+
+
+def _pads_otherwise(model: Any) -> bool:
+    """Whether plain generation writes something else of rows that are padded than of each row alone."""
+    inputs = prompts(ROWS)
+    together = model.generate(**inputs, **FIXED)
+    for ids, mask, text in zip(inputs["input_ids"], inputs["attention_mask"], together, strict=True):
+        row = ids[mask.bool()][None]
+        alone = model.generate(row, attention_mask=torch.ones_like(row), **FIXED)
+        if not torch.equal(alone[0, row.shape[1] :], text[_LENGTH:]):
+            return True
+    return False
+
+
+@click.command()
+@click.argument("families", nargs=-1, type=click.Choice(FAMILIES))
+@result_options
+def main(families: tuple[str, ...], out: Destination) -> None:
+    """Try all families, or those named; the exit status is 1 if one is wrong."""
+    transformers.logging.set_verbosity_error()
+    warnings.simplefilter("ignore")
+    outcomes = []
+    for family in families or FAMILIES:
+        outcomes.append(outcome_of(family))
+        click.echo(": ".join(filter(None, (family, *outcomes[-1][2:]))))
+    counts = Counter(outcome.kind for outcome in outcomes)
+    click.echo(", ".join(f"{number} {kind}" for kind, number in counts.most_common()))
+    write_result(out, "architectures", {}, ("torch", "transformers"), [outcome._asdict() for outcome in outcomes])
+    sys.exit(WRONG in counts)
+
+
+if __name__ == "__main__":
+    main()
