@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,6 @@ class BatchDrafts:
         self._nodes = nodes
         self._shape = shape
         self._requests: dict[str, Req] = {}  # that have begun
-        self._before: dict[str, int] = {}  # tokens of output that were there when their texts were read
         self._sizes: dict[str, int] = {}  # of the drafts of the latest step
         self._indices: dict[str, int] = {}  # of requests in `_likely`
         self._likely: torch.Tensor | Rows | None = None  # of the latest step, on the device until it is asked for
@@ -85,13 +84,11 @@ class BatchDrafts:
         if missing not in (0, len(newest)):
             raise ValueError(f"a request lacks {missing} tokens of a step that wrote {len(newest)}")
         known = self._drafter.length(request.rid) - len(prompt)  # tokens of output
-        sampling, written = request.sampling_params, len(output) + missing
+        sampling, most = request.sampling_params, self._most(request)
         if 0 <= known <= len(output):
-            most = self._most(sampling, written - self._before.get(request.rid, written))
             new = _tokens(output[known:], newest[:missing])
             return StepRequest(request.rid, new, most, node_top_k=self._likely_rows(request.rid))
         self._requests[request.rid] = request
-        self._before[request.rid] = written - 1
         ends = set() if sampling.ignore_eos else request.eos_token_ids or set()
         self._drafter.begin(
             NewRequest(
@@ -103,21 +100,19 @@ class BatchDrafts:
                 **extras_of(sampling.custom_params, partial(self._drafter.metrics.count_error, "references")),
             )
         )
-        return StepRequest(request.rid, _tokens(), self._most(sampling, 1))
+        return StepRequest(request.rid, _tokens(), most)
 
-    def _most(self, sampling: Any, written: int) -> int:
+    def _most(self, request: Req) -> int:
         """Return how many draft tokens a request may have; none where SGLang would count what is accepted wrongly.
 
         In 0.5.23 penalties and `min_new_tokens` count one token a step, the last one, whatever was accepted, and one
         penalty is used for all nodes (`ScheduleBatch.cumulate_penalty_output_tokens`, `eagle_sample`). A step without a
-        draft writes one token.
-
-        Args:
-            sampling: a `SamplingParams`.
-            written: tokens of output since the text was read; SGLang begins to count anew when it reads one again.
+        draft writes one token. Steps are counted from the reading of a text, anew where a request was put off.
         """
+        sampling = request.sampling_params
         is_penalized = (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) != (1, 0, 0)
-        return 0 if is_penalized or written < sampling.min_new_tokens else self._nodes - 1
+        must_go_on = request.decode_batch_idx < sampling.min_new_tokens  # as SGLang counts it in this step
+        return 0 if is_penalized or must_go_on else self._nodes - 1
 
     def _likely_rows(self, rid: str) -> Rows | None:
         """Return what the model found likely after the text and each node of the latest draft; None if unknown."""
@@ -141,7 +136,6 @@ class BatchDrafts:
         """Accept the last step of a request, and remember its output."""
         if (request := self._requests.pop(rid, None)) is None:
             return
-        self._before.pop(rid, None)
         try:
             known = self._drafter.length(rid) - len(request.origin_input_ids_unpadded)
             new = _tokens(request.output_ids[known : request.finished_len])
@@ -152,10 +146,7 @@ class BatchDrafts:
 
     def drop(self, rids: Iterable[str]) -> None:
         """Forget requests that have left the batch without an end; if they were put off, they begin anew."""
-        left = [rid for rid in list(rids) if self._requests.pop(rid, None) is not None]
-        for rid in left:
-            self._before.pop(rid, None)
-        self._drafter.drop(left)
+        self._drafter.drop([rid for rid in list(rids) if self._requests.pop(rid, None) is not None])
 
 
 def _newest(batch: ScheduleBatch) -> list[list[int]]:

@@ -85,6 +85,7 @@ PARTS = (
     Part("sglang.srt.speculative.ngram_info:NgramVerifyInput.accept_tokens"),
     Part("sglang.srt.managers.utils:GenerationBatchResult.logits_output"),
     Part("sglang.srt.layers.logits_processor:LogitsProcessorOutput.next_token_logits"),
+    Part(f"{_BATCH}:Req.decode_batch_idx"),
     Part(f"{_BATCH}:Req.eos_token_ids"),
     Part(f"{_BATCH}:Req.finished_len"),
     Part(f"{_BATCH}:Req.origin_input_ids"),

@@ -39,6 +39,7 @@ class Req:
     output_ids: Any = field(default_factory=lambda: array("q"))
     eos_token_ids: set[int] = field(default_factory=lambda: {2})
     finished_len: int | None = None
+    decode_batch_idx: int = 0  # steps since its text was read
 
 
 @dataclass
@@ -100,9 +101,14 @@ class Scheduler:
         self._process()
         if one in self.running:
             self.running.remove(one)
+        one.decode_batch_idx = 0
 
     def step(self) -> None:
-        """Verify a draft for each running request."""
+        """Verify a draft for each running request; where none runs, there is no step."""
+        if not self.running:
+            return
+        for one in self.running:
+            one.decode_batch_idx += 1
         accepted = [self._newest[one.rid] for one in self.running]
         rows = [[*tokens, *[0] * (NODES - len(tokens))] for tokens in accepted]
         batch = ScheduleBatch(
