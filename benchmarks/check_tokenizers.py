@@ -51,7 +51,6 @@ THOUGHT: Chat = [_QUESTION, {**_ANSWER, "reasoning_content": "Paris lies in Fran
 @click.option("--chats", default=200, show_default=True, help="Chats of the corpus to compare.")
 def main(tokenizers: Path, corpus: Path | None, chats: int) -> None:
     """Compare the tokenizers in the directories of TOKENIZERS."""
-    logging.disable(logging.WARNING)
     documents = [*texts(), *(corpus_texts(corpus, chats) if corpus else [])]
     is_equal = True
     for directory in sorted(path for path in tokenizers.iterdir() if path.is_dir()):
@@ -160,4 +159,5 @@ def stored(datastore: Path) -> Iterator[list[int]]:
 
 
 if __name__ == "__main__":
+    logging.disable(logging.WARNING)  # here, for the whole process: whoever imports this keeps its log
     main()
