@@ -168,9 +168,9 @@ def measure_passes(model: Any, rounds: int) -> dict[str, float]:
                 cache = DynamicCache(config=model.config)
                 model(ids, use_cache=True, logits_to_keep=1, **{name: cache})
                 positions = torch.arange(PROMPT, PROMPT + width)[None]
-                with mixers.set_for(width):
+                with mixers.set_for(width) as settings:
                     began = time.process_time()
-                    model(ids[:, :width], position_ids=positions, use_cache=True, **{name: cache})
+                    model(ids[:, :width], position_ids=positions, use_cache=True, **{name: cache}, **settings)
                     taken.append(time.process_time() - began)
     one = float(np.median(times[1]))
     figures = {"one_token_ms": round(1e3 * one, 1)}
