@@ -71,7 +71,7 @@ test-newest:
 	$(NEWEST_PIP) $(INSTALL) --upgrade pip
 	$(NEWEST_PIP) $(INSTALL) "$(TORCH)"
 	$(NEWEST_PIP) $(INSTALL) $(BACKEND)
-	$(NEWEST_PIP) $(INSTALL) --no-build-isolation --config-settings build-dir=build/newest/{wheel_tag} -e '.[$(TESTED),dev]'
+	$(NEWEST_PIP) $(INSTALL) --no-build-isolation --config-settings build-dir=build/newest/{wheel_tag} -e '.[$(TESTED)]'
 	$(NEWEST_PIP) $(INSTALL) --no-deps $(ALONE) xgrammar apache-tvm-ffi
 	$(call COMPILE,$(NEWEST))
 	$(NEWEST)/bin/python --version && $(NEWEST_PIP) list --format=freeze
@@ -85,7 +85,7 @@ test-oldest:
 	$(OLDEST_PIP) $(INSTALL) --upgrade pip uv
 	$(OLDEST)/bin/uv pip compile -q --python $(OLDEST)/bin/python --resolution lowest-direct --no-header --no-annotate \
 	  --no-emit-package torch \
-	  --extra build --extra live --extra server --extra hf --extra remote --extra ray pyproject.toml -o $(OLDEST_LIST)
+	  --extra build --extra live --extra server --extra hf --extra grammar --extra remote --extra ray pyproject.toml -o $(OLDEST_LIST)
 	$(OLDEST_PIP) $(INSTALL) "$(TORCH)"
 	$(OLDEST_PIP) $(INSTALL) $(BACKEND)
 	$(OLDEST_PIP) $(INSTALL) -c $(OLDEST_LIST) --no-build-isolation --config-settings build-dir=build/oldest/{wheel_tag} -e '.[$(TESTED)]'
@@ -94,7 +94,8 @@ test-oldest:
 	$(OLDEST)/bin/python --version && $(OLDEST_PIP) list --format=freeze
 	$(OLDEST)/bin/python -m pytest $(TESTS)
 
-# README's start and the tutorial, line by line in new virtual environments; what they print is in build/first-hour-*.log.
+# README's start and the tutorial, line by line in new virtual environments with today's releases; what they print is in
+# build/first-hour-*.log.
 first-hour: setup
 	REST_STORE_FIRST_HOUR=1 $(BIN)/python -m pytest tests/docs/test_first_hour.py
 

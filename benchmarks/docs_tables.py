@@ -502,6 +502,16 @@ def peers() -> str:
     return markdown(["drafting", "nothing known: M", "us", "other recordings known: M", "us"], rows)
 
 
+def structured() -> str:
+    """M and speed under JSON schemas by source of the drafts."""
+    figures = results("structured")
+    rows = []
+    for row in figures["rows"]:
+        speed_of_row = "" if "speed" not in row else f"{digits(row['speed'])}x"
+        rows.append([row["drafts"], digits(row["M"]), speed_of_row, row.get("identical", "")])
+    return markdown(["drafts", "M", "speed", "texts equal to plain"], rows)
+
+
 def sglang() -> str:
     """M in SGLang's engine."""
     trees, chains, *lookups = (digits(row["M"]) for row in results("sglang")["rows"])
@@ -538,6 +548,7 @@ TABLES: dict[str, Callable[[], str]] = {
         references,
         other_texts_in_memory,
         peers,
+        structured,
         sglang,
     )
 }

@@ -53,7 +53,7 @@ from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest, ShardRecord
 from rest_store.datastore.memory import available_bytes
 from rest_store.datastore.shard import Shard
-from rest_store.errors import DatastoreError, MemoryBudgetError, ResumeError, describe
+from rest_store.errors import CorpusError, DatastoreError, MemoryBudgetError, ResumeError, describe
 from rest_store.extras import named_extras
 
 __all__ = ["BuildOptions", "BuildSummary", "build"]
@@ -131,6 +131,9 @@ def _build_or_resume(
             if options.resume:
                 raise
             is_wrong = False
+        except CorpusError:
+            staging.discard_if_empty()
+            raise
         unfinished = None
 
 
@@ -177,7 +180,8 @@ def _build(
             # With --resume, the shards keep their size, and without it they may be larger with more memory.
             sizes = {positions, memory.shard_positions}
             sufficient = max(sufficient_budget(planned, budget, size, error.needed) for size in sizes)
-            raise MemoryBudgetError(f"{error}; --memory {sufficient // MIB}M suffices") from error
+            help_text = f"--memory {sufficient // MIB}M suffices, or write the file again with {error.again}"
+            raise MemoryBudgetError(f"{error.message}; {help_text}") from error
         except DatastoreError as error:
             if unfinished is None:
                 raise
@@ -210,12 +214,15 @@ def _build(
         skipped_bytes=dict(sorted(total.sizes.items())),
         largest_skipped={reason: example for reason, (_, example) in sorted(total.largest.items())},
         lost=lost,
+        left_out=dict(sorted(total.left_out.items())),
+        refusal=total.refusal,
         split_documents=sum(entry["split_documents"] for entry in manifest.corpora),
         shards=len(shards),
         resumed_shards=resumed_shards,
         shard_positions=memory.shard_positions,
         size=size,
         encoder=tokenizer.encoder,
+        slow_reason=tokenizer.slow_reason,
         workers=workers.count,
         stage_seconds=stages.seconds,
         memory=memory.budget,

@@ -1,4 +1,4 @@
-"""Chat templates: the text of a conversation as a model sees it.
+"""Chat templates: the text of turns as a model sees it.
 
 The environment is that of `transformers` (`chat_template_utils`): a sandbox, trimmed blocks, loop controls,
 `{% generation %}` blocks, `tojson`, `raise_exception`, `strftime_now`. One thing differs on purpose: `strftime_now`
@@ -12,16 +12,27 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from rest_store.errors import CorpusError, TokenizerLoadError, describe, first_line
+from rest_store.errors import TokenizerLoadError, describe, first_line
 from rest_store.loading.path import local_path
 
 if TYPE_CHECKING:
     import jinja2
 
-    from build_index.documents import Message
-
 TEMPLATE_DATE = datetime.datetime(2024, 7, 26)
 """The date that templates see: Llama 3's default."""
+_VARIABLES = {"tools": None, "documents": None}
+_ERRORS = (
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)  # of turns it cannot use
+
+
+class RefusalError(Exception):
+    """A chat template refused a conversation; the message says why."""
 
 
 class ChatTemplate:
@@ -44,7 +55,7 @@ class ChatTemplate:
         self.source = source
         self._special_tokens = dict(special_tokens)
         self._where = str(where)
-        self._template_error: type[Exception] = jinja2.TemplateError
+        self._refusals = (jinja2.TemplateError, *_ERRORS)
         try:
             self._template = _compiled(source)
         except jinja2.TemplateError as error:
@@ -54,26 +65,21 @@ class ChatTemplate:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.source, self._special_tokens, self._where)
 
-    def render(self, messages: Sequence[Message], origin: str) -> str:
-        """Return the text of a conversation, control tokens included, without a prompt for a further turn.
+    def render(self, turns: Sequence[Mapping[str, Any]], *, prompt: bool = False) -> str:
+        """Return the text of the turns of a conversation, control tokens included.
 
         Args:
-            messages: oldest first; without further fields if the template refuses these, as some do several calls.
-            origin: source of the conversation, for error messages.
+            turns: oldest first, with the fields that templates read: role, content and others.
+            prompt: whether the text ends as a prompt for a further turn does.
 
         Raises:
-            CorpusError: the template refuses the conversation, for instance because turns do not alternate.
+            RefusalError: the template refuses the turns, for instance because roles do not alternate.
         """
-        variables: dict[str, Any] = {"tools": None, "documents": None, "add_generation_prompt": False}
-        turns = [{"role": role, "content": text, **json.loads(*more or ["{}"])} for role, text, *more in messages]
+        variables = {**_VARIABLES, "add_generation_prompt": prompt, **self._special_tokens, "messages": turns}
         try:
-            return self._template.render({**variables, **self._special_tokens, "messages": turns})
-        except (self._template_error, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-            if any(len(message) > 2 for message in messages):
-                return self.render([message[:2] for message in messages], origin)
-            roles = ", ".join(role for role, *_ in messages[:4]) + (", ..." if len(messages) > 4 else "")
-            problem = f"refused by the chat template ({first_line(error)})"
-            raise CorpusError(describe(origin, f"a conversation ({roles})", problem, "valid turns")) from error
+            return self._template.render(variables)
+        except self._refusals as error:
+            raise RefusalError(first_line(error)) from error
 
 
 def read_template(template: str) -> str:

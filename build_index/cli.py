@@ -170,17 +170,18 @@ def _resume_hint(out: Path) -> str:
 
 def summary_text(summary: BuildSummary) -> str:
     """Return the summary for people: a few lines."""
-    from build_index.left_out import left_out_texts
+    from build_index.left_out import left_out_texts, parts_text
     from build_index.progress import clock
 
     notes = [f"{counted(summary.duplicates, 'exact duplicate')} dropped"]
     notes += [f"{summary.split_documents:,} split"] if summary.split_documents else []
     stages = ", ".join(f"{stage} {clock(seconds)}" for stage, seconds in summary.stage_seconds.items())
     processes = f", in {summary.workers} processes" if summary.workers > 1 else ""
+    slow = f"; slower, as {summary.slow_reason}" if summary.slow_reason else ""
     rows = {
         "datastore": well_formed(summary.out),
         "documents": f"{summary.documents:,} ({', '.join(notes)})",
-        "tokens": f"{summary.tokens:,} (by {summary.encoder}{processes})",
+        "tokens": f"{summary.tokens:,} (by {summary.encoder}{processes}{slow})",
         "shards": f"{summary.shards:,}" + (f" ({summary.resumed_shards:,} resumed)" if summary.resumed_shards else ""),
         "size": f"{size_text(summary.size)}, {summary.size / summary.tokens:.2f} bytes a token",
         "time": f"{clock(summary.seconds)} ({stages}; sorting overlaps)",
@@ -190,4 +191,8 @@ def summary_text(summary: BuildSummary) -> str:
     names = ["left out", *[""] * len(summary.skipped)]
     left_out = left_out_texts(summary.skipped, summary.skipped_bytes, summary.largest_skipped)
     lines[2:2] = list(zip(names, left_out, strict=False))
+    if summary.left_out:
+        lines.append(("not stored", parts_text(summary.left_out)))
+    if summary.refusal:
+        lines.append(("refused", summary.refusal))
     return "\n".join(f"{name:<10} {text}" for name, text in lines)

@@ -80,6 +80,7 @@ def empty_corpora(corpora: Sequence[Corpus], without_tokens: int = 0) -> EmptyCo
     for corpus in corpora:
         skipped.update(corpus.counts.skipped)
     notes = ", ".join(_note(reason, number) for reason, number in skipped.most_common() if number)
+    notes += next((f"; {corpus.counts.refusal}" for corpus in corpora if corpus.counts.refusal), "")
     found = f"without a text to store ({notes or 'no files'})"
     where = ", ".join(corpus.spec.path for corpus in corpora)
     expected = "at least one; check the path, --include, --exclude and --field"
@@ -199,6 +200,7 @@ class Corpus:
         options: dict[str, Any] = {"etag": self.source.etag, "include": include, "exclude": exclude}
         options |= {"field": well_formed(spec.field or ""), "max_documents": spec.max_documents}
         options["gitignore"] = "" if spec.gitignore or not self.source.is_directory else "not looked at"
+        options["left_out"] = dict(sorted(counts.left_out.items()))
         return {
             "corpus": well_formed(spec.path),
             "reader": self.reader,
@@ -233,7 +235,8 @@ class Corpus:
                 return
         is_chosen = listed is not None and (not self.source.is_directory or self.spec.include)
         if reader in CONTAINERS and (listed is None or not is_chosen):
-            counts.skip_file(CONTAINERS[reader], where, size)
+            inside = "" if listed is not None else " in an archive"
+            counts.skip_file(CONTAINERS[reader] + inside, where, size)
             return
         counts.files += 1
         if reader == "parquet":

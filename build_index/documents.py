@@ -71,7 +71,7 @@ class CorpusCounts:
     """Counts of a pass over a corpus, or over some of its files; of several, they can be added up. Can be pickled.
 
     Attributes:
-        documents: documents yielded.
+        documents: documents yielded, without the conversations that the chat template refused.
         conversations: conversations among them.
         files: files opened and read.
         bytes_read: bytes of these files on disk (compressed, if they are), and of those that were passed over.
@@ -124,6 +124,13 @@ class CorpusCounts:
         """
         self.lost_records += 1
         self.leave_out(reason, example, size)
+
+    def refuse(self, refusal: str) -> None:
+        """Count a conversation that was read, and that the chat template refuses, as lost; `refusal` says why."""
+        self.documents -= 1
+        self.conversations -= 1
+        self.skip("refused by the chat template")
+        self.refusal = self.refusal or refusal
 
     def skip_file(self, reason: str, example: str, size: int) -> None:
         """Count a file that is lost, with its bytes."""

@@ -8,6 +8,8 @@ from build_index.documents import well_formed
 from build_index.readers.unread import HINTS, reason_text
 from build_index.size import size_text
 
+_SINGULARS = {"tool calls": "tool call", "reasoning texts": "reasoning text", "message texts": "message text"}
+
 
 def left_out_texts(skipped: Mapping[str, int], sizes: Mapping[str, int], largest: Mapping[str, str]) -> list[str]:
     """Return a text for each reason, that with the most bytes first: number, size, the largest example, what helps.
@@ -28,3 +30,10 @@ def left_out_texts(skipped: Mapping[str, int], sizes: Mapping[str, int], largest
             text += f"; {hint}"
         texts.append(text)
     return texts
+
+
+def parts_text(left_out: Mapping[str, int]) -> str:
+    """Return a text for the parts of stored conversations that are not stored: `1 reasoning text, 12 tool calls`."""
+    return ", ".join(
+        f"{number:,} {kind if number > 1 else _SINGULARS.get(kind, kind)}" for kind, number in sorted(left_out.items())
+    )

@@ -56,6 +56,8 @@ class BuildSummary:
         skipped_bytes: their bytes, by reason, where they are known.
         largest_skipped: of each reason, the largest: a file, a record, or an error that says what is wrong there.
         lost: share of each corpus that was left out though nothing asked for it, where it is above `MOST_LOST`.
+        left_out: number of parts of stored conversations that the datastore does not have, by kind.
+        refusal: the first conversation that the chat template refused, and why; empty: it refused none.
         split_documents: documents longer than a shard, stored in pieces.
         shards: number of shards.
         resumed_shards: shards that an earlier, interrupted run had tokenized.
@@ -63,6 +65,7 @@ class BuildSummary:
         size: bytes of all shard files.
         workers: processes that read and tokenized; 1: the build's own.
         encoder: name and version of the package that tokenized.
+        slow_reason: why a slower package than `fastokens` tokenized; empty if that did.
         seconds: from start to end.
         stage_seconds: time by stage: `load` (packages and tokenizer), `read`, `tokenize` and `sort`. Their sum may
             exceed `seconds`: sorting overlaps the other stages, and workers each other.
@@ -75,6 +78,8 @@ class BuildSummary:
     tokens: int
     duplicates: int
     skipped: Mapping[str, int]
+    left_out: Mapping[str, int]
+    refusal: str
     split_documents: int
     shards: int
     resumed_shards: int
@@ -82,6 +87,7 @@ class BuildSummary:
     size: int
     encoder: str
     workers: int = 1
+    slow_reason: str = ""
     seconds: float = 0.0
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     memory: int = 0

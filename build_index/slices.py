@@ -7,7 +7,8 @@
 
 A slice is some files, or documents of a file that is too large for one slice. Its file depends on nothing but the
 slice, and appears when it is complete. It holds batches of three arrays as `numpy.save` writes them: the digests of its
-documents, their lengths in tokens, and the token ids of all of them; after an empty array, counts as JSON.
+documents, their lengths in tokens, and the token ids of all of them; after an empty array, counts as JSON: all of the
+files, or else those of rendering documents that were counted as they were read.
 """
 
 from __future__ import annotations
@@ -148,17 +149,21 @@ def tokenize(setup: Setup, part: Slice) -> SliceReport:
     with whole_file(setup.directory / part.name) as unfinished, unfinished.open("xb") as file:
         documents = _documents(setup, part, counts)
         for batch in batches(documents, _BATCH_CHARACTERS, _BATCH_DOCUMENTS):
-            digests = b"".join(map(content_digest, batch))
             before = time.perf_counter()
-            tokens = setup.tokenizer.encode_documents(batch)
+            encoded = setup.tokenizer.encode_counted(batch, counts)
             tokenize_seconds += time.perf_counter() - before
+            kept = [(document, ids) for document, ids in zip(batch, encoded, strict=True) if ids is not None]
+            if not kept:
+                continue
+            digests = b"".join(content_digest(document) for document, _ in kept)
+            tokens = [ids for _, ids in kept]
             lengths = np.array([len(ids) for ids in tokens])
             arrays = io.BytesIO()  # into a file, numpy says of a full disk only that less is written
             for array in (np.frombuffer(digests, np.uint8), lengths, np.concatenate(tokens)):
                 np.save(arrays, array)
             file.write(arrays.getbuffer())
         np.save(file, np.empty(0))
-        file.write(json.dumps(counts.to_json() if part.files else None).encode())
+        file.write(json.dumps(counts.to_json()).encode())
     read_seconds = time.perf_counter() - started - tokenize_seconds
     return SliceReport(read_seconds, tokenize_seconds, os.getpid(), resident_bytes("VmHWM"))
 
@@ -183,10 +188,9 @@ class TokenBatch:
 
 
 def read_slice(path: Path) -> Iterator[TokenBatch | CorpusCounts]:
-    """Yield the batches of a slice's file in order, and then the counts, if it is one of files."""
+    """Yield the batches of a slice's file in order, and then its counts."""
     with output_errors(path), path.open("rb") as file:
         while len(digests := np.load(file)):
             lengths, ids = np.load(file), np.load(file)
             yield TokenBatch(digests.tobytes(), np.split(ids, np.cumsum(lengths)[:-1]))
-        if (fields := json.load(file)) is not None:
-            yield CorpusCounts.from_json(fields)
+        yield CorpusCounts.from_json(json.load(file))

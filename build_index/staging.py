@@ -197,6 +197,13 @@ class Staging:
                 with suppress(OSError):  # the next build removes it
                     entry.unlink()
 
+    def discard_if_empty(self) -> None:
+        """Leave nothing to resume if nothing was made."""
+        with output_errors(self.path):
+            made = (path for directory in (self.slices, self.datastore) for path in directory.glob("*"))
+            if next(made, None) is None:
+                self.discard()
+
     def discard(self) -> None:
         """Leave nothing to resume."""
         with output_errors(self.path):

@@ -13,8 +13,9 @@ from __future__ import annotations
 import json
 import re
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from importlib.metadata import version
 from itertools import islice
@@ -24,9 +25,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from build_index.chat_template import ChatTemplate
-from build_index.documents import Document, well_formed
+from build_index.conversation_text import ConversationError, ConversationWriter
+from build_index.documents import CorpusCounts, Document, Message, well_formed
+from build_index.space_marks import SpaceMarks, without_metaspace
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import CorpusError, TokenizerLoadError, describe, first_line
+from rest_store.loading.encoding_sample import sample_digest
 
 if TYPE_CHECKING:
     import fastokens
@@ -83,13 +87,16 @@ class TargetTokenizer:
         _mark_controls(fields, self._numbers)
         self._marked_json = json.dumps(fields)
         self._marked = _open(self._marked_json, name)
+        self.identity = replace(self.identity, encoding=sample_digest(self._ids))
         self._dtype = np.dtype(np.uint16 if self.identity.vocabulary_size <= 65535 else np.uint32)
         self._fast: fastokens.Tokenizer | None = None
+        self._space_marks: SpaceMarks | None = None  # that `fastokens` needs
+        self._slow_reason = ""
         self._unchecked_after = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what is pickled: what takes long to derive, without what encodes and shows tokens."""
-        state = {name: value for name, value in vars(self).items() if name not in ("_original", "_marked")}
+        state = {name: value for name, value in vars(self).items() if name not in ("_original", "_marked", "_writer")}
         return {**state, "_fast": None}
 
     @cached_property
@@ -102,25 +109,41 @@ class TargetTokenizer:
         """The copy with marked control tokens, which encodes; made again where this one was pickled."""
         return _open(self._marked_json, self.identity.name)
 
+    def _ids(self, text: str) -> list[int]:
+        """Return the token ids of a text without texts of control tokens, by `tokenizers`."""
+        return list(self._marked.encode(text, add_special_tokens=False).ids)
+
     def accelerate(self) -> None:
         """Encode by `fastokens` from now on, many times as fast, unless it is absent or refuses the tokenizer.
 
         `tokenizers` encodes the first texts, too, and samples of the others. Encoding may then raise EncoderError.
         """
         self._unchecked_after = CHECKED_CHARACTERS
-        with suppress(Exception):  # it says what it does not know by a ValueError, or what its parser raises
+        fields = json.loads(self._marked_json)
+        equal, self._space_marks = without_metaspace(fields) or (fields, None)
+        try:
             import fastokens
 
-            self._fast = fastokens.Tokenizer.from_json_str(self._marked_json)
+            self._fast = fastokens.Tokenizer.from_json_str(json.dumps(equal))
+        except ImportError:
+            self._slow_reason = "fastokens is not installed"
+        except Exception as error:  # it says what it does not know by a ValueError, or what its parser raises
+            self._slow_reason = f"fastokens refuses the tokenizer ({first_line(error)})"
 
     def decelerate(self) -> None:
         """Encode by `tokenizers` from now on."""
         self._fast = None
+        self._slow_reason = "fastokens gives other tokens"
 
     @property
     def is_accelerated(self) -> bool:
         """Whether `fastokens` encodes."""
         return self._fast is not None
+
+    @property
+    def slow_reason(self) -> str:
+        """Why `fastokens` does not encode; empty if it does, or was not asked to."""
+        return "" if self.is_accelerated else self._slow_reason
 
     @property
     def encoder(self) -> str:
@@ -151,23 +174,46 @@ class TargetTokenizer:
     def encode_documents(self, documents: Sequence[Document]) -> list[Tokens]:
         """Tokenize texts and conversations, in any mixture.
 
-        No control token is added to a text. A conversation has those that the chat template writes. Their text in a
-        text or a message yields none; the two noncharacters that stand for them become U+FFFD. A text of more than 2^17
-        characters is encoded in pieces split at line ends, to bound the memory: at these positions tokens may differ
-        from those of the whole.
+        No control token is added to a text. A conversation has those that the chat template writes, and each answer as
+        the model wrote it (build_index/conversation_text.py). The text of a control token in a text or a message yields
+        none; the two noncharacters that stand for them become U+FFFD. A text of more than 2^17 characters is encoded in
+        pieces split at line ends, to bound the memory: at these positions tokens may differ from those of the whole.
 
         Raises:
             CorpusError: there is no chat template, or it refuses a conversation.
             EncoderError: `fastokens` is in use, and failed or is wrong.
         """
-        texts = [self._rendered(one) if one.is_conversation else _unmarked(one.text) for one in documents]
-        pieces = [list(split_text(text)) for text in texts]
-        tokens: list[Tokens] = []
-        for batch in _batches([piece for parts in pieces for piece in parts]):
-            tokens += self._encode(batch)
-        in_order = iter(tokens)
-        encoded = [list(islice(in_order, len(parts))) for parts in pieces]
-        return [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in encoded]
+        return self._encode_texts([self._text(document, Counter()) for document in documents])
+
+    def encode_counted(self, documents: Sequence[Document], counts: CorpusCounts) -> list[Tokens | None]:
+        """Tokenize texts and conversations as `encode_documents` does; None: the chat template refuses it.
+
+        Args:
+            documents: texts and conversations.
+            counts: counts what the template refuses and what it leaves out.
+
+        Raises:
+            CorpusError: there is no chat template.
+            EncoderError: `fastokens` is in use, and failed or is wrong.
+        """
+        texts: list[str | None] = []
+        for document in documents:
+            try:
+                texts.append(self._text(document, counts.left_out))
+            except ConversationError as error:
+                counts.refuse(str(error))
+                texts.append(None)
+        tokens = iter(self._encode_texts([text for text in texts if text is not None]))
+        return [None if text is None else next(tokens) for text in texts]
+
+    def encode_history(self, messages: Sequence[Message]) -> Tokens:
+        """Tokenize a conversation as the chat template shows it: answers before the last turn as history.
+
+        Raises:
+            CorpusError: there is no chat template, or it refuses the conversation.
+            EncoderError: `fastokens` is in use, and failed or is wrong.
+        """
+        return self._encode_texts([self._unsealed(self._writer_for("").history(messages, ""))])[0]
 
     def token_text(self, token: int) -> str:
         """Return the text of one token inside a text, a leading space included; incomplete UTF-8 shows as U+FFFD."""
@@ -181,21 +227,45 @@ class TargetTokenizer:
         before = str(self._original.decode(anchor, skip_special_tokens=False))
         return str(self._original.decode([*anchor, token], skip_special_tokens=False)).removeprefix(before)
 
-    def _rendered(self, document: Document) -> str:
-        """Render a conversation, with marked texts for the control tokens that the template writes."""
+    def _text(self, document: Document, left_out: Counter[str]) -> str:
+        """Return the text that is encoded: in a conversation, marked texts stand for the template's control tokens."""
+        if not document.is_conversation:
+            return _unmarked(document.text)
+        writer = self._writer_for(document.origin)
+        return self._unsealed(writer.written(document.messages, document.origin, left_out))
+
+    def _writer_for(self, origin: str) -> ConversationWriter:
         if self._template is None:
             what = f"the chat template of tokenizer '{self.identity.name}'"
-            raise CorpusError(describe(document.origin, what, "absent", "one: pass --chat-template FILE"))
+            raise CorpusError(describe(origin, what, "absent", "one: pass --chat-template FILE"))
+        return self._writer
 
-        def marked(text: str, mark: str) -> str:
-            return self._control_text.sub(lambda match: f"{mark}{self._numbers[match[0]]}{mark}", text)
+    @cached_property
+    def _writer(self) -> ConversationWriter:
+        assert self._template is not None
+        return ConversationWriter(self._template, self._control_text, self._sealed)
 
-        def sealed(text: str) -> str:
-            return marked(_unmarked(text), TEXT_MARK)
+    def _sealed(self, text: str) -> str:
+        """Return a text of a message in which those of control tokens are marked as text."""
+        return self._with_marks(_unmarked(text), TEXT_MARK)
 
-        messages = [tuple(map(sealed, message)) for message in document.messages]
-        rendered = marked(self._template.render(messages, document.origin), CONTROL_MARK)
-        return re.sub(f"{TEXT_MARK}(\\d+){TEXT_MARK}", lambda match: self._controls[int(match[1])], rendered)
+    def _unsealed(self, rendered: str) -> str:
+        """Return what a template wrote, with the control tokens that it wrote marked as such."""
+        marked = self._with_marks(rendered, CONTROL_MARK)
+        return re.sub(f"{TEXT_MARK}(\\d+){TEXT_MARK}", lambda match: self._controls[int(match[1])], marked)
+
+    def _with_marks(self, text: str, mark: str) -> str:
+        return self._control_text.sub(lambda match: f"{mark}{self._numbers[match[0]]}{mark}", text)
+
+    def _encode_texts(self, texts: Sequence[str]) -> list[Tokens]:
+        """Return the tokens of texts in which control tokens are marked."""
+        pieces = [list(split_text(text)) for text in texts]
+        tokens: list[Tokens] = []
+        for batch in _batches([piece for parts in pieces for piece in parts]):
+            tokens += self._encode(batch)
+        in_order = iter(tokens)
+        encoded = [list(islice(in_order, len(parts))) for parts in pieces]
+        return [parts[0] if len(parts) == 1 else np.concatenate(parts) for parts in encoded]
 
     def _encode(self, texts: Sequence[str]) -> list[Tokens]:
         """Return the token ids of each text, in which control tokens are marked."""
@@ -215,6 +285,8 @@ class TargetTokenizer:
 
     def _encode_fast(self, fast: fastokens.Tokenizer, texts: Sequence[str]) -> list[Tokens] | None:
         """Return the token ids of each text; None: a text has a byte that the vocabulary lacks, and no token is it."""
+        if self._space_marks is not None:
+            texts = [self._space_marks.before_sections(text) for text in texts]
         try:
             ids, ends = fast.encode_batch_flat(list(texts))
         except (KeyboardInterrupt, SystemExit):

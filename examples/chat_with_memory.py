@@ -24,11 +24,8 @@ def main(model: str, memory: str, max_new_tokens: int) -> None:
         chat: list[dict[str, str]] = []
         while question := asked():
             chat.append({"role": "user", "content": question})
-            prompt = tokenizer.apply_chat_template(
-                chat, add_generation_prompt=True, return_dict=True, return_tensors="pt"
-            )
             answer = ""
-            with generator.stream(prompt, max_new_tokens=max_new_tokens) as pieces:
+            with generator.stream(chat, max_new_tokens=max_new_tokens) as pieces:
                 for piece in pieces:
                     print(piece.text, end="", flush=True)
                     answer += piece.text

@@ -5,6 +5,7 @@ python examples/demo.py MODEL code.ds memory
 `make demo` runs it on a datastore of Python's standard library.
 """
 
+import itertools
 import subprocess
 import sys
 import tempfile
@@ -109,7 +110,13 @@ def main(model: str, datastore: str, memory: str, max_new_tokens: int) -> None:
             rest_store.DatastoreClient(address, tokenizer=tokenizer) as client,
         ):
             asker.ask("From a service, asked in each step", QUESTION, client)
-            last = asker.ask("Once more, and the service is killed", QUESTION, client, on_piece=process.kill)
+            written = itertools.count()
+            last = asker.ask(
+                "Once more, and the service is killed after ten passes",
+                QUESTION,
+                client,
+                on_piece=lambda: next(written) == 10 and process.kill(),
+            )
         click.echo("The text is the same." if last.text == first.text else "The text is another.")
         before = asker.ask("A related question, from the datastore", RELATED, store)
         after = asker.ask("The same, from the first answer", RELATED, answers)

@@ -18,11 +18,13 @@ if TYPE_CHECKING:
     from rest_store.datastore.tree import SuffixMatch, TokenTree
     from rest_store.drafting.batch import accept_all, draft_all
     from rest_store.drafting.calibration import Calibration
+    from rest_store.drafting.grammar import Grammar
     from rest_store.drafting.session import DraftSession
     from rest_store.drafting.sources import PromptLookup, RecycledLogits
     from rest_store.errors import RestStoreError
     from rest_store.generation.generate import generate
     from rest_store.generation.generator import Generator
+    from rest_store.generation.grammar_mask import GrammarMask
     from rest_store.generation.output import GeneratorOutput
     from rest_store.generation.prepacking import prepacked_weights
     from rest_store.live.live_datastore import LiveDatastore
@@ -40,6 +42,8 @@ __all__ = [
     "DraftSession",
     "Generator",
     "GeneratorOutput",
+    "Grammar",
+    "GrammarMask",
     "LiveDatastore",
     "PromptLookup",
     "RecycledLogits",
@@ -69,6 +73,8 @@ _HOMES = {
     "generate": "rest_store.generation.generate",
     "Generator": "rest_store.generation.generator",
     "GeneratorOutput": "rest_store.generation.output",
+    "Grammar": "rest_store.drafting.grammar",
+    "GrammarMask": "rest_store.generation.grammar_mask",
     "LiveDatastore": "rest_store.live.live_datastore",
     "prepacked_weights": "rest_store.generation.prepacking",
     "PromptLookup": "rest_store.drafting.sources",

@@ -5,7 +5,7 @@ columns, one after the other. Nothing here is checked for callers: the modules t
 says what is wrong with an argument. Calls that take long release the GIL.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import overload
 
 import numpy as np
@@ -112,6 +112,11 @@ class NativeSession:
     # Before the text.
     def use_prompt_lookup(self, place: int, /) -> None: ...
     def use_recycled_logits(self, place: int, recycled: NativeRecycledLogits, /) -> None: ...
+    def use_filter(
+        self, place: int, function: Callable[[int, int, int, bytes, bytes], tuple[bytes, bytes] | None], /
+    ) -> None:
+        """Have a function filter the candidates of each node that is expanded (`GrammarTree.filter`)."""
+
     def add_store(self, place: int, reader: NativeEvidenceReader, /) -> None:
         """Add a datastore.
 

@@ -14,6 +14,7 @@ EXTRAS = {
     **dict.fromkeys(("transformers", "huggingface_hub"), "build"),
     **dict.fromkeys(("s3fs", "gcsfs", "aiohttp"), "remote"),
     "ray": "ray",
+    "llguidance": "grammar",
 }
 
 

@@ -39,8 +39,8 @@ COMMANDS = {name.removeprefix("rest-store "): context for name, context in walk(
 SCRIPTS = {
     name: context
     for path in sorted((ROOT / "benchmarks").glob("bench_*.py"))
-    for name, context in walk(path.name, importlib.import_module(path.stem).main)
     if "import torch" not in path.read_text(encoding="utf-8")
+    for name, context in walk(path.name, importlib.import_module(path.stem).main)
 }
 ALL = {**COMMANDS, **SCRIPTS}
 

@@ -22,14 +22,15 @@ LAYERS = {
     "rest_store.errors": set[str](),
     "rest_store.extras": set[str](),
     "rest_store.pages": set[str](),
+    "rest_store.seam": set[str](),
     "rest_store.loading": set[str](),
     "rest_store.datastore": {"loading"},
     "build_index": {"datastore", "loading"},
     "rest_store.live": {"datastore", "loading", "build_index"},
     "rest_store.drafting": {"datastore", "loading"},
     "rest_store.service": {"datastore", "loading", "live", "drafting", "v1", "options"},
-    "rest_store.generation": {"datastore", "loading", "live", "drafting", "service", "pages"},
-    "rest_store.engines": {"datastore", "loading", "live", "drafting", "service"},
+    "rest_store.generation": {"datastore", "loading", "live", "drafting", "service", "pages", "seam"},
+    "rest_store.engines": {"datastore", "loading", "live", "drafting", "service", "seam"},
 }
 # These may import everything.
 COMMANDS = {"bench", "cli", "__main__", "options", "terminal"}

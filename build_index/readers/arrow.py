@@ -5,6 +5,7 @@ A record batch is held at once, of all columns if the file is a stream: `dataset
 
 from __future__ import annotations
 
+import io
 import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -76,7 +77,8 @@ def read_arrow(
     chosen = _row_numbers(rows) if rows else None
     first = 0  # row of the batch
     with _opened(file, where, places, most_bytes) as (_, batches):
-        for batch in batches:
+        for unchecked in batches:
+            batch = _checked(unchecked, columns)
             numbers = np.arange(first, first + batch.num_rows)
             first += batch.num_rows
             if chosen is not None:
@@ -103,31 +105,65 @@ def _opened(
         file.seek(0)
         is_stream = not file.read(len(_FILE_MAGIC)).startswith(_FILE_MAGIC)
         file.seek(0)
-        source = pyarrow.PythonFile(_Bounded(file, where, most_bytes), "r")
+        bounded = _Bounded(file, where, most_bytes)
+        source = pyarrow.PythonFile(bounded, "r")
         options = pyarrow.ipc.IpcReadOptions(included_fields=columns, use_threads=False)
-        if is_stream:
-            stream = pyarrow.ipc.open_stream(source, options=options)
-            yield stream, iter(stream)
-        else:
-            whole = pyarrow.ipc.open_file(source, options=options)
-            yield whole, (whole.get_batch(number) for number in range(whole.num_record_batches))
+        try:
+            if is_stream:
+                stream = pyarrow.ipc.open_stream(source, options=options)
+                yield stream, iter(stream)
+            else:
+                whole = pyarrow.ipc.open_file(source, options=options)
+                yield whole, (whole.get_batch(number) for number in range(whole.num_record_batches))
+        except OSError:
+            if bounded.error is None:
+                raise
+            raise bounded.error from None  # which pyarrow has put into one of its own
+
+
+def _checked(batch: Any, columns: Sequence[str]) -> Any:
+    """Return the columns of a record batch, after a look at all offsets, which pyarrow would follow anywhere.
+
+    Texts become bytes: whether they are UTF-8 is seen row by row.
+    """
+    import pyarrow
+    import pyarrow.types as types
+
+    arrays = []
+    for name in columns:
+        array = batch.column(name)
+        if types.is_string(array.type) or types.is_large_string(array.type):
+            array = array.view(pyarrow.binary() if types.is_string(array.type) else pyarrow.large_binary())
+        array.validate(full=True)
+        arrays.append(array)
+    return pyarrow.RecordBatch.from_arrays(arrays, names=list(columns))
 
 
 class _Bounded:
-    """A file that pyarrow cannot close, and of which it reads no more at once than there is room for."""
+    """A file that pyarrow cannot close, and of which it reads no more at once than there is room for.
+
+    Attributes:
+        error: raised to pyarrow; None: there was always room.
+    """
 
     closed = False
+    error: HeldAtOnceError | None = None
 
     def __init__(self, file: BinaryIO, where: str, most_bytes: int | None) -> None:
         self.seek, self.tell = file.seek, file.tell
         self._file = file
         self._where = where
         self._most_bytes = most_bytes
+        self._size = file.seek(0, io.SEEK_END)
+        file.seek(0)
 
     def read(self, size: int = -1) -> bytes:
+        if size > self._size - self._file.tell():
+            return b""  # so that pyarrow says that the file is too short
         if self._most_bytes is not None and size > self._most_bytes:
             again = "smaller batches (writer_batch_size of datasets, max_chunksize of pyarrow)"
-            raise HeldAtOnceError.of(self._where, "a record batch", size, self._most_bytes, again)
+            self.error = HeldAtOnceError.of(self._where, "a record batch", size, self._most_bytes, again)
+            raise self.error
         return self._file.read(size)
 
     def readable(self) -> bool:

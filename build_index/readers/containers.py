@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import io
+import struct
 import tarfile
 import tempfile
 import zipfile
@@ -17,6 +19,10 @@ from rest_store.errors import CorpusFormatError, RestStoreError, describe, first
 
 ZIP_MAGICS = (b"PK\x03\x04", b"PK\x05\x06")
 _TAR_MAGIC, _TAR_OFFSET = b"ustar", 257
+_DAMAGE = (
+    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, struct.error),
+    *(EOFError, NotImplementedError, OSError, OverflowError, ValueError),
+)
 _HELD_BYTES = 8 << 20  # of a file in memory; larger ones go to disk
 _CHUNK = 1 << 20
 
@@ -112,6 +118,8 @@ def archive_errors(where: str) -> Iterator[None]:
         yield
     except RestStoreError:
         raise
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, ValueError) as error:
+    except _DAMAGE as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # of seeking to where nothing can be
+            raise
         problem = f"damaged or truncated ({first_line(error)})"
         raise CorpusFormatError(describe(where, "archive", problem, "intact")) from error

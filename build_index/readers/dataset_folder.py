@@ -2,8 +2,9 @@
 
 `save_to_disk` leaves the names of the data files in `state.json`, which `load_from_disk` reads, and the names of splits
 in `dataset_dict.json`. Releases up to 1.13 wrote all rows of a filtered or shuffled data set, and into a file of their
-own the numbers of those that belong to it. The cache folder of `load_dataset` has a file for each split, and beside
-them results of `map`, `filter` and the like, from these rows (`cache-*.arrow`).
+own the numbers of those that belong to it (findings/datasets_old_indices.sh: later releases pass over it). The cache
+folder of `load_dataset` has a file for each split, and beside them results of `map`, `filter` and the like, from these
+rows (`cache-*.arrow`).
 """
 
 from __future__ import annotations
@@ -57,10 +58,10 @@ class DatasetFolder:
             there = frozenset(name for name in data if name in names)
             missing = tuple(name for name in (*data, *rows) if name not in names)
             return cls(frozenset({_STATE, _INFO}), there, rows, missing)
-        has_tables = any(name.endswith(".arrow") for name in names)
         if _DICT in names and "splits" in _object(read(_DICT, _LARGEST_METADATA)):
             return cls(frozenset({_DICT}))
-        return cls(frozenset({_INFO})) if _INFO in names and has_tables else None
+        has_tables = _INFO in names and any(name.endswith(".arrow") for name in names)
+        return cls(frozenset({_INFO})) if has_tables else None
 
     def takes(self, name: str, size: int, where: str, counts: CorpusCounts) -> bool:
         """Whether a file holds documents; count one that does not.

@@ -8,11 +8,12 @@ from typing import Any, BinaryIO
 
 from build_index.readers.arrow import arrow_columns, is_arrow
 from build_index.readers.containers import ZIP_MAGICS, is_tar
+from build_index.readers.conversations import fields_text
 from build_index.readers.files import COMPRESSED_ENDINGS, compression_of, content_of
 from build_index.readers.json_documents import json_document_kind
 from build_index.readers.json_records import TOO_LARGE, JsonValues
 from build_index.readers.parquet import PARQUET_MAGIC, parquet_columns
-from build_index.readers.records import fields_text, has_field
+from build_index.readers.records import has_field, record_text
 from build_index.readers.rows import with_conversation
 from build_index.readers.separated_values import ENDINGS as TABLE_ENDINGS
 from build_index.readers.separated_values import first_line, header_columns
@@ -124,7 +125,7 @@ def _json_or_text(values: JsonValues, head: bytes, where: str, name: str, field:
     is_object = first is not TOO_LARGE
     if is_object and not values.in_list and field is None and (kind := json_document_kind(first)) is not None:
         return kind
-    fields = fields_text(first) if is_object else ""
+    fields = record_text(first) if is_object else ""
     is_wanted = is_lines or values.in_list or is_named or field is not None
     if (not is_object or has_field(with_conversation(first, field), field)) and is_wanted:
         return "jsonl" if is_lines else "json"

@@ -7,11 +7,11 @@ Any other field can be named.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from build_index.documents import LARGEST_DOCUMENT_BYTES, CorpusCounts, Document, Message, well_formed
+from build_index.documents import LARGEST_DOCUMENT_BYTES, CorpusCounts, Document, well_formed
+from build_index.readers.conversations import fields_text, kind_of, messages_of
 from build_index.size import size_text
 from rest_store.errors import CorpusFormatError, DocumentSizeError, describe
 
@@ -19,8 +19,6 @@ CONVERSATION_FIELDS = ("messages", "conversations", "conversation", "data")
 TEXT_FIELDS = ("content", "text")
 KNOWN_FIELDS = ", ".join(f"'{name}'" for name in (*CONVERSATION_FIELDS, *TEXT_FIELDS))
 
-_ROLES = {"human": "user", "gpt": "assistant", "bing": "assistant", "chatgpt": "assistant"}  # ShareGPT's
-_MORE_FIELDS = ("reasoning_content", "tool_calls")  # of a message, besides role and content
 _MISSING = object()
 
 
@@ -50,23 +48,32 @@ class RecordReader:
             DocumentSizeError: see `too_large`.
         """
         if not isinstance(record, Mapping):
-            raise CorpusFormatError(describe(origin, "record", f"a {_kind(record)}", "an object"))
+            raise CorpusFormatError(describe(origin, "record", f"a {kind_of(record)}", "an object"))
         field = self.field or known_field(record)
         if field is None:
-            expected = f"one of {KNOWN_FIELDS}, or --field NAME"
-            raise CorpusFormatError(describe(origin, "record", f"one with {fields_text(record)}", expected))
+            expected = f"a conversation or a text in one of {KNOWN_FIELDS}, or --field NAME"
+            raise CorpusFormatError(describe(origin, "record", f"one with {record_text(record)}", expected))
         value = lookup(record, field)
         if value is _MISSING:
             raise CorpusFormatError(
                 describe(origin, f"field '{field}'", f"absent ({fields_text(record)})", "in each record")
             )
-        document = _document(value, origin, field)
+        document = self._document(value, origin, field)
         if document.is_empty:
-            self.counts.skip("empty")
+            self.counts.skip("empty", origin)
         elif document.size > LARGEST_DOCUMENT_BYTES:
             self.too_large(origin)
         else:
             yield document
+
+    def _document(self, value: object, origin: str, field: str) -> Document:
+        if value is None:
+            return Document(origin=origin)
+        if isinstance(value, str):
+            return Document(text=well_formed(value), origin=origin)
+        if isinstance(value, list):
+            return Document(messages=messages_of(value, origin, field, self.counts.left_out), origin=origin)
+        raise CorpusFormatError(describe(origin, f"field '{field}'", f"a {kind_of(value)}", "a text or a conversation"))
 
     def too_large(self, origin: str) -> None:
         """Count a record that is too large to be held in memory.
@@ -77,7 +84,7 @@ class RecordReader:
         if self.strict:
             limit = size_text(LARGEST_DOCUMENT_BYTES)
             raise DocumentSizeError(describe(origin, "the size of the record", f"above {limit}", f"at most {limit}"))
-        self.counts.skip("too large")
+        self.counts.skip("too large", origin)
 
 
 def known_field(record: Mapping[str, object]) -> str | None:
@@ -99,13 +106,21 @@ def known_field(record: Mapping[str, object]) -> str | None:
     return next((name for name in (*CONVERSATION_FIELDS, *TEXT_FIELDS) if record.get(name, 0) in (None, [])), None)
 
 
+def record_text(record: Mapping[str, object]) -> str:
+    """Return the fields of a record for a message, and what is in those whose names are known."""
+    known = (name for name in (*CONVERSATION_FIELDS, *TEXT_FIELDS) if name in record)
+    return "; ".join([fields_text(record), *(f"'{name}' is a {kind_of(record[name])}" for name in known)])
+
+
 def lookup(record: object, field: str) -> object:
-    """Return the value of a field of a JSON value, or `_MISSING`.
+    """Return the value of a field of a JSON value, or `_MISSING`; None if there is a null on the way to it.
 
     Args:
         record: a JSON value.
         field: a key, or keys and list indices joined by dots: `"a.b.0"`. A key with these dots in it takes precedence.
     """
+    if record is None:
+        return None
     if isinstance(record, Mapping) and field in record:
         return record[field]
     head, dot, rest = field.partition(".")
@@ -121,54 +136,3 @@ def has_field(record: object, field: str | None) -> bool:
     if not isinstance(record, Mapping):
         return False
     return known_field(record) is not None if field is None else lookup(record, field) is not _MISSING
-
-
-def _document(value: object, origin: str, field: str) -> Document:
-    if value is None:
-        return Document(origin=origin)
-    if isinstance(value, str):
-        return Document(text=well_formed(value), origin=origin)
-    if isinstance(value, list):
-        return Document(messages=_messages(value, origin, field), origin=origin)
-    raise CorpusFormatError(describe(origin, f"field '{field}'", f"a {_kind(value)}", "a text or a conversation"))
-
-
-def _messages(turns: Sequence[object], origin: str, field: str) -> tuple[Message, ...]:
-    messages = []
-    for number, turn in enumerate(turns):
-        role, content, more = ("user", "assistant")[number % 2], turn, {}
-        if isinstance(turn, Mapping):
-            speaker = turn.get("role", turn.get("from"))
-            if not isinstance(speaker, str):
-                problem = f"one with {fields_text(turn)}"
-                raise CorpusFormatError(describe(origin, f"turn {number} of '{field}'", problem, "role and content"))
-            role = _ROLES.get(speaker, speaker) if "role" not in turn else speaker
-            content = _joined(turn.get("content", turn.get("value", "")))
-            more = {name: turn[name] for name in _MORE_FIELDS if turn.get(name)}
-        if not isinstance(content, str):
-            expected = "a text, or role and content"
-            raise CorpusFormatError(describe(origin, f"turn {number} of '{field}'", f"a {_kind(content)}", expected))
-        parts = (role, content, json.dumps(more, ensure_ascii=False, default=str)) if more else (role, content)
-        messages.append(tuple(map(well_formed, parts)))
-    return tuple(messages)
-
-
-def _joined(content: object) -> object:
-    """Return the text of a message's content; if it has parts, the text parts joined."""
-    if content is None:
-        return ""
-    if isinstance(content, list) and all(isinstance(part, Mapping) for part in content):
-        return "".join(str(part.get("text", "")) for part in content if part.get("type", "text") == "text")
-    return content
-
-
-def _kind(value: object) -> str:
-    """Return the JSON name of a value's type."""
-    names = {type(None): "null", bool: "boolean", int: "number", float: "number", str: "string", list: "list"}
-    return names.get(type(value), "object" if isinstance(value, Mapping) else type(value).__name__)
-
-
-def fields_text(names: Iterable[str]) -> str:
-    """Return the names of fields for a message."""
-    quoted = [f"'{name}'" for name in names]
-    return ("fields " + ", ".join(quoted[:8]) + (", ..." if len(quoted) > 8 else "")) if quoted else "no fields"

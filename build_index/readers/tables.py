@@ -13,8 +13,9 @@ from contextlib import suppress
 from typing import Any
 
 from build_index.documents import Document
+from build_index.readers.conversations import fields_text
 from build_index.readers.json_text import decoded_json
-from build_index.readers.records import CONVERSATION_FIELDS, TEXT_FIELDS, RecordReader, fields_text
+from build_index.readers.records import CONVERSATION_FIELDS, TEXT_FIELDS, RecordReader
 from build_index.readers.rows import documents_of
 
 BATCH_ROWS = 64
@@ -81,7 +82,7 @@ class TableReader:
 
 
 def _is_in(schema: Any, name: str) -> bool:
-    return schema.get_field_index(name) >= 0  # not if there are several
+    return int(schema.get_field_index(name)) >= 0  # not if there are several
 
 
 def _may_be_text(kind: Any) -> bool:
@@ -100,7 +101,7 @@ def _may_be_conversation(schema: Any, name: str) -> bool:
 
     kind = schema.field(name).type
     if not _is_list(kind):
-        return _may_be_text(kind)
+        return _may_be_text(kind) and not (types.is_binary(kind) or types.is_large_binary(kind))  # but pictures
     turn = kind.value_type
     if types.is_struct(turn):
         return bool(_TURNS & {turn.field(index).name for index in range(turn.num_fields)})
@@ -147,8 +148,8 @@ def _decoder(field: Any) -> _Decoder | None:
 def _json_value(text: str | bytes | None, *, is_content: bool) -> Any:
     """Decode a value of `arrow.json`.
 
-    `datasets` leaves a text as it is if it is JSON by chance, such as "42" or an answer in JSON: where a text or parts
-    of one belong, everything else is a text.
+    `datasets` does not encode a text that is JSON by chance, such as "42" or an answer in JSON: where a text or its
+    parts belong, everything else is a text.
     """
     if text is None or isinstance(text, bytes):
         return text
@@ -156,9 +157,16 @@ def _json_value(text: str | bytes | None, *, is_content: bool) -> Any:
         value = decoded_json(text)
     except ValueError:
         return text
-    if isinstance(value, bool | int | float) or (is_content and isinstance(value, dict)):
+    if isinstance(value, bool | int | float) or (is_content and not _is_content(value)):
         return text
     return value
+
+
+def _is_content(value: Any) -> bool:
+    """Whether a JSON value is the content of a message: a text, null or a list of parts."""
+    if isinstance(value, list):
+        return all(isinstance(part, dict) and "type" in part for part in value)
+    return value is None or isinstance(value, str)
 
 
 def _decoded_list(decode: _Decoder, values: list[Any] | None) -> list[Any] | None:

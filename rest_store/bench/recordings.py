@@ -261,16 +261,13 @@ def encoder(store: Store | None, name: str | None) -> Encode | None:
         return loaded
 
     def encode(prompt: str | Messages, answer: str) -> tuple[list[int], list[int]]:
-        from build_index.documents import Document
-
         target = tokenizer()
         output = target.encode(answer).tolist()
         before = [("user", prompt)] if isinstance(prompt, str) else prompt
         text = "\n".join(content for _, content in before)
         try:
-            chat = Document(messages=(*before, ("assistant", answer)))
-            whole = target.encode_documents([chat])[0].tolist()
-        except CorpusError:  # no chat template
+            whole = target.encode_history([*before, ("assistant", answer)]).tolist()
+        except CorpusError:  # no chat template, or it refuses the chat
             return target.encode(text).tolist(), output
         for end in range(len(whole), len(output) - 1, -1):
             if whole[end - len(output) : end] == output:

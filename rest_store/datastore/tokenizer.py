@@ -12,12 +12,14 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rest_store.errors import ManifestError, TokenizerLoadError, TokenizerMismatchError, describe
 from rest_store.loading.tokenizer import load_tokenizer
 
 _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
+_ADVICE = "build it again with the directory or the name that the model is loaded from"
 _NAMED_AT_MOST = 3  # added tokens named in a message; further ones are only counted
 
 
@@ -31,8 +33,13 @@ class TokenizerIdentity:
         vocabulary_size: the greatest id + 1, over vocabulary and added tokens.
         special_tokens: ids of the control tokens, by their text.
         added_tokens: ids of all added tokens, control tokens or not, by their text.
+        encoding: a hash of the tokens of some texts (`sample_digest`), by which tokenizers differ that split texts
+            otherwise; None: not known, as of datastores that earlier releases built.
+        equivalents: fingerprints that it would have if the mark of a space were written by another of its parts.
+        parts: hashes of the parts of the tokenizer by their names; empty if it is known from a manifest alone.
 
-    Safe to share between threads; its dictionaries must not be modified.
+    Equal are identities of which all is equal that the fingerprint, the size and the tokens say; `require_same`
+    compares `encoding`, too. Safe to share between threads; its dictionaries must not be modified.
     """
 
     name: str = field(compare=False)
@@ -40,14 +47,18 @@ class TokenizerIdentity:
     vocabulary_size: int
     special_tokens: dict[str, int] = field(hash=False)
     added_tokens: dict[str, int] = field(hash=False)
+    encoding: str | None = field(default=None, compare=False, kw_only=True)
+    equivalents: frozenset[str] = field(default=frozenset(), compare=False, repr=False, kw_only=True)
+    parts: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False, kw_only=True)
 
     @classmethod
-    def from_tokenizer_json(cls, tokenizer_json: str, name: str) -> TokenizerIdentity:
+    def from_tokenizer_json(cls, tokenizer_json: str, name: str, encoding: str | None = None) -> TokenizerIdentity:
         """Compute the identity of a tokenizer.
 
         Args:
             tokenizer_json: its serialization by `tokenizers` (BPE, WordPiece, Unigram or WordLevel).
             name: of the tokenizer in manifests and messages.
+            encoding: see the attribute.
 
         Raises:
             TokenizerLoadError: it has no token.
@@ -58,12 +69,18 @@ class TokenizerIdentity:
         vocabulary |= {(id_, text) for id_, text, _ in added}
         if not vocabulary:
             raise TokenizerLoadError(describe(name, "vocabulary", "empty", "at least one token"))
+        meaning = _meaning(fields, sorted(vocabulary), scores, [(id_, text) for id_, text, _ in added])
         return cls(
             name=name,
-            fingerprint=_fingerprint(fields, sorted(vocabulary), scores, [(id_, text) for id_, text, _ in added]),
+            fingerprint=_digest(meaning),
             vocabulary_size=max(id_ for id_, _ in vocabulary) + 1,
             special_tokens={text: id_ for id_, text, special in added if special},
             added_tokens={text: id_ for id_, text, _ in added},
+            encoding=encoding,
+            equivalents=frozenset(_digest({**meaning, "normalizer": steps}) for steps in _equivalent_steps(fields)),
+            parts={
+                name: _digest(part) for name, part in {**meaning, "pre-tokenizer": fields.get("pre_tokenizer")}.items()
+            },
         )
 
     @classmethod
@@ -81,9 +98,11 @@ class TokenizerIdentity:
         name, fingerprint, size, special, added = values
         is_named = isinstance(name, str) and isinstance(fingerprint, str) and _FINGERPRINT.fullmatch(fingerprint)
         is_size = _is_id(size, 1 << 32) and size > 0
-        if not is_named or not is_size or not _are_ids(special, size) or not _are_ids(added, size):
+        encoding = fields.get("encoding") if isinstance(fields, Mapping) else None
+        is_encoding = encoding is None or (isinstance(encoding, str) and _FINGERPRINT.fullmatch(encoding))
+        if not is_named or not is_size or not is_encoding or not _are_ids(special, size) or not _are_ids(added, size):
             raise ManifestError(describe(where, "tokenizer", "malformed", "as in FORMAT.md, section 5"))
-        return cls(name, fingerprint, size, dict(special), dict(added))
+        return cls(name, fingerprint, size, dict(special), dict(added), encoding=encoding)
 
     def to_manifest(self) -> dict[str, Any]:
         """Return the `tokenizer` object of the manifest (FORMAT.md, section 5), ready for `json.dump`."""
@@ -93,6 +112,7 @@ class TokenizerIdentity:
             "vocabulary_size": self.vocabulary_size,
             "special_tokens": dict(self.special_tokens),
             "added_tokens": dict(self.added_tokens),
+            **({} if self.encoding is None else {"encoding": self.encoding}),
         }
 
     def require_same(self, other: TokenizerIdentity, where: object) -> None:
@@ -104,7 +124,7 @@ class TokenizerIdentity:
 
         Raises:
             TokenizerMismatchError: they differ. The message names the first difference: vocabulary size, added tokens,
-                or the rest (vocabulary, merges, normalizer).
+                the rest (vocabulary, merges, normalizer), or how texts are split.
         """
         what = f"tokenizer '{other.name}'"
         if self.vocabulary_size != other.vocabulary_size:
@@ -117,9 +137,28 @@ class TokenizerIdentity:
             parts = [f"{word} {_listed(tokens)}" for word, tokens in (("without", missing), ("with", extra)) if tokens]
             expected = f"the added tokens of '{self.name}'"
             raise TokenizerMismatchError(describe(where, what, " and ".join(parts), expected))
-        if self.fingerprint != other.fingerprint:
-            found = f"{other.fingerprint} (vocabulary, merges or normalizer differ)"
-            raise TokenizerMismatchError(describe(where, what, found, f"{self.fingerprint} as of '{self.name}'"))
+        is_equal = self.fingerprint == other.fingerprint
+        if not is_equal and other.fingerprint not in self.equivalents and self.fingerprint not in other.equivalents:
+            differing = self._differing_parts(other, where) or "vocabulary, merges or normalizer"
+            found = f"{other.fingerprint} ({differing} differ)"
+            expected = f"{self.fingerprint} as of '{self.name}'; {_ADVICE}"
+            raise TokenizerMismatchError(describe(where, what, found, expected))
+        if None not in (self.encoding, other.encoding) and self.encoding != other.encoding:
+            differing = self._differing_parts(other, where) or "normalizer or pre-tokenizer"
+            found = f"one that writes texts with other tokens of the same vocabulary ({differing} differ)"
+            raise TokenizerMismatchError(describe(where, what, found, f"the tokens of '{self.name}'; {_ADVICE}"))
+
+    def _differing_parts(self, other: TokenizerIdentity, where: object) -> str:
+        """Return the names of the parts that differ, as far as the datastore at `where` has its tokenizer."""
+        parts = self.parts
+        if not parts and isinstance(where, Path):
+            try:
+                text = (where / "tokenizer.json").read_text(encoding="utf-8")
+                parts = TokenizerIdentity.from_tokenizer_json(text, self.name).parts
+            except (OSError, ValueError, LookupError, TypeError):
+                return ""
+        names = [name for name, digest in parts.items() if other.parts.get(name, digest) != digest]
+        return ", ".join(name.replace("_", " ") for name in names)
 
 
 def identity_of(tokenizer: object, name: str | None = None) -> TokenizerIdentity:
@@ -141,23 +180,23 @@ def identity_of(tokenizer: object, name: str | None = None) -> TokenizerIdentity
         if isinstance(identity, TokenizerIdentity):
             return identity
     loaded = load_tokenizer(tokenizer)
-    return TokenizerIdentity.from_tokenizer_json(loaded.json, name or loaded.name)
+    return TokenizerIdentity.from_tokenizer_json(loaded.json, name or loaded.name, loaded.encoding)
 
 
-def _fingerprint(
+def _meaning(
     fields: Mapping[str, Any],
     vocabulary: list[tuple[int, str]],
     scores: list[tuple[int, float]],
     added: list[tuple[int, str]],
-) -> str:
-    """Hash what gives token ids their meaning: model type, vocabulary, merges, added tokens and normalizer.
+) -> dict[str, Any]:
+    """Return what gives token ids their meaning: model type, vocabulary, merges, added tokens and normalizer.
 
-    The hash does not depend on the order of keys, on merges being written as `"a b"` or as pairs, on added tokens being
+    Its hash does not depend on the order of keys, on merges being written as `"a b"` or as pairs, on added tokens being
     listed in the vocabulary as well, on a normalizer being wrapped in a sequence of one, on the flags of added tokens,
     or on padding, truncation, pre-tokenizer, post-processor and decoder.
     """
     model = fields["model"]
-    meaning = {
+    return {
         "model": model["type"],
         "vocabulary": vocabulary,
         "scores": scores,
@@ -165,8 +204,33 @@ def _fingerprint(
         "added_tokens": added,
         "normalizer": list(_normalizer_steps(fields.get("normalizer"))) or None,
     }
-    canonical = json.dumps(meaning, sort_keys=True, separators=(",", ":"))
+
+
+def _digest(part: object) -> str:
+    canonical = json.dumps(part, sort_keys=True, separators=(",", ":"))
     return "sha256:" + hashlib.sha256(canonical.encode("ascii")).hexdigest()
+
+
+def _equivalent_steps(fields: Mapping[str, Any]) -> Iterator[list[object] | None]:
+    """Yield other normalizers with which a tokenizer of SentencePiece's kind marks spaces as it does.
+
+    Its file marks them in the normalizer. `transformers` 5 replaces that by a pre-tokenizer, `Metaspace`. Tokens differ
+    only where a text begins with a space, or behind a control token.
+    """
+    steps = list(_normalizer_steps(fields.get("normalizer")))
+    pre_tokenizer = fields.get("pre_tokenizer") or {}
+    if not steps and pre_tokenizer.get("type") == "Metaspace" and not pre_tokenizer.get("split", True):
+        mark = pre_tokenizer["replacement"]
+        if pre_tokenizer.get("prepend_scheme", "always") != "never":
+            yield _marking_steps(mark)
+    elif steps and not pre_tokenizer and steps == _marking_steps(str(steps[0].get("prepend"))):
+        yield None
+
+
+def _marking_steps(mark: str) -> list[Any]:
+    """Return the normalizer that writes a mark before a text and for each space."""
+    replace = {"type": "Replace", "pattern": {"String": " "}, "content": mark}
+    return [{"type": "Prepend", "prepend": mark}, replace]
 
 
 def _vocabulary(
@@ -179,7 +243,7 @@ def _vocabulary(
     return entries, [(id_, float(score)) for id_, (_, score) in enumerate(vocabulary)]
 
 
-def _normalizer_steps(normalizer: Mapping[str, Any] | None) -> Iterator[object]:
+def _normalizer_steps(normalizer: Mapping[str, Any] | None) -> Iterator[Any]:
     """Yield the steps of a normalizer, those of nested sequences one by one."""
     if normalizer is not None and normalizer["type"] == "Sequence":
         for step in normalizer["normalizers"]:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.grammar import ConstrainedTree, Grammar, GrammarText, GrammarTree, constrained
 from rest_store.drafting.kernel_session import follow_changes, kernel_session
 from rest_store.drafting.limits import DraftLimits, TopK
 from rest_store.drafting.members import Member, MemberSettings, MemberSource, Origins, require_tree
@@ -126,6 +127,9 @@ class SessionSources:
         self._answers: list[tuple[OpenMember, TokenTree]] = []
         self._merged: TokenTree | None = None  # drafted since the last `accept`, if a member's tree is a part of it
         self._nodes = _NO_NODES  # of the kernel's tree
+        self._grammar: GrammarText | None = None
+        self._grammar_tree: GrammarTree | None = None  # of this step
+        self._grammar_origin = 0
         for opened in list(self.datastores.values()):
             if tokenizer is None:
                 tokenizer = opened.store.tokenizer
@@ -143,7 +147,9 @@ class SessionSources:
         self.native.prompt(prompt)
         recycled = next((source.key for source in sources if isinstance(source, RecycledLogits)), None)
         for index, (name, source) in enumerate(zip(self._names, sources, strict=True)):
-            if isinstance(source, Store | PromptLookup | RecycledLogits):
+            if isinstance(source, Grammar):
+                self._open_grammar(index, source)
+            if isinstance(source, Store | PromptLookup | RecycledLogits | Grammar):
                 continue
             assert isinstance(source, MemberSource)  # as `require_sources` has checked
             self.elsewhere |= 1 << index
@@ -154,6 +160,52 @@ class SessionSources:
             except Exception as error:
                 self._left_out.append(Drop.of(name, error))
         self._searches_references = bool(references) and not all(one.member.has_references for one in self.members)
+
+    # --- a grammar ---------------------------------------------------------------------------------------------------
+
+    def _open_grammar(self, index: int, grammar: Grammar) -> None:
+        try:
+            self._grammar = GrammarText(grammar)
+        except Exception as error:
+            self._left_out.append(Drop.of(self._names[index], error))
+            return
+        self._grammar_origin = 1 << index
+        self.native.use_filter(index, self._filter)
+
+    def _filter(self, *candidates: Any) -> tuple[bytes, bytes] | None:
+        """Filter the candidates of a node (`GrammarTree.filter`); without a grammar, or if it fails, keep them."""
+        if self._grammar is None or self._grammar_tree is None:
+            return None
+        try:
+            return self._grammar_tree.filter(*candidates)
+        except Exception as error:
+            self._leave_out_grammar(error)
+            return None
+
+    def _constrained(self, tree: TokenTree, limits: DraftLimits) -> ConstrainedTree:
+        """Return the tree of a member as the grammar leaves it."""
+        if self._grammar is not None:
+            try:
+                return constrained(tree, self._grammar.tree(), limits, self._grammar_origin)
+            except Exception as error:
+                self._leave_out_grammar(error)
+        return ConstrainedTree(tree, np.arange(len(tree), dtype=np.int32))
+
+    def _leave_out_grammar(self, error: Exception) -> None:
+        """Go on without the grammar."""
+        self._grammar = None
+        self._left_out.append(Drop.of("grammar", error))
+
+    def _accept_in_grammar(self, tokens: list[int]) -> None:
+        if self._grammar is None:
+            return
+        try:
+            is_in_grammar = self._grammar.accept(tokens)
+        except Exception as error:
+            self._leave_out_grammar(error)
+            return
+        if not is_in_grammar:
+            self._leave_out_grammar(ValueError("the text has left the grammar"))
 
     def _text(self) -> npt.NDArray[np.int32]:
         return np.frombuffer(self.native.text(), np.int32)
@@ -172,6 +224,7 @@ class SessionSources:
 
     def send(self, limits: DraftLimits, *, services: bool) -> None:
         """Ask the members for the next step, if `services` are to be asked."""
+        self._grammar_tree = None if self._grammar is None else self._grammar.tree()
         self._merged, self._drops, self._answers, self._waiting, self.waited = None, [], [], [], 0.0
         self._most_nodes = limits.max_nodes
         if not self.members:
@@ -216,7 +269,8 @@ class SessionSources:
         """
         if not self._answers and here is not None:
             return _tree_of(here)
-        trees = [tree for _, tree in self._answers]
+        of_members = [self._constrained(tree, limits) for _, tree in self._answers]
+        trees = [one.tree for one in of_members]
         if here is None:
             self.native.forget()
         else:
@@ -225,8 +279,9 @@ class SessionSources:
             merged, nodes = trees[0], [np.arange(len(trees[0]), dtype=np.int32)]
         else:
             merged, nodes = merge_trees(trees, limits)
-        for (opened, _), of_member in zip(self._answers, nodes, strict=False):  # the kernel's comes last
-            opened.nodes = of_member
+        for (opened, _), member, of_session in zip(self._answers, of_members, nodes, strict=False):
+            # A node of the member's tree may be none of the constrained one.
+            opened.nodes = np.append(of_session, np.int32(-1))[member.nodes]
         self._nodes = _NO_NODES if here is None else nodes[-1]
         self._merged = merged
         return merged
@@ -255,6 +310,7 @@ class SessionSources:
 
     def accept(self, tokens: npt.NDArray[np.int32], top_k: TopK | None, node_top_k: TopK | None) -> None:
         """Tell the members what the kernel has appended; those that raise have lost the text."""
+        self._accept_in_grammar(tokens.tolist())
         for opened in self.members.copy():
             try:
                 opened.member.accept(tokens, top_k, _rows_of(opened.nodes, node_top_k))

@@ -11,6 +11,7 @@ from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.render import counted
 from rest_store.datastore.store import Store
 from rest_store.datastore.validation import real
+from rest_store.drafting.grammar import Grammar
 from rest_store.drafting.members import MemberSource
 from rest_store.errors import LimitError, SourceError, describe
 
@@ -62,7 +63,7 @@ class RecycledLogits:
 
 
 # What a session takes: the client of a service is a `MemberSource`. It comes last, since protocols are slow to check.
-Source: TypeAlias = Store | PromptLookup | RecycledLogits | MemberSource
+Source: TypeAlias = Store | PromptLookup | RecycledLogits | Grammar | MemberSource
 
 
 def source_names(sources: Iterable[object]) -> list[str]:
@@ -90,11 +91,11 @@ def require_sources(where: str, sources: object) -> None:
         raise SourceError(describe(where, "sources", kind_of(sources), "a list of sources"))
     for index, source in enumerate(sources):
         if isinstance(source, type) or not isinstance(source, Source):
-            expected = "a datastore, a DatastoreClient, a PromptLookup or a RecycledLogits"
+            expected = "a datastore, a DatastoreClient, a PromptLookup, a RecycledLogits or a Grammar"
             raise SourceError(describe(where, f"source {index}", kind_of(source), expected))
         if any(source is other for other in sources[:index]):
             raise SourceError(describe(where, f"source {index}", "one of the others", "another one"))
-    for kind in (PromptLookup, RecycledLogits):
+    for kind in (PromptLookup, RecycledLogits, Grammar):
         if len(alike := [index for index, source in enumerate(sources) if isinstance(source, kind)]) > 1:
             raise SourceError(describe(where, f"source {alike[1]}", f"a second {kind.__name__}", "one of each"))
     stores = sum(not isinstance(source, PromptLookup | RecycledLogits) for source in sources)

@@ -73,9 +73,8 @@ def references_of(prediction: object, failed: Callable[[str], None]) -> list[Int
     if isinstance(content, str):
         return [content]
     if not isinstance(content, list | tuple):
-        failed(
-            describe("request", "prediction", f"a {type(content).__name__}", "a text, token ids, or a list of these")
-        )
+        found = f"of the type {type(content).__name__}"
+        failed(describe("request", "prediction", found, "a text, token ids, or a list of these"))
         return []
     if all(isinstance(token, int) for token in content):
         return [content]

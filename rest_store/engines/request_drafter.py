@@ -243,12 +243,23 @@ class RequestDrafter:
     def _remember(self, requests: Iterable[EngineRequest]) -> None:
         """Queue what requests wrote to be remembered; what was remembered before is not added again."""
         try:
-            if self._sources.target is not None and (documents := _distinct(requests)):
+            if self._sources.target is not None and (documents := self._documents(requests)):
                 counts = RememberCounts()
                 self.metrics.documents.append(counts)
                 remember(self._sources.target, documents, counts)
         except Exception as error:
             self.metrics.count_error("remember", error)
+
+    def _documents(self, requests: Iterable[EngineRequest]) -> list[OutputDocument]:
+        """Return what requests wrote, the same text once."""
+        documents: dict[str, OutputDocument] = {}
+        for request in requests:
+            try:
+                if (document := request.document()) is not None:
+                    documents[document.id] = document
+            except Exception as error:  # of one request
+                self.metrics.count_error("remember", error)
+        return list(documents.values())
 
     def drop(self, ids: Iterable[str]) -> None:
         """Close the sessions of requests that the engine puts off, and forget them; they begin anew."""
@@ -295,7 +306,7 @@ class RequestDrafter:
         self._rest()
         self.before_rest = None
         with self._lock:
-            documents = _distinct(self._requests.values())
+            documents = self._documents(self._requests.values())
             for request in self._requests.values():
                 self._close_session(request)
             self._requests.clear()
@@ -308,12 +319,6 @@ class RequestDrafter:
                 self._sources.close()
             except Exception as error:
                 self.metrics.count_error("close", error)
-
-
-def _distinct(requests: Iterable[EngineRequest]) -> list[OutputDocument]:
-    """Return what requests wrote, the same text once."""
-    documents = [request.document() for request in requests]
-    return list({document.id: document for document in documents if document is not None}.values())
 
 
 def _work(drafter: weakref.ref[RequestDrafter], closed: threading.Event) -> None:

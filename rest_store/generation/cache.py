@@ -132,12 +132,14 @@ class TreeLayer(CacheLayerMixin):
     @property
     def keys(self) -> torch.Tensor:
         """What is held, [rows, heads, slots, size]."""
-        return self.slots.keys[self.number, :, :, : self.slots.end - self.slots.base]
+        keys: torch.Tensor = self.slots.keys[self.number, :, :, : self.slots.end - self.slots.base]
+        return keys
 
     @property
     def values(self) -> torch.Tensor:
         """The same of values."""
-        return self.slots.values[self.number, :, :, : self.slots.end - self.slots.base]
+        values: torch.Tensor = self.slots.values[self.number, :, :, : self.slots.end - self.slots.base]
+        return values
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         """Do nothing: the memory is allocated."""

@@ -25,7 +25,7 @@ from rest_store.generation.output import Piece, Statistics, output_of
 from rest_store.generation.passes import Verifier
 from rest_store.generation.prefill import PrefilledPrompt, prefill, prompt_length, require_prompt, unpadded
 from rest_store.generation.rows import rows_of
-from rest_store.generation.seam import cache_in
+from rest_store.generation.seam import cache_in, require_transformers
 from rest_store.generation.support import (
     position_count,
     require_length,
@@ -80,6 +80,7 @@ class Generation:
         text_tokenizer: Any = None,
         **model_kwargs: Any,
     ) -> None:
+        require_transformers()
         sample = bool(generation_config.do_sample)
         self._stops = Stops(stopping_criteria)
         self._max_nodes = options.max_nodes_on(input_ids.device)

@@ -102,7 +102,7 @@ def prefill(
     model_kwargs["use_cache"] = True
     held = held_tokens(cache_in(model_kwargs))
     new = input_ids[:, held:] if held and _has_all_tokens(input_ids, model_kwargs) else input_ids
-    chunks = new.split(new.shape[1] if chunk_size is None else chunk_size, dim=1)
+    chunks = torch.split(new, new.shape[1] if chunk_size is None else chunk_size, dim=1)
     end = held
     for ids in chunks:
         end += ids.shape[1]

@@ -1,17 +1,25 @@
-"""The seam to transformers: what its cache is called in the installed release, and what it does not pass on.
+"""The seam to transformers: what its cache is called in the installed release, what it does not pass on, and a table.
 
 5.24 renamed the argument of `generate`, `prepare_inputs_for_generation` and `forward`, the field of outputs, and what a
 custom loop is given.
+
+The table, `PARTS`, lists what generation relies on in transformers beside the names that it imports. It holds for 5.19
+to 5.24.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Mapping
 from typing import Any
 
+import transformers
 from transformers import GenerationMixin
+
+from rest_store.errors import GenerationError, describe
+from rest_store.seam import Part, differences
 
 _OF_STATES = "cache_params"  # of models without attention, before
 # A caller may use any of them, as long as transformers takes old ones, too.
@@ -53,3 +61,114 @@ def streamer_of_the_call() -> Any:
     """
     frame = sys._getframe(2)
     return frame.f_locals.get("streamer") if frame.f_code is _GENERATE else None
+
+
+_CACHES = "transformers.cache_utils"
+_CONFIG = "transformers.generation.configuration_utils:GenerationConfig"
+_MASKS = "transformers.masking_utils"
+_MODEL = "transformers.modeling_utils"
+_OF_STATE = f"{_CACHES}:LinearAttentionLayer"
+_PROCESSORS = "transformers.generation.logits_process"
+_STOPS = "transformers.generation.stopping_criteria"
+
+PARTS = (
+    # What calls the loop, what the loop calls, and what both return.
+    Part("transformers:GenerationMixin.generate", ("self", "inputs"), others=("custom_generate", "streamer")),
+    Part(
+        "transformers:GenerationMixin.prepare_inputs_for_generation",
+        ("self", "input_ids"),
+        others=("attention_mask", "is_first_iteration", CACHE),
+    ),
+    *(
+        Part(f"transformers.generation.utils:GenerateDecoderOnlyOutput.{name}")
+        for name in ("sequences", "scores", "logits", CACHE)
+    ),
+    # Layers of the cache: their content is taken over and given back, and meanwhile others take their place.
+    Part(f"{_CACHES}:Cache", ("layers",)),
+    Part(f"{_CACHES}:Cache.layers"),
+    Part(f"{_CACHES}:Cache.offloading"),
+    Part(f"{_CACHES}:Cache.get_seq_length", ("self", "layer_idx"), is_whole=True),
+    Part(f"{_CACHES}:Cache.has_previous_state", ("self",)),
+    Part(f"{_CACHES}:DynamicCache", (), others=("config",)),
+    *(Part(f"{_CACHES}:CacheLayerMixin.{name}") for name in ("is_initialized", "keys", "values")),
+    Part(f"{_CACHES}:CacheLayerMixin.update", ("self", "key_states", "value_states")),
+    Part(f"{_CACHES}:CacheLayerMixin.lazy_initialization", ("self", "key_states", "value_states"), is_whole=True),
+    Part(f"{_CACHES}:CacheLayerMixin.get_mask_sizes", ("self", "query_length"), is_whole=True),
+    Part(f"{_CACHES}:CacheLayerMixin.get_seq_length", ("self",), is_whole=True),
+    Part(f"{_CACHES}:CacheLayerMixin.get_max_length", ("self",), is_whole=True),
+    *(Part(f"{_CACHES}:DynamicSlidingWindowLayer.{name}") for name in ("cumulative_length", "sliding_window")),
+    *(
+        Part(f"{_OF_STATE}.{name}")
+        for name in (
+            *("conv_kernel_size", "conv_states", "is_conv_states_initialized", "has_previous_state"),
+            *("is_recurrent_states_initialized", "number_of_states", "recurrent_states"),
+        )
+    ),
+    Part(_OF_STATE, (), others=("number_of_states",)),
+    Part(
+        f"{_OF_STATE}.lazy_initialization",
+        ("self",),
+        others=("conv_states", "recurrent_states", "state_idx", "conv_kernel_size"),
+    ),
+    Part(f"{_OF_STATE}.update_conv_state", ("self", "conv_states", "state_idx"), others=("conv_kernel_size",)),
+    Part(f"{_OF_STATE}.update_recurrent_state", ("self", "recurrent_states", "state_idx")),
+    # Attention, whose function is replaced by one that takes the mask of a tree.
+    Part("transformers:AttentionInterface.register", ("key", "value"), is_whole=True),
+    Part("transformers:AttentionMaskInterface.register", ("key", "value"), is_whole=True),
+    Part(
+        "transformers.integrations.sdpa_attention:sdpa_attention_forward",
+        ("module", "query", "key", "value", "attention_mask", "dropout", "scaling"),
+    ),
+    *(
+        Part(place)
+        for place in (
+            *(f"{_MODEL}:ALL_ATTENTION_FUNCTIONS", f"{_MASKS}:ALL_MASK_ATTENTION_FUNCTIONS"),
+            *(f"{_MASKS}:{kind}_mask" for kind in ("eager", "flash_attention", "flex_attention", "sdpa")),
+            "transformers.integrations.flash_attention:flash_attention_forward",
+            "transformers.integrations.flex_attention:flex_attention_forward",
+        )
+    ),
+    # A model and its configuration.
+    Part(f"{_MODEL}:PreTrainedModel.set_attn_implementation", ("self", "attn_implementation")),
+    Part(f"{_MODEL}:PreTrainedModel.get_input_embeddings", ("self",)),
+    Part(f"{_MODEL}:PreTrainedModel.device"),
+    Part("transformers:PreTrainedConfig.get_text_config", ("self", "decoder")),
+    *(
+        Part(f"transformers:PreTrainedConfig.{name}")
+        for name in ("_attn_implementation", "is_encoder_decoder", "sub_configs")
+    ),
+    # What `generate` prepares.
+    Part(f"{_CONFIG}.get_generation_mode", ("self",)),
+    *(
+        Part(f"{_CONFIG}.{name}")
+        for name in (
+            *("cache_implementation", "do_sample", "eos_token_id", "output_attentions", "output_hidden_states"),
+            *("output_logits", "output_scores", "pad_token_id", "prefill_chunk_size", "return_dict_in_generate"),
+            *("stop_strings", "use_cache"),
+        )
+    ),
+    Part("transformers.generation.configuration_utils:GenerationMode.GREEDY_SEARCH"),
+    Part("transformers.generation.configuration_utils:GenerationMode.SAMPLE"),
+    Part(f"{_STOPS}:EosTokenCriteria.eos_token_id"),
+    Part(f"{_STOPS}:MaxLengthCriteria.max_length"),
+    Part(f"{_STOPS}:StopStringCriteria", ("tokenizer", "stop_strings")),
+    # Processors that hold something for each row of a batch.
+    Part(f"{_PROCESSORS}:EncoderNoRepeatNGramLogitsProcessor.generated_ngrams"),
+    Part(f"{_PROCESSORS}:EncoderRepetitionPenaltyLogitsProcessor.encoder_input_ids"),
+    Part(f"{_PROCESSORS}:RepetitionPenaltyLogitsProcessor.prompt_ignore_length"),
+    Part(f"{_PROCESSORS}:UnbatchedClassifierFreeGuidanceLogitsProcessor.guidance_scale"),
+)
+
+
+@functools.cache
+def require_transformers() -> None:
+    """Check once that what is called in the installed transformers, or by it, is like the table.
+
+    What is only read is left to the tests: to look for it takes seconds.
+
+    Raises:
+        GenerationError: it is not.
+    """
+    if found := differences(part for part in PARTS if part.parameters is not None):
+        release = f"{transformers.__version__}, in which {'; '.join(found)}"
+        raise GenerationError(describe("generate", "transformers", release, "a release that this rest-store knows"))

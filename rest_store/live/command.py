@@ -12,7 +12,7 @@ import click
 from build_index.corpus_spec import CorpusSpec, corpus_options
 from build_index.size import size_text
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
-from rest_store.datastore.render import counted, table
+from rest_store.datastore.render import counted, one_line, table
 from rest_store.live.directory import is_live
 from rest_store.options import PATH, SETTINGS, FloatRange, Group, json_option
 from rest_store.terminal import loading
@@ -96,7 +96,7 @@ def add(
     from build_index.corpus import empty_corpora, open_corpus
     from build_index.documents import CorpusCounts, batches
     from build_index.duplicates import content_digest
-    from build_index.left_out import left_out_texts
+    from build_index.left_out import left_out_texts, parts_text
     from build_index.tokenization import load_tokenizer
 
     corpora = [open_corpus(CorpusSpec(path, **reading)) for path in paths]
@@ -106,26 +106,28 @@ def add(
     with loading(f"tokenizer {source}"):
         target = load_tokenizer(source, chat_template=chat_template)
     ids: list[str] = []
+    counts = CorpusCounts()  # of what the chat template refuses and leaves out
     duplicates = tokens = without_tokens = 0
     with _open(directory, tokenizer=target, max_tokens=max_tokens, max_age=max_age) as store:
         for batch in batches(document for corpus in corpora for document in corpus):
-            encoded = zip(batch, target.encode_documents(batch), strict=True)
-            some = {index: found for index, (_, found) in enumerate(encoded) if len(found)}
+            encoded = target.encode_counted(batch, counts)
+            some = {index: found for index, found in enumerate(encoded) if found is not None and len(found)}
             # Named for its content, a document that is there is not added again.
             added = store.add(list(some.values()), [content_digest(batch[index]).hex() for index in some])
             ids += added
             duplicates += len(added.duplicates)
             tokens += sum(map(len, some.values()))
-            without_tokens += len(batch) - len(added)
+            without_tokens += sum(found is not None and not len(found) for found in encoded)
         if not ids:
+            corpora[0].counts += counts
             raise empty_corpora(corpora, without_tokens)
         described = store.info()
-    counts = CorpusCounts()
     for corpus in corpora:
         counts += corpus.counts
     if as_json:
         facts: dict[str, Any] = {"skipped": dict(counts.skipped)}
         facts |= {"documents": len(ids), "duplicates": duplicates, "tokens": tokens, "without_tokens": without_tokens}
+        facts |= {"left_out": dict(counts.left_out), "refusal": counts.refusal}
         facts |= {"token_count": described.token_count, "document_count": described.document_count}
         click.echo(json.dumps({"path": str(directory), **facts, "ids": ids}))
         return
@@ -135,6 +137,10 @@ def add(
     largest = {reason: example for reason, (_, example) in counts.largest.items()}
     for text in left_out_texts(counts.skipped, counts.sizes, largest):
         click.echo(f"left out: {text}")
+    if counts.left_out:
+        click.echo(f"not stored: {parts_text(counts.left_out)}")
+    if counts.refusal:
+        click.echo(f"refused: {one_line(counts.refusal)}")
 
 
 @live.command(epilog="Example: rest-store live delete memory notes 0f3a")

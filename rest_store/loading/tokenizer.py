@@ -6,6 +6,7 @@ are loaded by `transformers`, as generation will load them.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 from collections.abc import Mapping
@@ -15,6 +16,7 @@ from typing import Any
 
 from rest_store.errors import TokenizerLoadError, describe, first_line
 from rest_store.extras import named_extras
+from rest_store.loading.encoding_sample import sample_of
 from rest_store.loading.gguf_tokenizer import gguf_tokenizer, is_gguf
 from rest_store.loading.hub import hub_failure
 from rest_store.loading.path import local_path
@@ -31,12 +33,14 @@ class LoadedTokenizer:
         json: its serialization, as `tokenizers` writes it to a `tokenizer.json`.
         chat_template: the Jinja text that renders conversations; None: it has none.
         special_tokens: texts of its named special tokens, such as `eos_token`.
+        encoding: a hash of what it makes of some texts (`sample_digest`); None: not known.
     """
 
     name: str
     json: str
     chat_template: str | None
     special_tokens: Mapping[str, str]
+    encoding: str | None = None
 
 
 @named_extras("tokenizer")
@@ -68,6 +72,7 @@ def load_tokenizer(tokenizer: object) -> LoadedTokenizer:
             is_configured = (path / "tokenizer_config.json").is_file() or (path / "config.json").is_file()
             if (path / "tokenizer.json").is_file() and not is_configured:
                 return _from_file(path / "tokenizer.json", name)
+            _require_sentencepiece(path, name)
             return _from_transformers(name, str(path))
     except OSError as error:
         if isinstance(error, TokenizerLoadError):
@@ -81,16 +86,17 @@ def load_tokenizer(tokenizer: object) -> LoadedTokenizer:
 def _from_file(path: Path, name: str) -> LoadedTokenizer:
     import tokenizers
 
+    expected = f"a tokenizer.json or a .gguf file, or else the directory '{path.parent}'"
     try:
-        backend = tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        problem = "a file of another kind (not UTF-8)"
-        raise TokenizerLoadError(describe(name, "tokenizer", problem, "a tokenizer.json or a .gguf file")) from None
-    except OSError:
-        raise
+        kind = "not GGUF" if path.suffix == ".gguf" else "not UTF-8"
+        raise TokenizerLoadError(describe(name, "tokenizer", f"a file of another kind ({kind})", expected)) from None
+    try:
+        backend = tokenizers.Tokenizer.from_str(text)
     except Exception as error:  # tokenizers raises Exception itself
-        problem = f"refused by tokenizers ({first_line(error)})"
-        raise TokenizerLoadError(describe(name, "tokenizer", problem, "a tokenizer.json")) from error
+        problem = _other_kind(text, path) or f"refused by tokenizers ({first_line(error)})"
+        raise TokenizerLoadError(describe(name, "tokenizer", problem, expected)) from error
     config = _neighbouring_config(path)
     template = _default_template(config.get("chat_template"))
     if (jinja := path.with_name("chat_template.jinja")).is_file():
@@ -100,7 +106,8 @@ def _from_file(path: Path, name: str) -> LoadedTokenizer:
             raise TokenizerLoadError(describe(jinja, "chat template", "not UTF-8", "a UTF-8 text file")) from None
     named = {key: _token_text(value) for key, value in config.items() if key.endswith("_token")}
     special = {key: token for key, token in named.items() if token is not None}
-    return LoadedTokenizer(name, backend.to_str(), template, special)
+    serialized = str(backend.to_str())
+    return LoadedTokenizer(name, serialized, template, special, sample_of(backend, serialized))
 
 
 def _from_gguf(path: Path, name: str) -> LoadedTokenizer:
@@ -130,8 +137,34 @@ def _from_transformers(name: str, location: str, **options: Any) -> LoadedTokeni
         tokenizer = AutoTokenizer.from_pretrained(location, trust_remote_code=False, **options)
     except Exception as error:  # errors of repositories, files and the network have no common base
         problem = f"refused by transformers ({first_line(error)})"
-        raise TokenizerLoadError(describe(name, "tokenizer", problem, _EXPECTED)) from error
+        file = Path(location) / "tokenizer.json"
+        expected = f"{_EXPECTED}; '{file}' can be given alone" if file.is_file() else _EXPECTED
+        raise TokenizerLoadError(describe(name, "tokenizer", problem, expected)) from error
     return _serialized(tokenizer, name)
+
+
+def _require_sentencepiece(directory: Path, name: str) -> None:
+    """Raise TokenizerLoadError if a directory has nothing but a file of SentencePiece, and no package can read it."""
+    if (directory / "tokenizer.json").is_file() or importlib.util.find_spec("sentencepiece") is not None:
+        return
+    for path in sorted(directory.glob("*.model")):
+        with path.open("rb") as file:
+            is_sentencepiece = file.read(1) == b"\n"  # its first field; files of tiktoken are lines of base64
+        if is_sentencepiece:
+            problem = f"a file of SentencePiece alone ('{path.name}')"
+            expected = "a tokenizer.json, or the packages that read it: pip install sentencepiece protobuf"
+            raise TokenizerLoadError(describe(name, "tokenizer", problem, expected))
+
+
+def _other_kind(text: str, path: Path) -> str:
+    """Return what a file holds that is no tokenizer.json; empty if it may be one."""
+    if path.suffix == ".gguf":
+        return "a file of another kind (not GGUF)"
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return "a file of another kind (not JSON)"
+    return "" if isinstance(value, dict) and "model" in value else "JSON of another kind (without a 'model')"
 
 
 def _serialized(tokenizer: object, name: str) -> LoadedTokenizer:
@@ -148,7 +181,8 @@ def _serialized(tokenizer: object, name: str) -> LoadedTokenizer:
         raise TokenizerLoadError(describe(name, "tokenizer", found, "one that can be serialized")) from error
     named = getattr(tokenizer, "special_tokens_map", {})
     special = {key: str(token) for key, token in named.items() if isinstance(token, str)}
-    return LoadedTokenizer(name, text, _default_template(getattr(tokenizer, "chat_template", None)), special)
+    template = _default_template(getattr(tokenizer, "chat_template", None))
+    return LoadedTokenizer(name, text, template, special, sample_of(backend, text))
 
 
 def _neighbouring_config(path: Path) -> dict[str, Any]:

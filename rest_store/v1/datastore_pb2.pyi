@@ -179,7 +179,7 @@ class PartDescription(_message.Message):
     def __init__(self, number: _Optional[int] = ..., parts: _Optional[int] = ..., build: _Optional[str] = ...) -> None: ...
 
 class TokenizerDescription(_message.Message):
-    __slots__ = ("name", "fingerprint", "vocabulary_size", "special_tokens", "added_tokens")
+    __slots__ = ("name", "fingerprint", "vocabulary_size", "special_tokens", "added_tokens", "encoding")
     class SpecialTokensEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -199,12 +199,14 @@ class TokenizerDescription(_message.Message):
     VOCABULARY_SIZE_FIELD_NUMBER: _ClassVar[int]
     SPECIAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ADDED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
     name: str
     fingerprint: str
     vocabulary_size: int
     special_tokens: _containers.ScalarMap[str, int]
     added_tokens: _containers.ScalarMap[str, int]
-    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., special_tokens: _Optional[_Mapping[str, int]] = ..., added_tokens: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    encoding: str
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., vocabulary_size: _Optional[int] = ..., special_tokens: _Optional[_Mapping[str, int]] = ..., added_tokens: _Optional[_Mapping[str, int]] = ..., encoding: _Optional[str] = ...) -> None: ...
 
 class ServiceLimits(_message.Message):
     __slots__ = ("max_message_bytes", "max_contexts", "max_request_bytes", "max_session_tokens")

@@ -109,7 +109,6 @@ def test_templates_see_what_transformers_gives_them():
         {},
         "x",
     )
-    rendered = template.render([("user", "hi ", '{"tool_calls": [{"n": 1}]}'), ("tool", "no")], "x")
-    strict = ChatTemplate("{% if messages[0].tool_calls %}{{ raise_exception('no') }}{% endif %}text", {}, "x")
-    assert strict.render([("user", "hi ", '{"tool_calls": [{"n": 1}]}')], "x") == "text"
-    assert rendered == 'hi [{\'n\': 1}]{"b": "<é>", "a": 1}TrueFalse26 Jul 2024'
+    turns = [{"role": "user", "content": "hi ", "tool_calls": [{"n": 1}]}, {"role": "tool", "content": "no"}]
+    assert template.render(turns) == 'hi [{\'n\': 1}]{"b": "<é>", "a": 1}TrueFalse26 Jul 2024'
+    assert template.render(turns, prompt=True).endswith("TrueTrue26 Jul 2024")

@@ -76,6 +76,8 @@ def test_the_cache_of_a_loaded_data_set_is_its_splits(datasets, tmp_path):
 
 
 def test_rows_that_differ_are_saved_and_read(datasets, tmp_path):
+    if not hasattr(datasets, "Json"):
+        pytest.skip("older releases refuse such rows")
     turns = [[{"role": "user", "content": "q\n"}], [{"role": "user", "content": "p", "name": "x"}]]
     lines = tmp_path / "a.jsonl"
     lines.write_text("".join(json.dumps({"messages": messages}) + "\n" for messages in turns))

@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from build_index import builder, target_tokenizer
 from build_index.chat_template import ChatTemplate
+from build_index.cli import summary_text
 from build_index.target_tokenizer import EncoderError
 from build_index.tokenization import TargetTokenizer, load_tokenizer
 from rest_store.datastore.manifest import Manifest
@@ -72,11 +73,21 @@ def byte_fallback() -> Tokenizer:
     return source
 
 
+def metaspace(scheme: str) -> Tokenizer:
+    """As `transformers` 5 loads Llama 2's family."""
+    fields = json.loads(byte_fallback().to_str())
+    pre_tokenizer = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": False}
+    return Tokenizer.from_str(json.dumps({**fields, "normalizer": None, "pre_tokenizer": pre_tokenizer}))
+
+
 KINDS = {
     "GPT-2": byte_level_bpe,
     "Llama 3": lambda: split_byte_level(GPT4),
     "Qwen": lambda: split_byte_level(GPT4, normalizers.NFC()),
     "byte fallback": byte_fallback,
+    "a mark before each section": lambda: metaspace("always"),
+    "a mark before the first section": lambda: metaspace("first"),
+    "no mark": lambda: metaspace("never"),
 }
 
 
@@ -110,6 +121,24 @@ def test_a_tokenizer_that_fastokens_refuses_is_encoded_by_tokenizers():
     tokenizer.accelerate()
     assert tokenizer.encoder.startswith("tokenizers ")
     assert tokenizer.encode("def add").tolist() == target(unigram()).encode("def add").tolist()
+
+
+def test_what_fastokens_refuses_is_said_and_what_it_takes_is_not(corpus, byte_level_file, out, tmp_path):
+    assert build_quick(corpus, byte_level_file, out).slow_reason == ""
+    unigram().save(str(tmp_path / "unigram.json"))
+    summary = build_quick(corpus, tmp_path / "unigram.json", out)
+    assert summary.slow_reason.startswith("fastokens refuses the tokenizer (")
+    assert f"(by tokenizers {version('tokenizers')}; slower, as fastokens refuses" in summary_text(summary)
+
+
+@pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word", "normalized"])
+def test_sections_that_only_tokenizers_finds_are_left_to_it(flag):
+    tokenizer = metaspace("always")
+    tokenizer.add_tokens([AddedToken("<tool>", **{"normalized": False, flag: True})])
+    loaded = target(tokenizer)
+    loaded.accelerate()
+    assert not loaded.is_accelerated
+    assert "Metaspace" in loaded.slow_reason
 
 
 # --- Other tokens ----------------------------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from tests.shared.corpora import documents_of as documents
 
 TURNS = ["Hi", "Hello", "Bye", "Good bye"]
 CHAT = (("user", "Hi"), ("assistant", "Hello"), ("user", "Bye"), ("assistant", "Good bye"))
-CALLS = '{"tool_calls": [1]}'
+CALLS = '{"tool_calls": [1], "content": null}'
 RECORDS = {
     "UltraChat": {"id": "0", "data": TURNS},
     "UltraChat-200k": {"prompt": "Hi", "prompt_id": "a", "messages": [{"role": r, "content": c} for r, c in CHAT]},

@@ -30,6 +30,16 @@ def parquet(**columns):
     return sink.getvalue().to_pybytes()
 
 
+STATE = {"_data_files": [{"filename": "dataset.arrow"}], "_indices_data_files": [{"filename": "indices.arrow"}]}
+
+
+def arrow(**columns):
+    sink, table = pa.BufferOutputStream(), pa.table(columns)
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
 def stack(number, **others):
     """A parquet file of The Stack's layout."""
     return parquet(
@@ -98,6 +108,22 @@ def test_a_file_is_read_as_a_local_one_and_its_etag_is_recorded(s3, tmp_path, na
     etag = fsspec.filesystem("s3").info(f"corpus/data/{name}")["ETag"]
     assert remote.provenance()["etag"] == etag.strip('"')
     assert found[0].origin.startswith(f"s3://corpus/data/{name}")
+
+
+def test_a_saved_data_set_is_read_as_a_local_one(s3, tmp_path):
+    """Of an old release, which keeps the numbers of the rows that belong to it."""
+    files = {"state.json": json.dumps(STATE), "dataset_info.json": "{}", "cache-1.arrow": arrow(text=["no"])}
+    files |= {
+        "dataset.arrow": arrow(text=[f"text {row}" for row in range(90)]),
+        "indices.arrow": arrow(indices=[80, 5]),
+    }
+    write_files(tmp_path / "train", files)
+    upload({f"train/{name}": data for name, data in files.items()})
+    local, expected = read_corpus(tmp_path)
+    remote, found = read_corpus("s3://corpus")
+    assert [document.text for document in found] == ["text 5", "text 80"]
+    assert found == expected
+    assert remote.counts.skipped == local.counts.skipped
 
 
 def test_what_vanishes_meanwhile_is_counted(s3):

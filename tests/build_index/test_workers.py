@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 
 import pyarrow as pa
@@ -120,7 +121,7 @@ def test_an_error_in_a_worker_is_that_of_one_process(tokenizer, tmp_path, many_s
         with pytest.raises(CorpusFormatError) as error:
             build(options_of((CorpusSpec(str(bad)),), tokenizer, out, workers=count))
         messages.append(str(error.value))
-        assert leftovers(out) == [".ds.building"], "what is made is kept"
+        assert leftovers(out) == [], "nothing was made"
     assert messages[0] == messages[1]
     assert f"{bad}:10: content is not JSON" in messages[0]
 
@@ -188,6 +189,47 @@ def processes_of(session: int) -> list[str]:
         if int(fields[3]) == session and fields[0] not in "ZX":
             running.append(path.parent.name)
     return running
+
+
+_SIGNAL_AT_START = """
+import os, signal
+from build_index import slices, workers
+workers._SHARE = 1
+slices.SLICE_BYTES = 1000
+submit = workers.Processes.submit
+def signalling(self, part):
+    future = submit(self, part)
+    os.killpg(0, signal.SIGINT)  # the process that was started is not further than its first modules
+    return future
+workers.Processes.submit = signalling
+if __name__ != "__main__":
+    raise SystemExit
+"""
+
+
+def test_an_interrupt_while_workers_start_is_one_line(corpora, tokenizer, out):
+    """A terminal sends it to them, too."""
+    arguments = ["--corpus", corpora[0].path, "--tokenizer", tokenizer, "--workers", 2, "--out", out]
+    build_command = command(*arguments, before=_SIGNAL_AT_START)
+    process = subprocess.Popen(build_command, start_new_session=True, stderr=subprocess.PIPE, text=True)
+    _, errors = process.communicate()  # of the workers, too, which have inherited it
+    assert (process.returncode, errors) == (130, "Error: interrupted (continue with --resume)\n")
+    until(lambda: not processes_of(process.pid))
+
+
+@pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN])
+def test_an_interrupt_meanwhile_comes_afterwards(handler):
+    done, before = [], signal.signal(signal.SIGINT, handler)
+    try:
+        raised = nullcontext() if handler is signal.SIG_IGN else pytest.raises(KeyboardInterrupt)
+        with raised, workers._interrupts_later():
+            os.kill(os.getpid(), signal.SIGINT)
+            done.append(True)
+        assert done
+        assert signal.getsignal(signal.SIGINT) is handler
+        assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.slow

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 import random
+from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, models
 
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.errors import ManifestError, TokenizerLoadError, TokenizerMismatchError
+from rest_store.loading import encoding_sample
+from rest_store.loading.encoding_sample import sample_of
 from tests.shared.models import byte_level_bpe, serialized, unigram, word_level, word_piece
 
 KINDS = {"BPE": byte_level_bpe, "WordPiece": word_piece, "Unigram": unigram, "WordLevel": lambda: word_level(9)}
@@ -138,6 +142,7 @@ def test_the_manifest_gives_the_identity_back(identity):
         *({"name": 3}, {"fingerprint": "sha256:12"}, {"fingerprint": None}, {"vocabulary_size": 0}),
         *({"vocabulary_size": True}, {"vocabulary_size": "400"}, {"special_tokens": ["<s>"]}),
         *({"added_tokens": {"<s>": id_}} for id_ in (-1, 10**6, "1")),
+        *({"encoding": value} for value in ("sha256:12", 3, ["sha256:" + "0" * 64])),
     ],
     ids=str,
 )
@@ -167,8 +172,101 @@ def test_what_differs_is_named(bpe, identity):
     found = f"without added tokens '<tool_call>' (id {id_}) and with added tokens '<other>' (id {id_})"
     assert mismatch(identity, renamed) == f"ds/: tokenizer 'other' is {found}, expected the added tokens of 'tiny'"
     CHANGES["the merges"][1](swapped)
-    expected = f"{fingerprint_of(swapped)} (vocabulary, merges or normalizer differ)"
+    expected = f"is {fingerprint_of(swapped)} (merges differ), expected {identity.fingerprint} as of 'tiny'; build it"
     assert expected in mismatch(identity, swapped)
+    stored = TokenizerIdentity.from_manifest(identity.to_manifest(), "manifest.json")
+    assert f"{fingerprint_of(swapped)} (vocabulary, merges or normalizer differ)" in mismatch(stored, swapped)
+
+
+# --- The same vocabulary, other tokens -----------------------------------------------------------------------------
+
+
+def space_marks(**parts):
+    """As tokenizers of SentencePiece's kind are: characters, and spaces written as marks by one of the parts."""
+    vocab = {character: id_ for id_, character in enumerate(map(chr, [*range(33, 127), 0x2581]))}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="?"))
+    return {**serialized(tokenizer), **parts}
+
+
+def identity_with_sample(fields, name="other"):
+    tokenizer = Tokenizer.from_str(json.dumps(fields))
+    return TokenizerIdentity.from_tokenizer_json(json.dumps(fields), name, sample_of(tokenizer, json.dumps(fields)))
+
+
+def stored(identity, **changes):
+    """The identity as a datastore has it."""
+    return TokenizerIdentity.from_manifest({**identity.to_manifest(), **changes}, "ds/manifest.json")
+
+
+MARK = "\u2581"
+REPLACE = {"type": "Replace", "pattern": {"String": " "}, "content": MARK}
+IN_NORMALIZER = {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": MARK}, REPLACE]}}
+METASPACE = {"type": "Metaspace", "replacement": MARK, "prepend_scheme": "always", "split": False}
+
+
+@pytest.mark.parametrize("of_file_is_stored", [True, False])
+@pytest.mark.parametrize("encoding", [True, False], ids=["with samples", "of an earlier release"])
+def test_a_file_and_its_directory_as_transformers_loads_it_are_the_same(of_file_is_stored, encoding):
+    identities = [
+        identity_with_sample(space_marks(**IN_NORMALIZER)),
+        identity_with_sample(space_marks(pre_tokenizer=METASPACE)),
+    ]
+    kept, other = identities if of_file_is_stored else identities[::-1]
+    assert kept.fingerprint != other.fingerprint
+    assert kept.encoding == other.encoding
+    stored(kept, **({} if encoding else {"encoding": None})).require_same(other, "ds/")
+
+
+def test_a_mark_before_texts_that_one_of_them_does_not_write_is_refused():
+    without = identity_with_sample(space_marks(normalizer=REPLACE))
+    always = identity_with_sample(space_marks(pre_tokenizer=METASPACE))
+    never = identity_with_sample(space_marks(pre_tokenizer={**METASPACE, "prepend_scheme": "never"}))
+    for kept, other in ((without, always), (always, without), (always, never)):
+        with pytest.raises(TokenizerMismatchError, match=r"differ.*build it again with the directory or the name that"):
+            stored(kept).require_same(other, "ds/")
+
+
+def test_another_pre_tokenizer_is_refused_and_named_where_the_datastore_keeps_its_tokenizer(bpe, tmp_path):
+    kept = identity_with_sample(bpe, "tiny")
+    digits = {"type": "Digits", "individual_digits": True}
+    split = {**bpe, "pre_tokenizer": {"type": "Sequence", "pretokenizers": [digits, bpe["pre_tokenizer"]]}}
+    other = identity_with_sample(split)
+    assert kept.fingerprint == other.fingerprint
+    found = "one that writes texts with other tokens of the same vocabulary (normalizer or pre-tokenizer differ)"
+    with pytest.raises(TokenizerMismatchError) as error:
+        stored(kept).require_same(other, tmp_path)
+    assert str(error.value).startswith(
+        f"{tmp_path}: tokenizer 'other' is {found}, expected the tokens of 'tiny'; build it"
+    )
+    (tmp_path / "tokenizer.json").write_text(json.dumps(bpe))
+    with pytest.raises(TokenizerMismatchError, match=r"of the same vocabulary \(pre-tokenizer differ\)"):
+        stored(kept).require_same(other, tmp_path)
+    stored(kept, encoding=None).require_same(other, tmp_path)  # of an earlier release, which nobody can tell
+
+
+def test_parts_that_are_written_otherwise_and_mean_the_same_are_the_same(bpe):
+    wrapped = {**bpe, "pre_tokenizer": {"type": "Sequence", "pretokenizers": [bpe["pre_tokenizer"]]}}
+    stored(identity_with_sample(bpe)).require_same(identity_with_sample(wrapped), "ds/")
+
+
+def test_padding_truncation_and_dropout_do_not_change_the_sample():
+    tokenizer = byte_level_bpe()
+    before = identity_of(tokenizer).encoding
+    assert before is not None
+    tokenizer.enable_padding(length=64)
+    tokenizer.enable_truncation(2)
+    tokenizer.model.dropout = 1.0
+    assert identity_of(tokenizer).encoding == before
+    assert tokenizer.encode("one two three").ids != byte_level_bpe().encode("one two three").ids, "it is as it was"
+
+
+def test_the_texts_of_the_sample_are_those_of_the_format():
+    text = (Path(encoding_sample.__file__).parents[1] / "datastore" / "FORMAT.md").read_text(encoding="utf-8")
+    lines = text.split("as JSON strings:\n\n```\n")[1].split("\n```")[0].splitlines()
+    assert tuple(map(json.loads, lines)) == encoding_sample.SAMPLE
+    ids = [byte_level_bpe().encode(sample).ids for sample in encoding_sample.SAMPLE]
+    digest = hashlib.sha256(json.dumps(ids).replace(" ", "").encode()).hexdigest()
+    assert identity_of(byte_level_bpe()).encoding == f"sha256:{digest}"
 
 
 def test_identity_of_takes_every_form_of_a_fast_tokenizer(identity):

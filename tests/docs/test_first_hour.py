@@ -125,13 +125,19 @@ def checkout() -> Iterator[Path]:
 
 @pytest.fixture
 def environment(checkout: Path) -> dict[str, str]:
-    """The variables of a machine on which only this Python is installed, with versions as they were tested."""
+    """The variables of a machine on which only this Python is installed, with today's releases, as a reader gets them.
+
+    But for torch, whose builds take gigabytes.
+    """
     kept = {name: value for name, value in os.environ.items() if name in KEPT or name.startswith("PIP_")}
     places = [os.path.dirname(os.path.realpath(sys.executable)), "/usr/local/bin", "/usr/bin", "/bin"]  # noqa: PTH120
     home = checkout.parent / "home"
     home.mkdir()
     cache = os.environ.get("PIP_CACHE_DIR", str(Path("~/.cache/pip").expanduser()))
-    pip = {"PIP_CONSTRAINT": str(ROOT / "constraints.txt"), "PIP_CACHE_DIR": cache, "PIP_RETRIES": "0"}
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    constraint = checkout.parent / "torch.txt"
+    constraint.write_text("\n".join(pin for pin in pins if pin.startswith("torch==")), encoding="utf-8")
+    pip = {"PIP_CONSTRAINT": str(constraint), "PIP_CACHE_DIR": cache, "PIP_RETRIES": "0"}
     return {**kept, **pip, "PATH": os.pathsep.join(places), "HOME": str(home)}
 
 

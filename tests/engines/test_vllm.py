@@ -311,9 +311,34 @@ def test_whatever_fails_leaves_the_native_drafts_meanwhile(
         patched.setattr(part, name, lambda *_: 1 / 0)
         for _ in range(5):
             engine.step()
-    assert totals(engine, "errors") == {"propose": 5 - (lag and name == "read")}
+    errors = totals(engine, "errors")
+    assert set(errors) == {"propose"}
+    assert errors["propose"] >= 5 - (lag and name == "read")
     outputs_are_plain(engine, [])
     assert engine.accepted > 80
+
+
+@pytest.mark.parametrize("lag", [False, True])
+@pytest.mark.parametrize(("part", "name"), [(Candidate, "of"), (speculator.Speculator, "_verified")])
+def test_a_fault_of_one_request_costs_that_one_its_drafts(
+    vllm: Vllm, place: str, monkeypatch: pytest.MonkeyPatch, part: Any, name: str, lag: bool
+) -> None:
+    engine = Engine(vllm, {"datastores": [place], "lag": lag}, MODEL)
+    native = getattr(part, name)
+    asked = [Request([100, 101], 40, id=id) for id in ("faulty", "other")]
+
+    def failing_for_one(*arguments: Any) -> Any:
+        faulty = engine.ours._requests.get("faulty")
+        bound = getattr(arguments[-1], "keywords", None) is not None and arguments[-1].func.__self__
+        return 1 / 0 if faulty is not None and faulty in (bound, arguments[1]) else native(*arguments)
+
+    monkeypatch.setattr(part, name, staticmethod(failing_for_one) if part is Candidate else failing_for_one)
+    outputs_are_plain(engine, asked)
+    errors, accepted = totals(engine, "errors"), engine.accepted
+    assert set(errors) == {"propose"}
+    alone = Engine(vllm, {"datastores": [place], "lag": lag}, MODEL)
+    outputs_are_plain(alone, [Request([100, 101], 40)])
+    assert accepted >= alone.accepted > 20, "the other has all of its drafts"
 
 
 def test_models_whose_logits_cannot_be_seen_are_drafted_for(vllm: Vllm, place: str) -> None:

@@ -29,6 +29,7 @@ INVOCATION = [21, 22]  # tokens that switch an activated LoRA on
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning:peft"),
     pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning"),
+    pytest.mark.filterwarnings("ignore:.*on a device type different:UserWarning"),  # than offloaded weights
 ]
 
 

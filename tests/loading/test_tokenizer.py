@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -93,8 +95,10 @@ def test_an_absent_path_is_not_looked_up_on_the_hub(name: str, monkeypatch: pyte
 @pytest.mark.parametrize(
     ("content", "found"),
     [
-        (b"{", "tokenizer is refused by tokenizers"),
-        (b"[]", "tokenizer is refused by tokenizers"),
+        (b"{", "tokenizer is a file of another kind (not JSON)"),
+        (b"IQ== 0\nIg== 1\n", "tokenizer is a file of another kind (not JSON)"),
+        (b"[]", "tokenizer is JSON of another kind (without a 'model')"),
+        (b'{"config": {"pattern": ""}, "vocab": []}', "tokenizer is JSON of another kind (without a 'model')"),
         (b'{"model": {"vocab": {}}}', "tokenizer is refused by tokenizers"),
         (b"\xff\xfe\x00", "tokenizer is a file of another kind"),
         (b"GGUF\x00\x00", "GGUF metadata is damaged"),
@@ -105,6 +109,44 @@ def test_a_file_that_is_no_tokenizer_is_refused_in_one_line(tmp_path: Path, cont
     path.write_bytes(content)
     message = refused(TokenizerLoadError, lambda: load_tokenizer(path), f"{path}: {found}")
     assert "\n" not in message
+    assert found.startswith("GGUF") or f"or else the directory '{tmp_path}'" in message
+
+
+@pytest.mark.parametrize("content", [b"junk", b"\xff\xfe junk", b"{}"])
+def test_a_file_that_is_named_as_gguf_and_is_none_is_said_to_be_none(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(content)
+    refused(
+        TokenizerLoadError, lambda: load_tokenizer(path), "tokenizer is a file of another kind (not GGUF), expected"
+    )
+
+
+def test_a_directory_with_a_file_of_sentencepiece_alone_names_the_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def absent(name: str, package: str | None = None) -> Any:
+        return None if name == "sentencepiece" else find_spec(name, package)
+
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", absent)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "LlamaTokenizer"}')
+    (tmp_path / "tokenizer.model").write_bytes(b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\x02")
+    found = (
+        "a file of SentencePiece alone ('tokenizer.model'), expected a tokenizer.json, or the packages that read it: "
+    )
+    refused(TokenizerLoadError, lambda: load_tokenizer(tmp_path), found + "pip install sentencepiece protobuf")
+    assert capfd.readouterr().err == ""
+
+
+def test_a_directory_that_needs_its_code_names_the_file_that_does_not(tmp_path: Path) -> None:
+    config = {"tokenizer_class": "OwnTokenizer", "auto_map": {"AutoTokenizer": ["own.OwnTokenizer", None]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    (tmp_path / "own.py").write_text("raise SystemExit('run')\n")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "own", "auto_map": config["auto_map"]}))
+    byte_level_bpe().save(str(tmp_path / "tokenizer.json"))
+    file = tmp_path / "tokenizer.json"
+    refused(TokenizerLoadError, lambda: load_tokenizer(tmp_path), f"; '{file}' can be given alone")
+    assert load_tokenizer(file).encoding == identity_of(byte_level_bpe()).encoding
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""All that the plug-in relies on in SGLang, as of 0.5.23. See `rest_store.engines.seam`.
+"""All that the plug-in relies on in SGLang, as of 0.5.23. See `rest_store.seam`.
 
 An attribute of SGLang that is not in this table is used nowhere in this package.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-from rest_store.engines.seam import Part, assigned_in, differences, read_in
+from rest_store.seam import Part, assigned_in, differences, read_in
 
 _ALGORITHM = "sglang.srt.speculative.spec_registry:CustomSpecAlgo"
 _ARGUMENTS = "sglang.srt.server_args:ServerArgs"

@@ -24,11 +24,11 @@ from rest_store.drafting.arbitration import Head
 from rest_store.engines.metrics import EngineMetrics
 from rest_store.engines.request import NewRequest, extras_of
 from rest_store.engines.request_drafter import RequestDrafter
-from rest_store.engines.seam import Part, difference, differences
 from rest_store.engines.sources import EngineSources
 from rest_store.engines.vllm.seam import CREATE, INIT, PARTS, PROPOSE
 from rest_store.engines.vllm.settings import WHERE, VllmSettings, settings_of, unused_because
 from rest_store.engines.vllm.speculator import Speculator
+from rest_store.seam import Part, difference, differences
 
 _RUNNER = "vllm.v1.worker.gpu.model_runner"
 _ARGUMENTS = "vllm.engine.arg_utils"

@@ -1,11 +1,11 @@
-"""All that the plug-in relies on in vLLM, as of 0.32.0; 0.33.0 has the same. See `rest_store.engines.seam`.
+"""All that the plug-in relies on in vLLM, as of 0.32.0; 0.33.0 has the same. See `rest_store.seam`.
 
 An attribute of vLLM that is not in this table is used nowhere: the stand-ins of the tests have these alone.
 """
 
 from __future__ import annotations
 
-from rest_store.engines.seam import Part
+from rest_store.seam import Part
 
 _CONFIG = "vllm.config"
 _GPU = "vllm.v1.worker.gpu"

@@ -176,18 +176,27 @@ class Speculator:
         """Yield what each request has written in a step, once that is done; one that lacks a step begins anew."""
         for written in () if step is None else step.read():
             request = self._requests.get(written.id)
-            if request is not None and self.drafter.length(written.id) + written.tokens.size == written.length:
-                request.learn(written)
-                chain = request.draft.chain if request.draft.is_chosen else Chain([], [])
-                verified = Chain(chain.tokens[: written.verified], chain.origins[: written.verified])
-                request.draft = Draft()
-                if request.offered is not None and written.tokens.size:
-                    request.draft = request.offered.draft(written.tokens)
-                request.offered = None
-                yield StepRequest(written.id, written.tokens, 0, verified, written.top_k)
-            elif request is not None and written.id not in self._ended:  # whose row may be another's
-                text = self._states.all_token_ids.gpu[written.row, : written.length].tolist()
-                self.begin(request.new._replace(tokens=text))
+            if request is None:
+                continue
+            try:
+                if self.drafter.length(written.id) + written.tokens.size == written.length:
+                    yield self._verified(request, written)
+                elif written.id not in self._ended:  # whose row may be another's
+                    text = self._states.all_token_ids.gpu[written.row, : written.length].tolist()
+                    self.begin(request.new._replace(tokens=text))
+            except Exception as error:  # of one request, which lacks this step from now on
+                self.drafter.metrics.count_error("propose", error)
+
+    def _verified(self, request: _Request, written: Written) -> StepRequest:
+        """Learn what became of a request's draft; its next one is that for the text with what was written."""
+        request.learn(written)
+        chain = request.draft.chain if request.draft.is_chosen else Chain([], [])
+        verified = Chain(chain.tokens[: written.verified], chain.origins[: written.verified])
+        request.draft = Draft()
+        if request.offered is not None and written.tokens.size:
+            request.draft = request.offered.draft(written.tokens)
+        request.offered = None
+        return StepRequest(written.id, written.tokens, 0, verified, written.top_k)
 
     def _look_up(self, ids: Sequence[str], most: int) -> None:
         """Look up what may follow the texts of requests: `most` tokens after the step under way."""
@@ -198,10 +207,13 @@ class Speculator:
             steps.append(StepRequest(id, nothing, max(0, min(self._lag + most, left))))
         for id, tree in zip(ids, self.drafter.draft(steps, shape="chain"), strict=True):
             request = self._requests[id]
-            if len(tree):
-                request.offered = Candidate.of(tree, self._lag, most, partial(request.is_worth, most=most))
-                if not self._lag:
-                    request.draft = request.offered.draft(nothing)
+            try:
+                if len(tree):
+                    request.offered = Candidate.of(tree, self._lag, most, partial(request.is_worth, most=most))
+                    if not self._lag:
+                        request.draft = request.offered.draft(nothing)
+            except Exception as error:  # of one request
+                self.drafter.metrics.count_error("propose", error)
 
     def _drafts(self, batch: Any, otherwise: torch.Tensor, most: int) -> torch.Tensor:
         ids, rows = batch.req_ids[: batch.num_reqs], batch.idx_mapping[: batch.num_reqs]

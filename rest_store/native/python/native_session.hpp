@@ -2,9 +2,14 @@
 #pragma once
 
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
+#include <memory>
 #include <sstream>
+#include <tuple>
+#include <utility>
 
 #include "python/bindings.hpp"
 #include "python/native_calibration.hpp"
@@ -53,6 +58,45 @@ inline DraftLimits limits_of(std::size_t max_nodes, const Array<double>& costs, 
   return {max_nodes, is_chain ? Shape::kChain : Shape::kTree, span_of(costs)};
 }
 
+// A filter written in Python: called with (node, parent, token, tokens int32[n], probabilities float32[n]), it returns
+// None, for no change, or the tokens and probabilities of the candidates that are left or new. Holds the GIL meanwhile.
+class PythonFilter : public CandidateFilter {
+ public:
+  explicit PythonFilter(nb::object function) : function_(std::move(function)) {}
+
+  bool filter(std::int32_t node, std::int32_t parent, Token token,
+              std::vector<FilteredCandidate>& candidates) override {
+    const nb::gil_scoped_acquire hold;
+    tokens_.clear();
+    probabilities_.clear();
+    for (const FilteredCandidate& candidate : candidates) {
+      tokens_.push_back(static_cast<std::int32_t>(candidate.token));
+      probabilities_.push_back(candidate.probability);
+    }
+    const nb::object answer =
+        function_(node, parent, static_cast<std::int32_t>(token), bytes_of(tokens_), bytes_of(probabilities_));
+    if (answer.is_none()) return false;
+    const auto [tokens, probabilities] = nb::cast<std::tuple<nb::bytes, nb::bytes>>(answer);
+    const std::size_t count = tokens.size() / sizeof(std::int32_t);
+    if (probabilities.size() != count * sizeof(float)) throw nb::value_error("of unequal length");
+    const std::vector<FilteredCandidate> before = std::exchange(candidates, {});
+    for (std::size_t i = 0; i < count; ++i) {
+      FilteredCandidate candidate{0, kFilterOrigin, 0};
+      std::memcpy(&candidate.token, tokens.c_str() + i * sizeof(Token), sizeof(Token));
+      std::memcpy(&candidate.probability, probabilities.c_str() + i * sizeof(float), sizeof(float));
+      for (const FilteredCandidate& other : before)
+        if (other.token == candidate.token) candidate.origins = other.origins;
+      candidates.push_back(candidate);
+    }
+    return true;
+  }
+
+ private:
+  nb::object function_;
+  std::vector<std::int32_t> tokens_;
+  std::vector<float> probabilities_;
+};
+
 // One generation. Sources are identified by their indices among the session's sources, of which there are at most 8.
 class NativeSession {
  public:
@@ -67,6 +111,13 @@ class NativeSession {
   void use_recycled_logits(std::uint32_t source, RecycledLogits& recycled) {
     builder_.use_recycled(recycled);
     source_of_[1] = source;
+  }
+
+  // The origin of the candidates that it proposes is `source`.
+  void use_filter(std::uint32_t source, nb::object function) {
+    filter_ = std::make_unique<PythonFilter>(std::move(function));
+    builder_.use_filter(*filter_);
+    filter_source_ = source;
   }
 
   // Stores are datastores. Another reader: the datastore has other shards.
@@ -187,6 +238,7 @@ class NativeSession {
     std::uint32_t origins = 0;
     for (std::size_t origin = 0; origin < source_of_.size(); ++origin)
       if ((node.origins >> origin & 1) != 0) origins |= 1U << source_of_[origin];
+    if ((node.origins & kFilterOrigin) != 0) origins |= 1U << filter_source_;
     return origins;
   }
 
@@ -222,6 +274,8 @@ class NativeSession {
   NativeCalibration& calibration_;
   std::vector<nb::object> readers_;             // of each store, kept alive
   std::vector<std::uint32_t> source_of_{0, 0};  // of prompt lookup, recycled logits and each store
+  std::unique_ptr<PythonFilter> filter_;
+  std::uint32_t filter_source_ = 0;
   OnlineCalibration before_;
   TreeBuilder builder_;
   std::uint64_t vocabulary_ = std::uint64_t{1} << 31;

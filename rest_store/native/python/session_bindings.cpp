@@ -110,6 +110,7 @@ void bind_sessions(nb::module_& module) {
       .def(nb::init<NativeCalibration&>(), nb::keep_alive<1, 2>())
       .def("use_prompt_lookup", &NativeSession::use_prompt_lookup)
       .def("use_recycled_logits", &NativeSession::use_recycled_logits, nb::keep_alive<1, 3>())
+      .def("use_filter", &NativeSession::use_filter)
       .def("add_store", &NativeSession::add_store)
       .def("set_reader", &NativeSession::set_reader)
       .def("remove_store", &NativeSession::remove_store)

@@ -40,6 +40,26 @@ struct DraftScratch {
   IntegerTrees::Scratch trees;
 };
 
+// A candidate as a filter sees it.
+struct FilteredCandidate {
+  Token token;
+  std::uint32_t origins;
+  float probability;  // that it comes next
+};
+
+constexpr std::uint32_t kFilterOrigin = std::uint32_t{1} << 31;  // of candidates that a filter proposes
+
+// What may follow at each node of a tree, such as a grammar.
+class CandidateFilter {
+ public:
+  virtual ~CandidateFilter() = default;
+
+  // Remove candidates, change their probabilities, or add others (kFilterOrigin). Return whether anything was changed.
+  // Called for the context (`node` is -1) and for each node that is expanded, after its parent; `token` is the node's.
+  virtual bool filter(std::int32_t node, std::int32_t parent, Token token,
+                      std::vector<FilteredCandidate>& candidates) = 0;
+};
+
 // Not thread-safe. What it points to outlives it.
 class TreeBuilder {
  public:
@@ -48,6 +68,7 @@ class TreeBuilder {
   // Before the text.
   void use_lookup() { uses_lookup_ = true; }
   void use_recycled(RecycledLogits& recycled) { recycled_ = &recycled; }
+  void use_filter(CandidateFilter& filter) { filter_ = &filter; }
   void learn_online(bool on) { learns_online_ = on; }
   void add_reference(std::span<const Token> tokens) { lookup_.add_reference(tokens); }
   void begin_text(std::span<const Token> tokens) {
@@ -193,8 +214,9 @@ class TreeBuilder {
     std::uint32_t expansion;  // of the node that it follows
     Token token;
     std::uint32_t origins;
-    float probability;  // that it comes next
-    float score;        // that the path up to it is accepted
+    float probability;   // that it comes next
+    float score;         // that the path up to it is accepted
+    bool is_calibrated;  // whether `probability` is the calibration's, and no filter's
   };
 
   const DraftNode& node_at(std::int32_t node) const { return nodes_[static_cast<std::size_t>(node)]; }
@@ -231,14 +253,24 @@ class TreeBuilder {
     candidates.fill(sources, hit_rates_, features, lookup_, is_wide ? kCandidates : kLanes);
     const std::array<float, kCandidates> probabilities =
         acceptance_probabilities(candidates, trees_.of(has_live_), online_, scratch.trees);
+    filtered_.clear();
     for (std::size_t row = 0; row < candidates.size(); ++row) {
-      const float probability = probabilities[row];
-      candidates_.push_back({static_cast<std::uint32_t>(expansions_), candidates.token(row), candidates.origins(row),
-                             probability, features.score * probability});
+      filtered_.push_back({candidates.token(row), candidates.origins(row), probabilities[row]});
       if (records_)
         for (std::size_t i = 0; i < kFeatures; ++i) features_.push_back(candidates.feature(row, i));
     }
+    const bool is_filtered = filter_ != nullptr && !records_ && apply_filter();
+    for (const FilteredCandidate& candidate : filtered_)
+      candidates_.push_back({static_cast<std::uint32_t>(expansions_), candidate.token, candidate.origins,
+                             candidate.probability, features.score * candidate.probability, !is_filtered});
     ++expansions_;
+  }
+
+  // Have the filter narrow the candidates of the node that is expanded next; return whether it changed any.
+  bool apply_filter() {
+    if (next_ == kContext) return filter_->filter(kContext, kContext, 0, filtered_);
+    const DraftNode& node = node_at(next_);
+    return filter_->filter(next_, node.parent, node.token, filtered_);
   }
 
   // Make a candidate the next node, below `parent`.
@@ -304,7 +336,8 @@ class TreeBuilder {
     for (std::size_t i = 0; i < candidates_.size(); ++i) {
       const Candidate& candidate = candidates_[i];
       if (candidate.expansion != static_cast<std::uint32_t>(expansion)) continue;
-      if (learns_online_) online_.learn(candidate.origins, candidate.probability, candidate.token == token);
+      if (learns_online_ && candidate.is_calibrated)
+        online_.learn(candidate.origins, candidate.probability, candidate.token == token);
       if (!records_) continue;
       recorded_.labels.push_back(candidate.token == token);
       const auto first = features_.begin() + static_cast<std::ptrdiff_t>(i * kFeatures);
@@ -320,6 +353,7 @@ class TreeBuilder {
   bool uses_lookup_ = false;
   RecycledLogits* recycled_ = nullptr;
   std::vector<EvidenceReader*> stores_;
+  CandidateFilter* filter_ = nullptr;
   bool learns_online_ = true;
   bool records_ = false;
   OnlineCalibration online_;
@@ -336,8 +370,9 @@ class TreeBuilder {
   std::int32_t next_ = kNowhere;  // the node that is expanded next
   std::size_t expansions_ = 0;
   std::uint32_t pushed_ = 0;
-  std::vector<Candidate> candidates_;  // the candidates of all expansions
-  std::vector<float> features_;        // theirs, if they are recorded
+  std::vector<Candidate> candidates_;        // the candidates of all expansions
+  std::vector<FilteredCandidate> filtered_;  // those of the expansion at hand
+  std::vector<float> features_;              // theirs, if they are recorded
   Recorded recorded_;
 
   std::vector<Token> tail_;

@@ -117,6 +117,7 @@ def _datastore(message: pb.DatastoreDescription, target: str) -> ServedDatastore
         "vocabulary_size": fields.vocabulary_size,
         "special_tokens": dict(fields.special_tokens),
         "added_tokens": dict(fields.added_tokens),
+        **({"encoding": fields.encoding} if fields.encoding else {}),
     }
     try:
         tokenizer = TokenizerIdentity.from_manifest(described, f"{target}: datastore '{message.name}'")

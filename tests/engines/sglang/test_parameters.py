@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -140,3 +141,14 @@ def test_only_on_cuda_does_sglang_sample_while_it_verifies() -> None:
     assert not _verify_uses_greedy(**device, use_rejection_sampling=False)
     for name in ("is_cpu", "is_hip", "is_xpu"):
         assert _verify_uses_greedy(**{**device, name: True}, use_rejection_sampling=False)
+
+
+@pytest.mark.usefixtures("sglang_on_cpu")
+def test_sglang_applies_no_min_p_and_no_custom_processor_while_it_verifies() -> None:
+    """If this fails, the docs may no longer name them."""
+    from sglang.srt.speculative.eagle_utils import eagle_sample
+
+    source = inspect.getsource(eagle_sample)
+    assert "top_p" in source
+    assert "min_p" not in source
+    assert "logit_processor" not in source

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from rest_store.engines.seam import attributes_of
 from rest_store.engines.sglang.seam import PARTS
 from rest_store.errors import EngineSettingsError
+from rest_store.seam import attributes_of
 from tests.engines.sglang import scheduler
 from tests.engines.sglang.engine import IN_SGLANG
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,13 +19,12 @@ import pytest
 
 from rest_store.live.live_datastore import LiveDatastore
 from tests.engines.sglang.engine import IN_SGLANG, ROOT
-from tests.shared.clients import free_port
 from tests.shared.live import until
 from tests.shared.pages import PAGES, blocks, section
-from tests.shared.services import PATIENCE
 
 pytestmark = IN_SGLANG
 PROMPT = list(range(40, 60))
+PATIENCE = 120.0  # seconds
 
 
 class Server:
@@ -33,7 +33,8 @@ class Server:
     def __init__(self, model: Path, place: Path) -> None:
         self.memory, self.log = place / "memory.ds", place / "log"
         [block] = blocks(section(PAGES["docs/how-to/sglang.md"], "On a CPU"))
-        port = free_port()
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            port = probe.getsockname()[1]
         script = block.text.replace("MODEL", str(model)).replace("memory.ds", str(self.memory))
         script = script.replace("sglang serve", f"exec sglang serve --port {port}")
         self.url = f"http://127.0.0.1:{port}"

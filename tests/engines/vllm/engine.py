@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib.util
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +16,6 @@ IN_VLLM = [
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vLLM is not installed: see `make test-vllm`"),
     pytest.mark.filterwarnings("default"),
 ]
-COMMAND = [sys.executable, "-m", "tests.engines.vllm.command"]
 DRAFT_TOKENS = 5
 LENGTH = 160  # of the longest text, with its prompt
 ROWS = 6

@@ -30,7 +30,7 @@ ASKED: dict[str, dict[str, Any]] = {
     "presence penalty": {"presence_penalty": 1.5},
     "frequency penalty": {"frequency_penalty": 0.8},
     "reward of frequency": {"frequency_penalty": -0.8},
-    "forbidden words": {"bad_words": list("aeiorstn")},
+    "forbidden words": {"bad_words": ["as", "It", "A", "U"]},
     "allowed tokens": {"allowed_token_ids": list(range(3, 60))},
     "log probabilities": {"logprobs": 2},
     "log probabilities of the prompt": {"prompt_logprobs": 2},

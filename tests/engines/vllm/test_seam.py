@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
+import pkgutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from rest_store.engines.seam import differences
 from rest_store.engines.vllm.plugin import _warn_once
-from rest_store.engines.vllm.seam import CREATE, PARTS
+from rest_store.engines.vllm.seam import CREATE, PARTS, PROPOSE
 from rest_store.errors import EngineSettingsError
+from rest_store.seam import difference, differences
 from tests.engines.vllm.engine import IN_VLLM, SPECULATIVE
 
 pytestmark = IN_VLLM
@@ -19,6 +21,17 @@ pytestmark = IN_VLLM
 
 def test_vllm_has_what_the_table_lists() -> None:
     assert differences((CREATE, *PARTS)) == []
+
+
+def test_each_speculator_proposes_as_the_table_says() -> None:
+    """Those of heads and lookups, of which an engine has one."""
+    import vllm.v1.worker.gpu.spec_decode as package
+
+    names = [module.name for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")]
+    modules = [importlib.import_module(name) for name in names]
+    speculators = {one for module in modules for one in vars(module).values() if hasattr(one, "propose")}
+    assert len(speculators) > 10
+    assert [found for one in speculators if (found := difference(PROPOSE, one.propose)) is not None] == []
 
 
 class Said(logging.Handler):

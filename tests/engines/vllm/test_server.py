@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -18,40 +19,45 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from rest_store.live.live_datastore import LiveDatastore
-from tests.engines.vllm.engine import COMMAND, IN_VLLM, LENGTH, SPECULATIVE, Request
+from tests.engines.vllm.engine import IN_VLLM, LENGTH, Request
 from tests.shared.clients import free_port
 from tests.shared.live import until
+from tests.shared.pages import PAGES, ROOT, blocks, section
 from tests.shared.services import PATIENCE
 
 pytestmark = IN_VLLM
 
 
 class Server:
-    """`vllm serve` on a free port.
+    """The block of the page for a CPU, on a free port.
 
     Args:
         model: directory.
-        settings: of the drafter.
+        datastore: what is drafted from.
+        live: what is remembered in.
         log: file for what it prints; a folder for its figures is made beside it.
     """
 
-    def __init__(self, model: Path, settings: dict[str, Any], log: Path) -> None:
+    def __init__(self, model: Path, datastore: Path, live: Path, log: Path) -> None:
         self.url = f"http://127.0.0.1:{free_port()}"
         self.log = log
-        command = [*COMMAND, "serve", model, "--served-model-name", "tiny"]
-        command += ["--host", "127.0.0.1", "--port", self.url.rpartition(":")[2]]
-        command += ["--dtype", "float32", "--enforce-eager", "--max-model-len", LENGTH, "--max-num-seqs", 4]
-        # Without this, vLLM kills its processes with what is not remembered yet.
-        command += ["--shutdown-timeout", int(PATIENCE)]
-        command += ["--speculative-config", json.dumps(SPECULATIVE)]
-        command += ["--additional-config", json.dumps({"rest_store": settings})]
+        [block] = blocks(section(PAGES["docs/how-to/vllm.md"], "On a CPU"))
+        script = (
+            block.text.replace("MODEL", str(model))
+            .replace("memory.ds", str(live))
+            .replace("python -m", "exec python -m")
+        )
+        script = script.replace('"datastores": []', f'"datastores": [{json.dumps(str(datastore))}]')
+        # Without the time to shut down, vLLM kills its processes with what is not remembered yet.
+        more = {"--host": "127.0.0.1", "--port": self.url.rpartition(":")[2], "--shutdown-timeout": int(PATIENCE)}
+        more |= {"--max-model-len": LENGTH, "--max-num-seqs": 4}
+        script = script.rstrip() + "".join(f" {name} {value}" for name, value in more.items())
         (figures := log.with_name("figures")).mkdir()
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        own = {"PATH": path, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "PROMETHEUS_MULTIPROC_DIR": str(figures)}
         with log.open("w") as out:
             self.process = subprocess.Popen(
-                list(map(str, command)),
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "PROMETHEUS_MULTIPROC_DIR": str(figures)},
+                ["bash", "-c", script], cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, env={**os.environ, **own}
             )
         while self.process.poll() is None and self.get("/health") is None:
             time.sleep(0.1)
@@ -87,7 +93,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(model: Path, datastore: Path, live: Path) -> Iterator[Server]:
-    running = Server(model, {"datastores": [str(datastore)], "remember": str(live)}, live.with_name("log"))
+    running = Server(model, datastore, live, live.with_name("log"))
     try:
         yield running
     finally:
@@ -107,7 +113,7 @@ def tokens_of(client: Any, request: Request, most: int) -> list[int]:
     """The token ids of an answer, as they are streamed."""
     asked = {"temperature": 0.0, "max_tokens": most, "stream": True}
     extra = {"return_token_ids": True, "ignore_eos": True}
-    stream = client.completions.create(model="tiny", prompt=request.prompt, extra_body=extra, **asked)
+    stream = client.completions.create(model="m", prompt=request.prompt, extra_body=extra, **asked)
     return [token for piece in stream for token in piece.choices[0].token_ids or []]
 
 

@@ -1,6 +1,7 @@
-"""The seam to an engine: a table of what a plug-in relies on in it, and the check that an engine is like its table.
+"""Seams to other packages: a table of what is relied on in one, and the check that the installed release is like it.
 
-Each engine's package has one table, `PARTS` of its module `seam`. It is checked when the engine starts.
+Each engine's package, and that of generation with transformers, has one table, `PARTS` of its module `seam`. It is
+checked at the start.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from typing import Any, NamedTuple
 
 
 class Part(NamedTuple):
-    """Something of an engine that a plug-in wraps, calls, reads or puts its own in the place of.
+    """Something of another package that is wrapped, called, read or replaced.
 
     Attributes:
         place: `module:name`, or `module:Class.name` for what objects of a class have.
         parameters: names of the first parameters, with `self`; None: it is read and not called.
         others: names of further parameters that are passed by name.
-        is_whole: whether there are no more parameters, since a method of the plug-in is called in its place.
+        is_whole: whether there are no more parameters, since a function of ours is called in its place.
     """
 
     place: str
@@ -32,13 +33,13 @@ class Part(NamedTuple):
 
 
 def differences(parts: Iterable[Part]) -> list[str]:
-    """Return what an engine has not as a table says, in words; nothing if the engine is like the table."""
+    """Return what a package has not as a table says, in words; nothing if it is like the table."""
     words = (difference(part) for part in parts)
     return [found for found in words if found is not None]
 
 
 def difference(part: Part, function: Callable[..., Any] | None = None) -> str | None:
-    """Return how an engine differs from one part of a table, in words; None: it does not.
+    """Return how a package differs from one part of a table, in words; None: it does not.
 
     Args:
         part: of the table.

@@ -9,8 +9,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from rest_store.engines.seam import Part, attributes_of, difference, differences
 from rest_store.engines.vllm.seam import CREATE, PARTS
+from rest_store.seam import Part, attributes_of, difference, differences
 from tests.shared.engine import ScriptedHead, Vllm
 
 

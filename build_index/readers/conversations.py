@@ -1,0 +1,139 @@
+"""Conversations in records: turns of the layouts that data sets and logs of engines have, as messages.
+
+A turn is an object with `role` and `content` (OpenAI), one with `from` and `value` (ShareGPT), or a text alone, whose
+role follows from its place. Content may be a text, null, or a list of parts. What a model wrote besides its text, calls
+of tools and reasoning, is kept under one name whichever the record has.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeGuard
+
+from build_index.documents import Message, well_formed
+from rest_store.errors import CorpusFormatError, describe
+
+_ROLES = {"human": "user", "gpt": "assistant", "bing": "assistant", "chatgpt": "assistant"}  # ShareGPT's
+_REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")  # names of one thing, in engines and templates
+_REASONING_PARTS = ("thinking", "reasoning")
+_KEPT_FIELDS = ("tool_call_id", "name")
+_EXPECTED = "role and content"
+_ABSENT = object()
+_PART_TYPE = re.compile(r"[a-z_]{1,30}")
+
+
+def messages_of(turns: Sequence[object], origin: str, field: str, left_out: Counter[str]) -> tuple[Message, ...]:
+    """Return the messages of a conversation; none if no turn holds more than white space.
+
+    The third item of a message is a JSON object with those of `reasoning_content`, `tool_calls`, `tool_call_id` and
+    `name` that the turn has, and with `content`, if that is null.
+
+    Args:
+        turns: those of the record, oldest first.
+        origin: where the record stands, for messages.
+        field: where the turns stand in it, for messages.
+        left_out: counts parts of content that are not text, such as images.
+
+    Raises:
+        CorpusFormatError: a turn has no role, or nothing that was said.
+    """
+    messages: list[Message] = []
+    has_content = False
+    for number, turn in enumerate(turns):
+        role, content, more = ("user", "assistant")[number % 2], turn, dict[str, Any]()
+        where = f"turn {number} of '{field}'"
+        if isinstance(turn, Mapping):
+            role, content = _role(turn, origin, where), turn.get("content", turn.get("value", _ABSENT))
+            more = _more(turn, content)
+            said = "tool_calls" in more or "reasoning_content" in more
+            if content is _ABSENT and not said:
+                raise CorpusFormatError(describe(origin, where, f"one with {fields_text(turn)}", _EXPECTED))
+            if content is None or content is _ABSENT or (content == "" and said):
+                content = ""
+                more |= {"content": None} if said else {}  # templates ask for it
+            elif _is_list_of_parts(content):
+                content = _joined(content, left_out)
+            has_content |= said
+        if not isinstance(content, str):
+            expected = f"a text, or {_EXPECTED}"
+            raise CorpusFormatError(describe(origin, where, f"a {kind_of(content)}", expected))
+        has_content |= bool(content) and not content.isspace()
+        parts = (role, content, json.dumps(more, ensure_ascii=False, default=str)) if more else (role, content)
+        messages.append(tuple(map(well_formed, parts)))
+    return tuple(messages) if has_content else ()
+
+
+def _role(turn: Mapping[str, Any], origin: str, where: str) -> str:
+    speaker = turn.get("role", turn.get("from"))
+    if not isinstance(speaker, str):
+        raise CorpusFormatError(describe(origin, where, f"one with {fields_text(turn)}", _EXPECTED))
+    return speaker if "role" in turn else _ROLES.get(speaker, speaker)
+
+
+def _more(turn: Mapping[str, Any], content: object) -> dict[str, Any]:
+    """Return what the turn holds besides role and content, as far as templates read it."""
+    more: dict[str, Any] = {}
+    if reasoning := _reasoning(turn, content):
+        more["reasoning_content"] = reasoning
+    if turn.get("tool_calls"):
+        more["tool_calls"] = turn["tool_calls"]
+    elif isinstance(call := turn.get("function_call"), Mapping):  # OpenAI's, before there were several
+        more["tool_calls"] = [{"type": "function", "function": dict(call)}]
+    more |= {name: turn[name] for name in _KEPT_FIELDS if turn.get(name) and isinstance(turn[name], str)}
+    return more
+
+
+def _reasoning(turn: Mapping[str, Any], content: object) -> str:
+    """Return the reasoning of a turn: of the first field that has some, or else of the parts of its content."""
+    for name in _REASONING_FIELDS:
+        if text := _text(turn.get(name)):
+            return text
+    return "".join(map(_reasoning_part, content)) if _is_list_of_parts(content) else ""
+
+
+def _reasoning_part(part: Mapping[str, Any]) -> str:
+    kind = part.get("type")
+    return _text(part.get(kind)) or _text(part.get("text")) if kind in _REASONING_PARTS else ""
+
+
+def _text(value: object) -> str:
+    """Return a text, or that of a list of texts and parts; otherwise nothing."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return "".join(_text(part.get("text")) if isinstance(part, Mapping) else _text(part) for part in value)
+    return ""
+
+
+def _joined(parts: Iterable[Mapping[str, Any]], left_out: Counter[str]) -> str:
+    """Return the text of parts, whatever they call themselves, without their reasoning."""
+    texts = []
+    for part in parts:
+        kind = part.get("type", "text")
+        if kind in _REASONING_PARTS:
+            continue
+        if isinstance(text := part.get("text"), str):
+            texts.append(text)
+        else:
+            known = kind if isinstance(kind, str) and _PART_TYPE.fullmatch(kind) else "unknown"
+            left_out[f"parts of type '{known}'"] += 1
+    return "".join(texts)
+
+
+def _is_list_of_parts(content: object) -> TypeGuard[list[Mapping[str, Any]]]:
+    return isinstance(content, list) and all(isinstance(part, Mapping) for part in content)
+
+
+def kind_of(value: object) -> str:
+    """Return the JSON name of a value's type."""
+    names = {type(None): "null", bool: "boolean", int: "number", float: "number", str: "string", list: "list"}
+    return names.get(type(value), "object" if isinstance(value, Mapping) else type(value).__name__)
+
+
+def fields_text(names: Iterable[str]) -> str:
+    """Return the names of fields for a message."""
+    quoted = [f"'{name}'" for name in names]
+    return ("fields " + ", ".join(quoted[:8]) + (", ..." if len(quoted) > 8 else "")) if quoted else "no fields"

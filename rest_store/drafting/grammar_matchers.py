@@ -1,0 +1,169 @@
+"""Matchers of grammars: the seam to xgrammar and llguidance.
+
+A matcher follows one text, token by token, and says which tokens may come next. Neither library is
+imported before one of its grammars is used. All that is used of them:
+
+    xgrammar (0.2)     GrammarMatcher(compiled), accept_token(id), fork(), fill_next_token_bitmask(mask),
+                       is_terminated(); TokenizerInfo(vocabulary...), GrammarCompiler(info).compile_*
+    llguidance (1.9)   LLMatcher(tokenizer, grammar), try_consume_tokens([id]), deep_copy(),
+                       is_stopped(), get_error(); numpy.fill_next_token_bitmask(matcher, mask);
+                       LLTokenizer.vocab_size, eos_token, decode_bytes([id]); hf.from_tokenizer
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from rest_store.errors import LimitError, describe
+from rest_store.extras import named_extras
+
+Mask = npt.NDArray[np.int32]  # bit i % 32 of word i // 32: whether token i may come next
+
+
+@runtime_checkable
+class GrammarMatcher(Protocol):
+    """The place of one text in a grammar. Not thread-safe."""
+
+    def accept(self, token: int) -> bool:
+        """Go on with a token; return False, and stay, if the grammar forbids it."""
+
+    def fork(self) -> GrammarMatcher:
+        """Return a matcher at the same place, which goes on by itself."""
+
+    def mask(self) -> Mask | None:
+        """Return the tokens that may come next, int32[ceil(vocabulary / 32)]; None: the text has ended."""
+
+
+class XgrammarMatcher:
+    """A matcher of xgrammar.
+
+    Args:
+        compiled: an `xgrammar.CompiledGrammar`, which is immutable and may be shared.
+    """
+
+    def __init__(self, compiled: Any, matcher: Any = None) -> None:
+        import xgrammar
+
+        self._compiled = compiled
+        self._matcher = xgrammar.GrammarMatcher(compiled) if matcher is None else matcher
+        self._words = (int(compiled.tokenizer_info.vocab_size) + 31) // 32
+
+    def accept(self, token: int) -> bool:
+        """Go on with a token, as `GrammarMatcher`."""
+        return not self._matcher.is_terminated() and bool(self._matcher.accept_token(token))
+
+    def fork(self) -> XgrammarMatcher:
+        """Return a matcher at the same place."""
+        return XgrammarMatcher(self._compiled, self._matcher.fork())
+
+    def mask(self) -> Mask | None:
+        """Return the tokens that may come next, as `GrammarMatcher`."""
+        if self._matcher.is_terminated():
+            return None
+        mask = np.full((1, self._words), -1, np.int32)
+        self._matcher.fill_next_token_bitmask(mask)
+        row: Mask = mask[0]
+        return row
+
+
+class LlguidanceMatcher:
+    """A matcher of llguidance.
+
+    Args:
+        tokenizer: an `llguidance.LLTokenizer`.
+        grammar: the grammar as `llguidance.LLMatcher` takes it.
+    """
+
+    def __init__(self, tokenizer: Any, grammar: str, matcher: Any = None) -> None:
+        import llguidance
+
+        self._tokenizer, self._grammar = tokenizer, grammar
+        self._matcher = llguidance.LLMatcher(tokenizer, grammar) if matcher is None else matcher
+        self._size = int(tokenizer.vocab_size)
+        self._end = int(tokenizer.eos_token)
+        self._has_ended = False
+
+    def accept(self, token: int) -> bool:
+        """Go on with a token, as `GrammarMatcher`; an id outside the vocabulary would break the matcher."""
+        if self._has_ended or not 0 <= token < self._size:
+            return False
+        if self._matcher.is_stopped():
+            self._has_ended = token == self._end
+            return self._has_ended
+        return int(self._matcher.try_consume_tokens([token])) == 1
+
+    def fork(self) -> LlguidanceMatcher:
+        """Return a matcher at the same place."""
+        forked = LlguidanceMatcher(self._tokenizer, self._grammar, self._matcher.deep_copy())
+        forked._has_ended = self._has_ended
+        return forked
+
+    def forced(self) -> list[int]:
+        """Return the tokens that the grammar forces next, as llguidance's tokenizer spells them."""
+        return [] if self._matcher.is_stopped() else list(self._matcher.compute_ff_tokens())
+
+    def mask(self) -> Mask | None:
+        """Return the tokens that may come next, as `GrammarMatcher`; after a whole text only its end."""
+        if self._has_ended:
+            return None
+        mask = np.zeros((1, (self._size + 31) // 32), np.int32)
+        if self._matcher.is_stopped():
+            mask.view(np.uint32)[0, self._end // 32] = 1 << self._end % 32
+        else:
+            from llguidance.numpy import fill_next_token_bitmask
+
+            fill_next_token_bitmask(self._matcher, mask)
+        row: Mask = mask[0]
+        return row
+
+
+class GrammarDefinition(NamedTuple):
+    """A grammar as sessions need it; of a library of your own, it is what `Grammar` takes.
+
+    Attributes:
+        begin: returns a matcher at its beginning.
+        token_bytes: the bytes of each token, by id; tokens without text have none.
+    """
+
+    begin: Callable[[], GrammarMatcher]
+    token_bytes: Sequence[bytes]
+
+
+def open_grammar(compiled: object, tokenizer: object) -> GrammarDefinition:
+    """Return the definition of a grammar; arguments and errors as `Grammar`."""
+    if isinstance(compiled, GrammarDefinition):
+        return compiled
+    if type(compiled).__module__.partition(".")[0] == "xgrammar":
+        info: Any = compiled.tokenizer_info  # type: ignore[attr-defined]
+        return GrammarDefinition(lambda: XgrammarMatcher(compiled), info.decoded_vocab)
+    if not isinstance(compiled, str):
+        expected = "an xgrammar.CompiledGrammar, or a grammar of llguidance as text"
+        raise LimitError(describe("grammar", "compiled", f"a {type(compiled).__name__}", expected))
+    with named_extras("Grammar"):
+        import llguidance
+
+    adapted = tokenizer if isinstance(tokenizer, llguidance.LLTokenizer) else _ll_tokenizer(tokenizer)
+    if error := llguidance.LLMatcher.validate_grammar(compiled, adapted):
+        raise LimitError(describe("grammar", "grammar", f"refused by llguidance ({error})", "one that it takes"))
+    token_bytes = [adapted.decode_bytes([token]) for token in range(adapted.vocab_size)]
+    return GrammarDefinition(lambda: LlguidanceMatcher(adapted, compiled), token_bytes)
+
+
+def compile_json_schema(schema: str, tokenizer: object) -> tuple[object, object]:
+    """Return the arguments of `Grammar` for a JSON schema: by llguidance where it is installed, else by xgrammar."""
+    with named_extras("Grammar"):
+        import llguidance
+
+    return llguidance.LLMatcher.grammar_from_json_schema(schema), tokenizer
+
+
+@lru_cache(maxsize=8)
+def _ll_tokenizer(tokenizer: object) -> Any:
+    import llguidance.hf
+
+    return llguidance.hf.from_tokenizer(tokenizer)
