@@ -46,7 +46,9 @@ def require_model(model: Any) -> None:
     has_positions = "position_ids" in parameters or not has_attention(config)
     if not has_positions or getattr(config, "alibi", False):
         position = "counted by the model itself, or left to ALiBi"
-    elif isinstance(getattr(config, "attention_layers", None), list):  # GPT-Neo
+    elif isinstance(getattr(config, "attention_layers", None), list) or hasattr(
+        config, "rel_extent"
+    ):  # GPT-Neo, Inkling
         position = "a slot of the cache"
     if position is not None:
         raise ModelNotSupportedError(describe(name, "the position of a token", position, "an argument, position_ids"))

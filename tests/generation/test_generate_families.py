@@ -2,53 +2,26 @@
 
 from __future__ import annotations
 
-import functools
-from typing import Any
-
 import pytest
-import torch
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+import transformers
 
-import rest_store
-from rest_store.errors import CacheNotSupportedError, ModelNotSupportedError
-from tests.shared.families import family_model
-from tests.shared.tiny import SCRIPTS, Drafted, Scripted, futures_of, prompts
-
-FIXED = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": None}
-
-# GIT takes the mask of a left-padded text to begin with image tokens, also where there is no image: of several rows,
-# plain generation itself writes something else than of each alone.
-PADDED_OTHERWISE = {"git"}
-
-
-def tiny(family: str) -> Any:
-    """A model of the family; the test is skipped where there is none so small."""
-    try:
-        model = family_model(family)
-        model.generate(**prompts(1), **FIXED)
-    except Exception as error:
-        pytest.skip(f"no tiny model that generates: {type(error).__name__}: {error}"[:200])
-    return model
+from tests.shared.supported import documented, families, outcome_of, release
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("family", sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+@pytest.mark.parametrize("family", families())
 def test_the_same_text_or_refused_by_name(family: str) -> None:
-    model = tiny(family)
-    for rows in (1,) if family in PADDED_OTHERWISE else (1, 3):
-        inputs = prompts(rows)
-        plain = model.generate(**inputs, **FIXED)
-        futures = futures_of(inputs, plain)
-        for name, script in SCRIPTS.items():
-            try:
-                drafted = model.generate(
-                    **inputs,
-                    **FIXED,
-                    custom_generate=rest_store.generate,
-                    drafter=[Drafted(functools.partial(Scripted, futures=futures, script=script))],
-                    adaptive=False,
-                )
-            except (ModelNotSupportedError, CacheNotSupportedError):
-                return
-            assert torch.equal(drafted, plain), f"{rows} rows, {name}"
+    outcome = outcome_of(family)
+    if release() == transformers.__version__:
+        assert outcome == documented()[family], "run python -m tests.shared.supported"
+    if outcome.startswith("not tried"):
+        pytest.skip(outcome)
+
+
+def test_families_with_recurrent_state_are_documented() -> None:
+    outcomes = documented()
+    for family in ("lfm2", "mamba2", "nemotron_h", "qwen3_5_text", "qwen3_next", "granitemoehybrid", "zamba2"):
+        assert outcomes[family] == "equal, chains"
+    assert outcomes["llama"] == "equal, trees"
+    assert outcomes["mamba"].startswith("refused: reading several tokens behind its recurrent state")
