@@ -512,6 +512,28 @@ def structured() -> str:
     return markdown(["drafts", "M", "speed", "texts equal to plain"], rows)
 
 
+def recurrent() -> str:
+    """Speed with drafts of known quality on models with recurrent state, and what a pass costs them."""
+    figures = results("recurrent")
+    rows = []
+    for shape, speeds in figures["speed"].items():
+        costs, peaks = figures["pass"][shape], figures["memory"][shape]
+        rows.append(
+            [
+                f"{shape}, {costs['parameters_m']}M",
+                *(digits(costs[f"{width}_tokens"]) for width in (9, 17)),
+                *(
+                    f"{digits(speeds[f'speed at {right}'])} ({digits(speeds[f'M at {right}'])})"
+                    for right in ("60%", "80%")
+                ),
+                f"{100 * (peaks['drafts_mb'] / peaks['plain_mb'] - 1):+.1f}%",
+                speeds["transformers' prompt lookup"],
+            ]
+        )
+    header = ["shape", "9 tokens", "17 tokens", "speed (M) at 60%", "speed (M) at 80%", "peak memory"]
+    return markdown([*header, "transformers' prompt lookup"], rows)
+
+
 def sglang() -> str:
     """M in SGLang's engine."""
     trees, chains, *lookups = (digits(row["M"]) for row in results("sglang")["rows"])
@@ -549,6 +571,7 @@ TABLES: dict[str, Callable[[], str]] = {
         other_texts_in_memory,
         peers,
         structured,
+        recurrent,
         sglang,
     )
 }

@@ -7,7 +7,7 @@ of transformers it is known. Any other model is tried once.
 from __future__ import annotations
 
 import weakref
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from transformers import DynamicCache
@@ -45,6 +45,9 @@ _PROMPT, _TOKENS = 5, 6  # tokens of the trial, read at first and then in both w
 # The greatest difference of logits that is rounding, relative to their spread. Of a state that is lost it is about 1.
 _ROUNDING = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.2}
 
+# Of a row: the last token and its draft, and how many draft tokens at the end are dropped; None: nothing is read.
+_Step: TypeAlias = tuple[list[int], int] | None
+
 _differences: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
 
 
@@ -54,64 +57,75 @@ def require_continuation(model: Any) -> None:
     A model of no known family is tried once: about ten passes over a few tokens.
 
     Raises:
-        ModelNotSupportedError: they do something else.
+        ModelNotSupportedError: they do something else, or raise an error.
     """
-    name, family = type(model).__name__, model.config.get_text_config(decoder=True).model_type
+    family = model.config.get_text_config(decoder=True).model_type
     of_transformers = type(model).__module__.startswith("transformers.models.")
-    expected = "the same as reading them one by one"
     if of_transformers and family in EXACT:
         return
     if of_transformers and family in INEXACT:
-        what = "reading several tokens behind its recurrent state"
-        raise ModelNotSupportedError(describe(name, what, "not as exact: they are read from an empty state", expected))
+        raise _refusal(model, "not as exact: they are read from an empty state")
     if model not in _differences:
-        _differences[model] = difference(model)
+        try:
+            _differences[model] = difference(model)
+        except Exception as error:
+            raise _refusal(model, f"not possible ({type(error).__name__}: {error})") from error
     found, most = _differences[model], _ROUNDING.get(model.dtype, 0.2)
     if not found <= most:  # nor not a number
-        what = "reading several tokens behind its recurrent state"
-        found_text = f"something else (logits differ by {found:.2g} of their spread, by rounding at most {most:.2g})"
-        raise ModelNotSupportedError(describe(name, what, found_text, expected))
+        rounding = f"logits differ by {found:.2g} of their spread, by rounding at most {most:.2g}"
+        raise _refusal(model, f"something else ({rounding})")
+
+
+def _refusal(model: Any, found: str) -> ModelNotSupportedError:
+    what = "reading several tokens behind its recurrent state"
+    return ModelNotSupportedError(describe(type(model).__name__, what, found, "the same as reading them one by one"))
 
 
 def difference(model: Any) -> float:
     """Return how far logits of passes over several tokens are from those of single steps, relative to their spread.
 
-    The several tokens are a draft that is partly wrong; what was right of it and more, in the next pass; and one
-    after these.
+    Two rows read the same tokens. The drafts of one are partly wrong, so that the other one is ahead of it.
     """
     size = vocabulary_size(model)
     tokens = [(7 + 31 * number) % size for number in range(_PROMPT + _TOKENS)]
-    ahead, wrong = tokens[_PROMPT:], [(token + 1) % size for token in tokens[-2:]]
+    prompt, ahead = tokens[:_PROMPT], tokens[_PROMPT:]
+    wrong = [(token + 1) % size for token in ahead[2:4]]
     with torch.no_grad():
-        one_by_one = _logits(model, tokens[:_PROMPT], [([token], 0) for token in ahead])
-        at_once = _logits(
-            model, tokens[:_PROMPT], [([*ahead[:2], *wrong], 2), (ahead[2:5], 0), ([ahead[5], *wrong], 2)]
-        )
+        [one_by_one] = _logits(model, [prompt], [[([token], 0)] for token in ahead])
+        first: list[_Step] = [([*ahead[:2], *wrong], 2), (ahead[2:5], 0), ([ahead[5], *wrong], 2)]
+        second: list[_Step] = [(ahead[:4], 0), (ahead[4:], 0), None]
+        at_once = _logits(model, [prompt] * 2, [[*both] for both in zip(first, second, strict=True)])
     spread = (one_by_one - one_by_one.mean(dim=-1, keepdim=True)).square().mean().sqrt()
-    return float((at_once - one_by_one).square().mean().sqrt() / spread)
+    errors = [(logits - one_by_one).square().mean().sqrt() for logits in at_once]
+    return float(torch.stack(errors).max() / spread)
 
 
-def _logits(model: Any, prompt: list[int], steps: list[tuple[list[int], int]]) -> torch.Tensor:
-    """Return the logits after tokens that are kept, float64[tokens, vocabulary].
+def _logits(model: Any, prompts: list[list[int]], steps: list[list[_Step]]) -> list[torch.Tensor]:
+    """Return the logits after tokens that are kept, float64[tokens, vocabulary] of each row.
 
     Args:
         model: of transformers.
-        prompt: read first.
-        steps: of each the last token and the draft, and how many draft tokens at its end are dropped.
+        prompts: read first, of one length.
+        steps: of each and for each row.
     """
-    ids = torch.tensor([prompt], device=model.device)
-    positions = torch.arange(len(prompt), device=model.device)[None]
+    ids = torch.tensor(prompts, device=model.device)
+    positions = torch.arange(ids.shape[1], device=model.device).expand(ids.shape)
     cache = DynamicCache(config=model.config.get_text_config(decoder=True))
     read = prefill(model, ids, None, {str(name_of_cache(model)): cache, "position_ids": positions})
-    verifier = DeferredVerifier(model, read, 1 + max(len(tokens) for tokens, _ in steps))
+    verifier = DeferredVerifier(model, read, 1 + _TOKENS)
+    kept: list[list[torch.Tensor]] = [[] for _ in prompts]
     try:
-        kept = []
-        for tokens, dropped in steps:
-            size = len(tokens) - 1
-            draft = TokenTree(tokens[1:], range(-1, size - 1), [1] * size) if size else EMPTY
-            logits = verifier.run([tokens[0]], [draft], 1 + size)
-            verifier.keep([range(1 + size - dropped)])
-            kept.append(logits[0, : 1 + size - dropped].double().cpu())
-        return torch.cat(kept)
+        for of_rows in steps:
+            last = [None if step is None else step[0][0] for step in of_rows]
+            drafts = [[] if step is None else step[0][1:] for step in of_rows]
+            trees = [
+                TokenTree(draft, range(-1, len(draft) - 1), [1] * len(draft)) if draft else EMPTY for draft in drafts
+            ]
+            logits = verifier.run(last, trees, 1 + max(map(len, drafts)))
+            ends = [0 if step is None else len(step[0]) - step[1] for step in of_rows]
+            verifier.keep([range(end) for end in ends])
+            for row, end in enumerate(ends):
+                kept[row].append(logits[row, :end].double().cpu())
+        return [torch.cat(parts) for parts in kept]
     finally:
         verifier.close()

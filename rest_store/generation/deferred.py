@@ -26,35 +26,39 @@ from rest_store.generation.recurrent_cache import RecurrentCache
 
 _NO_LIMIT = (0.0, float("inf"))
 _LEAST_CHUNK = 8  # tokens
+_DELTA_RULE, _DELTA_CHUNK = "GatedDeltaNet", 64  # how its classes end, and the usual chunk
 
 
 class Mixers:
-    """The mixers of Mamba 2 in a model, whose settings are those of long texts; passes that verify have others.
+    """The recurrent mixers of a model, whose settings are those of long texts; passes that verify have others.
 
     A pass over several tokens bounds time steps in Nemotron-H and Zamba2; single steps do not. Plain generation has
-    single steps, so here there are no bounds. And torch's scan fills up the last chunk: with chunks of 256, a pass over
-    two tokens takes as long as one over 256. A smaller chunk changes nothing but rounding.
+    single steps, so here there are none. And on the CPU the last chunk is filled up: with chunks of 256, a pass over
+    two tokens takes as long as one over 256. A smaller chunk changes nothing but rounding. Mixers of Mamba 2 have its
+    size as an attribute; those of the gated delta rule take it as an argument, which models pass on.
 
     Args:
         model: of transformers.
     """
 
     def __init__(self, model: Any) -> None:
-        mixers = [module for module in model.modules() if hasattr(module, "time_step_limit")]
+        modules = [*model.modules()]
+        mixers = [module for module in modules if hasattr(module, "time_step_limit")]
         self._limits = [(mixer, mixer.time_step_limit) for mixer in mixers]
-        # The kernels for accelerators fill nothing up.
-        has_chunks = model.device.type == "cpu"
-        self._chunks = [(mixer, mixer.chunk_size) for mixer in mixers if has_chunks and hasattr(mixer, "chunk_size")]
+        on_cpu = model.device.type == "cpu"  # kernels for accelerators fill nothing up
+        self._chunks = [(mixer, mixer.chunk_size) for mixer in mixers if on_cpu and hasattr(mixer, "chunk_size")]
+        self._takes_chunks = on_cpu and any(type(module).__name__.endswith(_DELTA_RULE) for module in modules)
 
     @contextmanager
-    def set_for(self, width: int) -> Iterator[None]:
-        """Have settings for a pass over `width` tokens."""
+    def set_for(self, width: int) -> Iterator[dict[str, int]]:
+        """Have settings for a pass over `width` tokens; return the arguments of the model that belong to them."""
+        enough = max(_LEAST_CHUNK, 1 << (width - 1).bit_length())
         try:
             for mixer, _ in self._limits:
                 mixer.time_step_limit = _NO_LIMIT
             for mixer, chunk in self._chunks:
-                mixer.chunk_size = min(chunk, max(_LEAST_CHUNK, 1 << (width - 1).bit_length()))
-            yield
+                mixer.chunk_size = min(chunk, enough)
+            yield {"chunk_size": enough} if self._takes_chunks and width > 1 and enough < _DELTA_CHUNK else {}
         finally:
             for mixer, limit in self._limits:
                 mixer.time_step_limit = limit
@@ -167,8 +171,9 @@ class DeferredVerifier(Verifier):
         chains = [_chain(row[1:]) for row in rows]
         self.cache.drop()
         self.passes += 1
-        with self._mixers.set_for(width):
-            return self._passes.run([row[0] if row else None for row in rows], chains, width, logits=width - first)
+        last = [row[0] if row else None for row in rows]
+        with self._mixers.set_for(width) as settings:
+            return self._passes.run(last, chains, width, logits=width - first, settings=settings)
 
 
 def _chain(tokens: Sequence[int]) -> TokenTree:

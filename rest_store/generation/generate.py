@@ -83,7 +83,8 @@ def generate(
         ModeNotSupportedError: not greedy search or sampling, inputs other than token ids, a processor or criterion that
             does not judge rows one by one, a streamer for several rows, or two streamers; typical acceptance in greedy
             search or with a SynthID watermark.
-        CacheNotSupportedError: a quantized, offloaded or recurrent cache, or a static one of yours.
+        CacheNotSupportedError: a quantized or offloaded cache, a static one of yours, or one that was not made for the
+            recurrent states of the model.
         TokenizerMismatchError: datastores in `drafter` and `remember` have different tokenizers.
         SourceError: `drafter` is no list, one of it is not a source or is given twice, or there are too many; or there
             are references, but no prompt lookup.

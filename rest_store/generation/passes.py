@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -113,7 +114,13 @@ class TreePasses(Generic[Kind]):
         self._seen = prompt.seen.to(self._device) if prompt.seen is not None else None
 
     def run(
-        self, last: Sequence[int | None], trees: Sequence[TokenTree], width: int, *, logits: int | None = None
+        self,
+        last: Sequence[int | None],
+        trees: Sequence[TokenTree],
+        width: int,
+        *,
+        logits: int | None = None,
+        settings: Mapping[str, Any] = MappingProxyType({}),
     ) -> torch.Tensor:
         """Run a tree of each row, below a token.
 
@@ -122,6 +129,7 @@ class TreePasses(Generic[Kind]):
             trees: that follow it.
             width: tokens of each row, at least 1 + the nodes of the largest tree; rows are padded to it.
             logits: of how many tokens at the end logits are wanted; None: of all.
+            settings: further arguments of the model.
 
         Returns:
             Logits, [rows, logits, vocabulary]: what follows each node, given the context and the path to it. Keys and
@@ -145,6 +153,7 @@ class TreePasses(Generic[Kind]):
             return_dict=True,
             **{name: value for name, value in own.items() if name in self._parameters},
             **self._extras,
+            **settings,
         )
         result: torch.Tensor = output.logits
         return result if logits is None else result[:, -logits:]

@@ -51,7 +51,9 @@ def require_model(model: Any, rows: int = 1) -> None:
     has_positions = "position_ids" in parameters or not has_attention(config)
     if not has_positions or getattr(config, "alibi", False):
         position = "counted by the model itself, or left to ALiBi"
-    elif isinstance(getattr(config, "attention_layers", None), list):  # GPT-Neo
+    elif isinstance(getattr(config, "attention_layers", None), list) or hasattr(
+        config, "rel_extent"
+    ):  # GPT-Neo, Inkling
         position = "a slot of the cache"
     elif rows > 1 and hasattr(config, "rel_extent"):  # Inkling, which verifies chains, so that one row has the same
         position = "a slot of the cache, which is another one in each row"

@@ -74,3 +74,17 @@ def test_logits_that_are_no_numbers_are_refused(monkeypatch: pytest.MonkeyPatch)
 def test_rounding_of_half_precision_is_no_other_continuation(family: str, dtype: torch.dtype) -> None:
     model = family_model(family).to(dtype)
     assert difference(model) < continuation._ROUNDING[dtype] / 2
+
+
+def test_positions_that_are_slots_of_the_cache_are_noticed() -> None:
+    """In a batch rows are ahead of others, so that a slot is no position; one row alone would not show it."""
+    model = model_of("inkling_text")
+    assert difference(model) > 0.1
+    with pytest.raises(ModelNotSupportedError, match="the position of a token is a slot of the cache"):
+        model.generate(**prompts(1), **FIXED, custom_generate=rest_store.generate)
+
+
+def test_a_model_with_a_cache_of_its_own_is_refused_by_name() -> None:
+    model = model_of("minimax")
+    with pytest.raises(ModelNotSupportedError, match="MiniMaxForCausalLM: .* is not possible"):
+        model.generate(**prompts(1), **FIXED, custom_generate=rest_store.generate)
