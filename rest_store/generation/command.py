@@ -22,9 +22,11 @@ from rest_store.options import (
     FloatRange,
     device_option,
     dtype_option,
+    json_schema_option,
     max_new_tokens_option,
     max_nodes_option,
     model_option,
+    text_of_file,
     to_be_written,
 )
 from rest_store.service.options import Access, access_options
@@ -74,6 +76,15 @@ Examples:
     help="Render texts with the model's chat template: a prompt is a user's turn; lines of standard input continue one "
     "chat.",
 )
+@json_schema_option("A JSON schema that each output satisfies.")
+@click.option("--regex", metavar="TEXT", help="A regular expression that each output matches.")
+@click.option(
+    "--grammar",
+    metavar="FILE",
+    type=FILE,
+    callback=text_of_file,
+    help="A grammar that each output follows, as llguidance reads it.",
+)
 @max_new_tokens_option()
 @max_nodes_option(show_default="16 on a CPU, 64 elsewhere")
 @click.option(
@@ -121,6 +132,9 @@ def generate(
     remember: str | None,
     prompts: tuple[str, ...],
     chat: bool | None,
+    json_schema: str | None,
+    regex: str | None,
+    grammar: str | None,
     max_new_tokens: int,
     max_nodes: int | None,
     calibration: Path | None,
@@ -147,6 +161,8 @@ def generate(
 
     if page_path is not None and len(prompts) != 1:
         raise click.UsageError("--html takes one --prompt")
+    if sum(form is not None for form in (json_schema, regex, grammar)) > 1:
+        raise click.UsageError("--json-schema, --regex and --grammar exclude each other")
     locations = [location if is_remote(location) else str(Path(location)) for location in datastores]
     target = remember if remember is None or is_remote(remember) else str(Path(remember))
     credentials = access.arguments()
@@ -187,6 +203,8 @@ def generate(
     generator.source_names[: len(stores)] = [
         _name(location, store, **credentials) for location, store in stores.items()
     ]
+    # A mistake is said before anything is written.
+    options["grammar"] = generator.grammar(json_schema=json_schema, regex=regex, grammar=grammar)
     printer = Printer(generator, options, seed=seed, compare=compare, as_json=as_json)
     if prompts:
         if chat is None and tokenizer.chat_template:

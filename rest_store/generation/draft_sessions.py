@@ -90,10 +90,12 @@ class DraftSessions:
         self._sessions: list[DraftSession | None] = [None] * len(prompts)
         self._drafted = [0] * len(prompts)  # nodes of the latest tree of each session, as it made it
         self._stopped: dict[str, None] = {}  # why sessions and sources stopped, each reason once
-        make = options.session_factory(lambda error: self._count_failure(f"references: {error_text(error)}"))
+        make = options.session_factory(
+            len(prompts), lambda error: self._count_failure(f"references: {error_text(error)}")
+        )
         for row, prompt in enumerate(prompts):
             try:
-                self._sessions[row] = None if make is None else make(prompt)
+                self._sessions[row] = None if make is None else make(row, prompt)
             except (SessionError, DatastoreClosedError):
                 self._close_all()
                 raise

@@ -6,7 +6,7 @@ import math
 import time
 import weakref
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -20,6 +20,7 @@ from rest_store.generation.acceptance import Acceptance, Stops
 from rest_store.generation.attention import require_attention
 from rest_store.generation.detokenizer import Detokenizer
 from rest_store.generation.draft_sessions import EMPTY, DraftSessions, shortened
+from rest_store.generation.grammar_mask import GrammarMask, mask_trees
 from rest_store.generation.options import Options
 from rest_store.generation.output import Piece, Statistics, output_of
 from rest_store.generation.passes import Verifier
@@ -100,19 +101,27 @@ class Generation:
         self._input_ids, self._options = input_ids, options
         # Several threads spin while they wait for one that other processes delay, so their time is no better.
         self._by_processor = input_ids.device.type == "cpu" and torch.get_num_threads() == 1
-        self._takes_best = not sample and len(logits_processor) == 0  # of the raw logits, so of all nodes at once
+        returns_dict = bool(generation_config.return_dict_in_generate)
+        keeps_logits = returns_dict and bool(generation_config.output_logits)
+        kinds = [type(processor) for processor in logits_processor]
+        self._masks_trees = kinds[:1] == [GrammarMask] and not keeps_logits
+        # Of logits that nothing else changes, so of all nodes at once.
+        self._takes_best = not sample and len(kinds) == int(self._masks_trees)
+        if options.grammars and input_ids.shape[0] % len(options.grammars):
+            expected = f"1, or one for each of {input_ids.shape[0]} rows"
+            raise ModeNotSupportedError(describe("generate", "number of grammars", len(options.grammars), expected))
         self._rows = rows_of(input_ids, logits_processor, sample=sample)
         self._detokenizers = None if text_tokenizer is None else [Detokenizer(text_tokenizer) for _ in self._rows]
         self.statistics = Statistics(origins=[[] for _ in self._rows])
-        returns_dict = bool(generation_config.return_dict_in_generate)
         self._acceptance = Acceptance(
             self._rows,
             self._stops,
             typical=typical,
-            keeps_logits=returns_dict and bool(generation_config.output_logits),
+            keeps_logits=keeps_logits,
             keeps_scores=returns_dict and bool(generation_config.output_scores),
         )
-        self._target = options.remember  # last: what is refused above has nothing to remember
+        # Last: what is refused above has nothing to remember.
+        self._target = None if options.is_trial else options.remember
 
     def __iter__(self) -> Iterator[Piece]:
         return self
@@ -157,11 +166,12 @@ class Generation:
         self.statistics.drafts = sessions.counts
         began = time.perf_counter()
         prompt = prefill(self._model, self._input_ids, self._config.prefill_chunk_size, self._model_kwargs)
-        top_tokens = self._read(prompt.logits, sessions)
+        trees = [EMPTY] * len(self._rows)
+        logits, top_tokens = self._read(prompt.logits, trees, sessions)
         seconds = time.perf_counter() - began
         if self._options.adaptive:
             self._policy = _policy_of(self._model, prompt)
-        piece = self._acceptance.accept(prompt.logits, top_tokens, [EMPTY] * len(self._rows))
+        piece = self._acceptance.accept(logits, top_tokens, trees)
         piece.forward_seconds = seconds
         self._cache = prompt.cache
         self._verifier = verifier_of(self._model, prompt, 1 + self._max_nodes)
@@ -177,7 +187,7 @@ class Generation:
         more = verifier.waiting + nodes  # tokens than in a plain step
         last = [None if row.ended else row.tokens[-1] for row in self._rows]
         logits = verifier.run(last, trees, 1 + nodes)
-        top_tokens = self._read(logits, sessions)
+        logits, top_tokens = self._read(logits, trees, sessions)
         verified = self._times()
         piece = self._acceptance.accept(logits, top_tokens, trees)
         piece.drafting_seconds, piece.forward_seconds = drafted[0] - began[0], verified[0] - drafted[0]
@@ -215,12 +225,25 @@ class Generation:
             ]
         return True, trees
 
-    def _read(self, logits: torch.Tensor, sessions: DraftSessions) -> TopTokens:
-        """Wait for the logits of a forward pass; return what is needed of them on the host."""
-        top_tokens = read_top_tokens(logits, best=self._takes_best, count=TOP_K if sessions.active else 0)
+    def _read(
+        self, logits: torch.Tensor, trees: Sequence[TokenTree], sessions: DraftSessions
+    ) -> tuple[torch.Tensor, TopTokens]:
+        """Wait for the logits of a forward pass; return them, perhaps masked, and what the host needs of them."""
+        masked = self._masked(logits, trees) if self._masks_trees else None
+        best = self._takes_best and self._masks_trees == (masked is not None)
+        logits = logits if masked is None else masked
+        top_tokens = read_top_tokens(logits, best=best, count=TOP_K if sessions.active else 0)
         if logits.device.type == "cuda":
             torch.cuda.current_stream(logits.device).synchronize()
-        return top_tokens
+        return logits, top_tokens
+
+    def _masked(self, logits: torch.Tensor, trees: Sequence[TokenTree]) -> torch.Tensor | None:
+        """Return the logits as the rows' grammars leave them; None: they are asked token by token."""
+        masks: list[GrammarMask | None] = [
+            None if row.ended else cast(GrammarMask, row.processors[0]) for row in self._rows
+        ]
+        tokens = [row.tokens for row in self._rows]
+        return mask_trees(logits, masks, tokens, trees, self._input_ids.shape[1])
 
     def _learn(self, policy: DraftPolicy, sessions: DraftSessions, nodes: int, piece: Piece, seconds: float) -> None:
         """Learn what drafts took and brought. The rows of a batch are padded to one width: all count as one."""
@@ -264,9 +287,11 @@ class Generation:
         self._closed = True
         target, self._target = self._target, None
         if target is not None:
-            labels = self._options.group, self._options.epoch
-            texts = zip(self._prompt_ends, self.tokens, strict=False)
-            outputs = [OutputDocument.of(prompt, output, *labels) for prompt, output in texts]
+            texts = list(zip(self._prompt_ends, self.tokens, strict=False))
+            outputs = [
+                OutputDocument.of(prompt, output, self._options.group_of(row, len(texts)), self._options.epoch)
+                for row, (prompt, output) in enumerate(texts)
+            ]
             documents = [document for document in outputs if document is not None]
             remember(target, documents, self.statistics.remembered)
         verifier, self._verifier = self._verifier, None

@@ -13,6 +13,7 @@ from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.validation import IntSequence, label, limit
 from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.grammar import Grammar
 from rest_store.drafting.limits import references_of
 from rest_store.drafting.remembering import earlier, require_target
 from rest_store.drafting.session import DraftSession
@@ -27,6 +28,8 @@ class Options:
 
     Attributes:
         tokenizer: of the model; None: unknown, or not needed, since no source has one.
+        grammars: of the output, beside the sources: one for all rows, or as many as there are prompts.
+        is_trial: whether nothing is remembered of the output, though it is drafted as if.
 
     Raises:
         SourceError, NativeKernelError: `drafter` cannot draft.
@@ -48,10 +51,12 @@ class Options:
     group: str = ""
     epoch: int = 0
     tokenizer: TokenizerIdentity | None = None
+    grammars: Sequence[Grammar] = ()
+    is_trial: bool = False
 
     def __post_init__(self) -> None:
-        if self.drafter is not None:
-            require_sources("generate", self.drafter)
+        if self.drafter is not None or self.grammars:
+            require_sources("generate", [*(self.drafter or ()), *self.grammars[:1]])
         object.__setattr__(self, "references", references_of(self.references))  # an iterator can be read once
         if self.max_nodes is not None:
             limit("max_nodes", self.max_nodes, MAX_NODES, least=0, where="generate")
@@ -78,22 +83,45 @@ class Options:
             return self.max_nodes
         return 16 if device.type == "cpu" else 64
 
-    def session_factory(self, failed: Callable[[Exception], object]) -> Callable[[list[int]], DraftSession] | None:
-        """Return what makes the session of each row, which share a calibration; None: nothing drafts.
+    def grammar_of(self, row: int, rows: int) -> Grammar | None:
+        """Return the grammar that a row of so many follows; None: it follows none."""
+        if self.grammars:
+            return self.grammars[row * len(self.grammars) // rows]
+        return next((source for source in self.drafter or () if isinstance(source, Grammar)), None)
+
+    def group_of(self, row: int, rows: int) -> str:
+        """Return the group of a row's output: where the caller names none, that of its grammar."""
+        grammar = None if self.group else self.grammar_of(row, rows)
+        return self.group if grammar is None else grammar.group
+
+    def session_factory(
+        self, rows: int, failed: Callable[[Exception], object]
+    ) -> Callable[[int, list[int]], DraftSession] | None:
+        """Return what makes the session of a row and its prompt, which share a calibration; None: nothing drafts.
 
         Args:
-            failed: called with why nothing was read of the group.
+            rows: of the generation.
+            failed: called with why nothing was read of a group.
         """
-        if not self.drafter:
+        if not self.drafter and not self.grammars:
             return None
-        references = self.all_references(failed)
-        sources = list(self.drafter)  # the caller may change it
+        sources = list(self.drafter or ())  # the caller may change it
         calibration = Calibration.default() if self.calibration is None else self.calibration
-        return lambda prompt: DraftSession(
-            sources, prompt, calibration=calibration, references=references, tokenizer=self.tokenizer
-        )
+        of_groups: dict[str, list[IntSequence]] = {}
 
-    def all_references(self, failed: Callable[[Exception], object]) -> list[IntSequence]:
-        """Return the references, and before them what was remembered of the group, if prompt lookup searches it."""
+        def make(row: int, prompt: list[int]) -> DraftSession:
+            group = self.group_of(row, rows)
+            if group not in of_groups:
+                of_groups[group] = self._references_of(group, failed)
+            own = [self.grammars[row * len(self.grammars) // rows]] if self.grammars else []
+            references = of_groups[group]
+            return DraftSession(
+                [*sources, *own], prompt, calibration=calibration, references=references, tokenizer=self.tokenizer
+            )
+
+        return make
+
+    def _references_of(self, group: str, failed: Callable[[Exception], object]) -> list[IntSequence]:
+        """Return the references, and before them what was remembered of a group, if prompt lookup searches it."""
         has_lookup = any(isinstance(source, PromptLookup) for source in self.drafter or ())
-        return [*(earlier(self.remember, self.group, failed) if has_lookup else ()), *self.references]
+        return [*(earlier(self.remember, group, failed) if has_lookup else ()), *self.references]

@@ -27,6 +27,7 @@ _OF_ROWS: dict[_Kind, tuple[str, ...]] = {
     ("transformers", EncoderNoRepeatNGramLogitsProcessor.__name__): ("generated_ngrams",),
     ("transformers", EncoderRepetitionPenaltyLogitsProcessor.__name__): ("encoder_input_ids",),
     ("transformers", RepetitionPenaltyLogitsProcessor.__name__): ("prompt_ignore_length",),
+    ("rest_store", "GrammarMask"): ("grammars",),
     ("xgrammar", "LogitsProcessor"): ("compiled_grammars", "matchers", "token_bitmask"),
 }
 

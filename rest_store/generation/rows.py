@@ -27,6 +27,7 @@ class Row:
 
     Attributes:
         tokens: all of it, the prompt and padding on its left included.
+        processors: as above.
         scores: float32[1, vocabulary] of each generated token, if they are kept.
         logits: the same before processing.
         ended: whether a stopping criterion was met.
@@ -40,7 +41,8 @@ class Row:
         self.logits: list[torch.Tensor] = []
         self.ended = False
         self._ids = ids[None]
-        self._processors, self._sample, self._generator = processors, sample, generator
+        self.processors = processors
+        self._sample, self._generator = sample, generator
 
     def ids(self) -> torch.Tensor:
         """Return the row as a tensor, int64[1, length]."""
@@ -61,7 +63,7 @@ class Row:
             ModeNotSupportedError: a processor returns scores of another shape.
         """
         scores = logits.to(copy=True, dtype=torch.float32, device=ids.device)
-        for processor in self._processors:
+        for processor in self.processors:
             scores = processor(ids, scores)
             if scores.shape != logits.shape:
                 expected = f"{list(logits.shape)}: each call is about one row"
