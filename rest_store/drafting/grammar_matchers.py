@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.render import one_line
-from rest_store.errors import LimitError, describe
+from rest_store.errors import ArgumentError, describe
 from rest_store.extras import named_extras
 
 Mask = npt.NDArray[np.int32]  # bit i % 32 of word i // 32: whether token i may come next
@@ -40,7 +40,10 @@ class GrammarMatcher(Protocol):
         """Return a matcher at the same place, which goes on by itself."""
 
     def mask(self) -> Mask | None:
-        """Return the tokens that may come next, int32[ceil(vocabulary / 32)]; None: the text has ended."""
+        """Return the tokens that may come next, int32[ceil(vocabulary / 32)].
+
+        None: the text has ended.
+        """
 
 
 class XgrammarMatcher:
@@ -93,7 +96,10 @@ class LlguidanceMatcher:
         self._has_ended = False
 
     def accept(self, token: int) -> bool:
-        """Go on with a token, as `GrammarMatcher`; an id outside the vocabulary would break the matcher."""
+        """Go on with a token, as `GrammarMatcher`.
+
+        An id outside the vocabulary would break the matcher.
+        """
         if self._has_ended or not 0 <= token < self._size:
             return False
         if self._matcher.is_stopped():
@@ -112,7 +118,9 @@ class LlguidanceMatcher:
         return [] if self._matcher.is_stopped() else list(self._matcher.compute_ff_tokens())
 
     def mask(self) -> Mask | None:
-        """Return the tokens that may come next, as `GrammarMatcher`; after a whole text only its end.
+        """Return the tokens that may come next, as `GrammarMatcher`.
+
+        After a whole text only its end.
 
         Raises:
             ValueError: llguidance gave up, such as for a grammar that is too complex here.
@@ -146,7 +154,9 @@ class GrammarDefinition(NamedTuple):
     token_bytes: Sequence[bytes]
 
 
-def open_grammar(compiled: object, tokenizer: object, ends: Sequence[int] = ()) -> GrammarDefinition:
+def open_grammar(
+    compiled: object, tokenizer: object, ends: Sequence[int] = ()
+) -> GrammarDefinition:
     """Return the definition of a grammar; arguments and errors as `Grammar`."""
     if isinstance(compiled, GrammarDefinition):
         return compiled
@@ -155,7 +165,9 @@ def open_grammar(compiled: object, tokenizer: object, ends: Sequence[int] = ()) 
         return GrammarDefinition(lambda: XgrammarMatcher(compiled), info.decoded_vocab)
     if not isinstance(compiled, str):
         expected = "an xgrammar.CompiledGrammar, or a grammar of llguidance as text"
-        raise LimitError(describe("grammar", "compiled", f"a {type(compiled).__name__}", expected))
+        raise ArgumentError(
+            describe("grammar", "compiled", f"a {type(compiled).__name__}", expected)
+        )
     with named_extras("Grammar"):
         import llguidance
 
@@ -165,14 +177,16 @@ def open_grammar(compiled: object, tokenizer: object, ends: Sequence[int] = ()) 
         adapted, token_bytes = _adapted(tokenizer, tuple(ends))
     if error := llguidance.LLMatcher.validate_grammar(compiled, adapted):
         found = f"refused by llguidance ({one_line(error)})"
-        raise LimitError(describe("grammar", "grammar", found, "one that it takes"))
+        raise ArgumentError(describe("grammar", "grammar", found, "one that it takes"))
     matcher = LlguidanceMatcher(adapted, compiled)
     try:
         is_satisfiable = matcher.mask().any()  # type: ignore[union-attr]  # no text has ended
     except ValueError:
         is_satisfiable = False
     if not is_satisfiable:
-        raise LimitError(describe("grammar", "grammar", "followed by no text", "one that some text follows"))
+        raise ArgumentError(
+            describe("grammar", "grammar", "followed by no text", "one that some text follows")
+        )
     return GrammarDefinition(lambda: matcher.fork(), token_bytes)
 
 
@@ -186,13 +200,15 @@ def json_schema_text(schema: object) -> str:
     """Return a JSON schema as text; what is text already, without a change of its order.
 
     Raises:
-        LimitError: it is no JSON.
+        ArgumentError: it is no JSON.
     """
     try:
         return json.dumps(json.loads(schema) if isinstance(schema, str | bytes) else schema)
     except (TypeError, ValueError, RecursionError) as error:
         found = f"no JSON ({one_line(str(error))})"
-        raise LimitError(describe("grammar", "the JSON schema", found, "a JSON schema, or its text")) from error
+        raise ArgumentError(
+            describe("grammar", "the JSON schema", found, "a JSON schema, or its text")
+        ) from error
 
 
 def compile_json_schema(text: str) -> str:
@@ -206,7 +222,7 @@ def compile_json_schema(text: str) -> str:
 def compile_regex(pattern: str) -> str:
     """Return the grammar of a regular expression as llguidance takes it; errors as `Grammar`."""
     if not isinstance(pattern, str):
-        raise LimitError(describe("grammar", "regex", f"a {type(pattern).__name__}", "text"))
+        raise ArgumentError(describe("grammar", "regex", f"a {type(pattern).__name__}", "text"))
     with named_extras("Grammar"):
         import llguidance
 
@@ -222,7 +238,7 @@ def _adapted(tokenizer: object, ends: tuple[int, ...]) -> tuple[Any, list[bytes]
         adapted = llguidance.hf.from_tokenizer(tokenizer, eos_token=list(ends) or None)
     except Exception as error:  # as for a tokenizer that is written in Python
         found = f"a {type(tokenizer).__name__}, refused by llguidance ({one_line(str(error))})"
-        raise LimitError(describe("grammar", "tokenizer", found, "a fast tokenizer")) from error
+        raise ArgumentError(describe("grammar", "tokenizer", found, "a fast tokenizer")) from error
     return adapted, _token_bytes(adapted)
 
 

@@ -1,4 +1,6 @@
-"""What an output has to satisfy: a JSON schema, a regular expression or a grammar, as `Generator` takes them."""
+"""What an output has to satisfy: a JSON schema, a regular
+expression or a grammar, as `Generator` takes them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import torch
 
 from rest_store.drafting.grammar import Grammar
 from rest_store.drafting.grammar_matchers import json_schema_text
-from rest_store.errors import LimitError, NoTokenizerError, describe
+from rest_store.errors import ArgumentError, describe
 
 _MAX_GRAMMARS = 256  # that are kept, with the choices that they have learned
 
@@ -30,7 +32,8 @@ class Constraints:
     def of(
         self, options: Mapping[str, Any], json_schema: Any, regex: Any, grammar: Any
     ) -> tuple[list[Grammar], dict[str, Any]]:
-        """Return the grammars of a call, one for all prompts or one for each, and the options of `model.generate`.
+        """Return the grammars of a call, one for all prompts or one
+        for each, and the options of `model.generate`.
 
         Args:
             options: of `model.generate`; what it returns has an end token in any case.
@@ -39,20 +42,22 @@ class Constraints:
             grammar: likewise; at most one of the three is not None.
 
         Raises:
-            LimitError: more than one of them, or one that is none.
-            NoTokenizerError: it has to be compiled for a tokenizer, and there is none.
+            ArgumentError: more than one of them, or one that is none.
+            ArgumentError: it has to be compiled for a tokenizer, and there is none.
             MissingExtraError: llguidance is not installed.
         """
         named = {"json_schema": json_schema, "regex": regex, "grammar": grammar}
         asked = {name: value for name, value in named.items() if value is not None}
         if len(asked) > 1:
-            raise LimitError(describe("Generator", "the output's form", " and ".join(asked), "one of them"))
+            raise ArgumentError(
+                describe("Generator", "the output's form", " and ".join(asked), "one of them")
+            )
         if not asked:
             return [], dict(options)
         [(name, value)] = asked.items()
         values = value if isinstance(value, list) else [value]
         if not values:
-            raise LimitError(describe("Generator", name, "an empty list", "one for each prompt"))
+            raise ArgumentError(describe("Generator", name, "an empty list", "one for each prompt"))
         ends = self._ends(options)
         if ends is None:
             ends = self._end_of_tokenizer()
@@ -65,7 +70,11 @@ class Constraints:
             return value
         if kind == "json_schema":
             value = json_schema_text(value)
-        key = kind, value if isinstance(value, str) else id(value), *ends  # a grammar holds what it is made of
+        key = (
+            kind,
+            value if isinstance(value, str) else id(value),
+            *ends,
+        )  # a grammar holds what it is made of
         grammar = self._grammars.pop(key, None)
         if grammar is None:
             grammar = self._compiled(kind, value, ends)
@@ -83,10 +92,14 @@ class Constraints:
         return Grammar(value, tokenizer, ends=ends)
 
     def _ends(self, options: Mapping[str, Any]) -> list[int] | None:
-        """Return the tokens that end a row, as the call or the model sets them; None: neither does."""
+        """Return the tokens that end a row, as the call or the model sets them.
+
+        None: neither does.
+        """
         config = options.get("generation_config")
         of_configs = [
-            getattr(one, "eos_token_id", None) for one in (config, getattr(self._model, "generation_config", None))
+            getattr(one, "eos_token_id", None)
+            for one in (config, getattr(self._model, "generation_config", None))
         ]
         for ends in (options.get("eos_token_id"), *of_configs):
             if ends is not None:
@@ -98,11 +111,11 @@ class Constraints:
         end = getattr(self._tokenizer, "eos_token_id", None)
         if end is None:
             expected = "one, in the model's configuration or the tokenizer: it ends the output"
-            raise LimitError(describe("Generator", "end token", "absent", expected))
+            raise ArgumentError(describe("Generator", "end token", "absent", expected))
         return [int(end)]
 
     def _needed_tokenizer(self) -> Any:
         if self._tokenizer is None:
             expected = "a tokenizer, for the form of the output"
-            raise NoTokenizerError(describe("Generator", "tokenizer", "None", expected))
+            raise ArgumentError(describe("Generator", "tokenizer", "None", expected))
         return self._tokenizer

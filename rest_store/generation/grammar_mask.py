@@ -1,7 +1,9 @@
-"""The logits of tokens that a grammar forbids, masked as `generate` of transformers calls its processors.
+"""The logits of tokens that a grammar forbids, masked as `generate`
+of transformers calls its processors.
 
-Where the mask comes before all other processors, the nodes of a draft tree are masked at once on their device, too
-(`mask_trees`). The places of the nodes are those that the draft was made with, as long as it is held.
+Where the mask comes before all other processors, the nodes of a draft tree are masked at once on
+their device, too (`mask_trees`). The places of the nodes are those that the draft was made with, as
+long as it is held.
 """
 
 from __future__ import annotations
@@ -17,19 +19,23 @@ from transformers import LogitsProcessor
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.grammar import Grammar, Place
 from rest_store.drafting.grammar_matchers import Mask
-from rest_store.errors import ModeNotSupportedError, describe, error_text
+from rest_store.errors import NotSupportedError, describe, error_text
 
-_Bits = npt.NDArray[np.int32]  # [..., words], bit i % 32 of word i // 32: whether token i may come next
+_Bits = npt.NDArray[
+    np.int32
+]  # [..., words], bit i % 32 of word i // 32: whether token i may come next
 
 
 class GrammarMask(LogitsProcessor):  # type: ignore[misc]  # annotations of transformers are not read
     """Masks the tokens that a grammar forbids, in one generation; a copy begins anew.
 
     Args:
-        grammars: that the output follows, from its first token on: one for all rows, or as many as there are prompts.
+        grammars: that the output follows, from its first token on: one for all rows, or as many as
+            there are prompts.
 
     Raises:
-        ModeNotSupportedError: when called with a text that leaves the grammar, or whose grammar allows no token.
+        NotSupportedError: when called with a text that leaves the grammar, or whose grammar allows
+            no token.
     """
 
     def __init__(self, grammars: Grammar | Sequence[Grammar]) -> None:
@@ -41,7 +47,8 @@ class GrammarMask(LogitsProcessor):  # type: ignore[misc]  # annotations of tran
         return GrammarMask(self.grammars)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Return the scores, float[rows, vocabulary], with those of forbidden tokens at minus infinity.
+        """Return the scores, float[rows, vocabulary], with those of
+        forbidden tokens at minus infinity.
 
         Args:
             input_ids: int64[rows, length], the rows so far: at the first call the prompts.
@@ -52,11 +59,16 @@ class GrammarMask(LogitsProcessor):  # type: ignore[misc]  # annotations of tran
             grammars = [self.grammars[row * len(self.grammars) // rows] for row in range(rows)]
             self._begin(grammars, input_ids.shape[1])
         new = input_ids[:, self._length :]
-        self._places = [self._followed(place, tokens) for place, tokens in zip(self._places, new.tolist(), strict=True)]
+        self._places = [
+            self._followed(place, tokens)
+            for place, tokens in zip(self._places, new.tolist(), strict=True)
+        ]
         self._length = input_ids.shape[1]
         masks = [place.mask for place in self._places]
         if len(masks) == 1 and masks[0] is None:  # of several rows, this one is padding
-            raise _refusal("at its end before the row", "one for each generation, whose end is that of the row")
+            raise _refusal(
+                "at its end before the row", "one for each generation, whose end is that of the row"
+            )
         if any(mask is not None and not mask.any() for mask in masks):
             raise _refusal("allowing no token", "one that the text can go on in")
         return _masked(scores, np.stack([_row_of(mask, scores.shape[1]) for mask in masks]))
@@ -65,7 +77,9 @@ class GrammarMask(LogitsProcessor):  # type: ignore[misc]  # annotations of tran
         try:
             self._places = [grammar.root for grammar in grammars]
         except Exception as error:
-            raise _refusal(f"without a beginning ({error_text(error)})", "one that can be followed") from error
+            raise _refusal(
+                f"without a beginning ({error_text(error)})", "one that can be followed"
+            ) from error
         self._length = length
 
     def _followed(self, place: Place, tokens: Sequence[int]) -> Place:
@@ -76,14 +90,20 @@ class GrammarMask(LogitsProcessor):  # type: ignore[misc]  # annotations of tran
             try:
                 after = place.after(token)
             except Exception as error:
-                raise _refusal(f"failing ({error_text(error)})", "one that can be followed") from error
+                raise _refusal(
+                    f"failing ({error_text(error)})", "one that can be followed"
+                ) from error
             if after is None:
                 raise _refusal(f"left at token {token}", "one that allows the text")
             place = after
         return place
 
-    def of_tree(self, tokens: Sequence[int], tree: TokenTree, prompt: int) -> list[Mask | None] | None:
-        """Return the masks after a row and after each node of its draft; None: one of them allows no token.
+    def of_tree(
+        self, tokens: Sequence[int], tree: TokenTree, prompt: int
+    ) -> list[Mask | None] | None:
+        """Return the masks after a row and after each node of its draft.
+
+        None: one of them allows no token.
 
         Args:
             tokens: of the row so far; this is the mask of that row alone.
@@ -115,7 +135,8 @@ def mask_trees(
     trees: Sequence[TokenTree],
     prompt: int,
 ) -> torch.Tensor | None:
-    """Return the logits of a step, [rows, width, vocabulary], with those of forbidden tokens at minus infinity.
+    """Return the logits of a step, [rows, width, vocabulary], with
+    those of forbidden tokens at minus infinity.
 
     None: the masks have to be asked token by token, since something is wrong with one of them.
 
@@ -141,7 +162,10 @@ def mask_trees(
 
 
 def _row_of(mask: Mask | None, vocabulary: int) -> _Bits:
-    """Return a mask as wide as the model's vocabulary: of further tokens none is allowed; None: all are."""
+    """Return a mask as wide as the model's vocabulary: of further tokens none is allowed.
+
+    None: all are.
+    """
     words = (vocabulary + 31) // 32
     if mask is None:
         return np.full(words, -1, np.int32)
@@ -151,9 +175,13 @@ def _row_of(mask: Mask | None, vocabulary: int) -> _Bits:
 
 
 def _masked(scores: torch.Tensor, packed: _Bits) -> torch.Tensor:
-    """Return scores, [..., vocabulary], with those of tokens whose bit is not set at minus infinity."""
+    """Return scores, [..., vocabulary], with those of tokens whose
+    bit is not set at minus infinity.
+    """
     if scores.device.type == "cpu":
-        bits = np.unpackbits(packed.view(np.uint8), axis=-1, bitorder="little")[..., : scores.shape[-1]]
+        bits = np.unpackbits(packed.view(np.uint8), axis=-1, bitorder="little")[
+            ..., : scores.shape[-1]
+        ]
         return scores.masked_fill(torch.from_numpy(bits == 0), -torch.inf)
     words = torch.from_numpy(packed).to(scores.device, non_blocking=True)
     shifts = torch.arange(32, device=scores.device, dtype=torch.int32)
@@ -161,5 +189,5 @@ def _masked(scores: torch.Tensor, packed: _Bits) -> torch.Tensor:
     return scores.masked_fill(allowed == 0, -torch.inf)
 
 
-def _refusal(found: str, expected: str) -> ModeNotSupportedError:
-    return ModeNotSupportedError(describe("GrammarMask", "the grammar", found, expected))
+def _refusal(found: str, expected: str) -> NotSupportedError:
+    return NotSupportedError(describe("GrammarMask", "the grammar", found, expected))

@@ -1,4 +1,6 @@
-"""The form of an output as `Generator` takes it: it masks, drafts and remembers, with no processor of the caller's."""
+"""The form of an output as `Generator` takes it: it masks, drafts
+and remembers, with no processor of the caller's.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 import rest_store
 from rest_store.cli import main
 from rest_store.drafting.grammar_matchers import GrammarDefinition
-from rest_store.errors import DraftingWarning, LimitError, ModeNotSupportedError, NoTokenizerError, SourceError
+from rest_store.errors import ArgumentError, DraftingWarning, NotSupportedError, SourceError
 from rest_store.generation import comparison
 from rest_store.generation.generator import Generator
 from rest_store.generation.grammar_mask import GrammarMask
@@ -40,7 +42,13 @@ PERSON = {
     "required": ["first_name", "color", "is_married"],
     "additionalProperties": False,
 }
-COLORS = {"x-guidance": COMPACT, "type": "array", "items": {"enum": ["red", "green"]}, "minItems": 1, "maxItems": 3}
+COLORS = {
+    "x-guidance": COMPACT,
+    "type": "array",
+    "items": {"enum": ["red", "green"]},
+    "minItems": 1,
+    "maxItems": 3,
+}
 PROMPT = "def add(first"
 
 
@@ -51,10 +59,19 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="module")
 def model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """A model of random weights, whose vocabulary is wider than the tokenizer's, and which names no end token."""
+    """A model of random weights, whose vocabulary is wider than the
+    tokenizer's, and which names no end token.
+    """
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = LlamaConfig(vocab_size=len(tokenizer) + 40, **sizes, initializer_range=0.3, pad_token_id=0)
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    config = LlamaConfig(
+        vocab_size=len(tokenizer) + 40, **sizes, initializer_range=0.3, pad_token_id=0
+    )
     config.eos_token_id = None
     model = LlamaForCausalLM(config).eval()
     model.generation_config.eos_token_id = None
@@ -67,17 +84,26 @@ def generator(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> Ge
     return Generator(model, tokenizer, sources, adaptive=False)
 
 
-def plainly(model: Any, tokenizer: Any, grammar: rest_store.Grammar, prompt: Any, **options: Any) -> torch.Tensor:
+def plainly(
+    model: Any, tokenizer: Any, grammar: rest_store.Grammar, prompt: Any, **options: Any
+) -> torch.Tensor:
     """What `generate` of transformers writes with the mask alone."""
     end = tokenizer.eos_token_id
     mask = GrammarMask(grammar)
-    text: torch.Tensor = model.generate(**prompt, **options, eos_token_id=end, logits_processor=[mask])
+    text: torch.Tensor = model.generate(
+        **prompt, **options, eos_token_id=end, logits_processor=[mask]
+    )
     return text
 
 
-@pytest.mark.parametrize("options", [{}, {"do_sample": True, "temperature": 0.8}], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "options", [{}, {"do_sample": True, "temperature": 0.8}], ids=["greedy", "sampled"]
+)
 def test_a_schema_alone_masks_and_drafts(
-    generator: Generator, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, options: dict[str, Any]
+    generator: Generator,
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerFast,
+    options: dict[str, Any],
 ) -> None:
     grammar = rest_store.Grammar.from_json_schema(PERSON, tokenizer)
     options = {"max_new_tokens": 120, **options}
@@ -101,7 +127,9 @@ def test_a_schema_alone_masks_and_drafts(
     assert pieces == output.tokens[0]
 
 
-def test_a_schema_needs_no_source(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_schema_needs_no_source(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
+) -> None:
     generator = Generator(model, tokenizer, adaptive=False)
     output = generator.generate(PROMPT, json_schema=PERSON, max_new_tokens=120)
     assert json.loads(output.text or "")["color"] in ("red", "green", "blue")
@@ -109,10 +137,14 @@ def test_a_schema_needs_no_source(model: LlamaForCausalLM, tokenizer: PreTrained
 
 
 def test_regular_expressions_and_grammars(generator: Generator) -> None:
-    text = generator.generate(PROMPT, regex=r"(yes|no), because [a-z]{3,9}\.", max_new_tokens=60).text
+    text = generator.generate(
+        PROMPT, regex=r"(yes|no), because [a-z]{3,9}\.", max_new_tokens=60
+    ).text
     assert re.fullmatch(r"(yes|no), because [a-z]{3,9}\.", text or "")
     lark = 'start: "<" NAME ">"\nNAME: /[a-z]{2,5}/'
-    assert re.fullmatch("<[a-z]{2,5}>", generator.generate(PROMPT, grammar=lark, max_new_tokens=60).text or "")
+    assert re.fullmatch(
+        "<[a-z]{2,5}>", generator.generate(PROMPT, grammar=lark, max_new_tokens=60).text or ""
+    )
 
 
 def test_each_row_of_a_batch_has_its_own_grammar(
@@ -125,9 +157,13 @@ def test_each_row_of_a_batch_has_its_own_grammar(
     assert set(json.loads(output.texts[1])) <= {"red", "green"}
     for row, schema, tokens in zip(rows, [PERSON, COLORS], output.tokens, strict=True):
         grammar = rest_store.Grammar.from_json_schema(schema, tokenizer)
-        alone = plainly(model, tokenizer, grammar, {"input_ids": torch.tensor([row])}, max_new_tokens=100)
+        alone = plainly(
+            model, tokenizer, grammar, {"input_ids": torch.tensor([row])}, max_new_tokens=100
+        )
         assert tokens == alone[0, 3:].tolist()
-    with pytest.raises(ModeNotSupportedError, match="number of grammars is 3, expected 1, or one for each of 2 rows"):
+    with pytest.raises(
+        NotSupportedError, match="number of grammars is 3, expected 1, or one for each of 2 rows"
+    ):
         generator.generate(rows, json_schema=[PERSON, COLORS, COLORS], max_new_tokens=9)
 
 
@@ -135,17 +171,25 @@ def test_a_plain_batch_may_have_one_mask_for_all_rows(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
 ) -> None:
     """As the comparison of a batch generates plainly: rows that have ended are padded."""
-    grammars = [rest_store.Grammar.from_json_schema(schema, tokenizer) for schema in (PERSON, COLORS)]
-    rows = torch.tensor([tokenizer(text)["input_ids"][:3] for text in (PROMPT, "for i in range(3):")])
+    grammars = [
+        rest_store.Grammar.from_json_schema(schema, tokenizer) for schema in (PERSON, COLORS)
+    ]
+    rows = torch.tensor(
+        [tokenizer(text)["input_ids"][:3] for text in (PROMPT, "for i in range(3):")]
+    )
     options = {"max_new_tokens": 100, "eos_token_id": tokenizer.eos_token_id}
     both = model.generate(rows, **options, logits_processor=[GrammarMask(grammars)])
     for number, grammar in enumerate(grammars):
-        alone = model.generate(rows[number : number + 1], **options, logits_processor=[GrammarMask(grammar)])
+        alone = model.generate(
+            rows[number : number + 1], **options, logits_processor=[GrammarMask(grammar)]
+        )
         assert torch.equal(both[number, : alone.shape[1]], alone[0])
 
 
-def test_a_comparison_leaves_no_trace(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(comparison, "MOST_SECONDS", 0.0)
+def test_a_comparison_leaves_no_trace(
+    generator: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comparison, "MAX_SECONDS", 0.0)
     grammar = generator.grammar(json_schema=COLORS)
     assert grammar is not None
     before = dict(grammar._choices)
@@ -158,7 +202,9 @@ def test_a_comparison_leaves_no_trace(generator: Generator, monkeypatch: pytest.
 
 
 @pytest.fixture
-def memory(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Iterator[rest_store.LiveDatastore]:
+def memory(
+    tokenizer: PreTrainedTokenizerFast, tmp_path: Path
+) -> Iterator[rest_store.LiveDatastore]:
     with rest_store.LiveDatastore.open(tmp_path / "live", tokenizer=tokenizer) as live:
         yield live
 
@@ -166,7 +212,9 @@ def memory(tokenizer: PreTrainedTokenizerFast, tmp_path: Path) -> Iterator[rest_
 def test_outputs_are_remembered_by_their_schema(
     model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, memory: rest_store.LiveDatastore
 ) -> None:
-    generator = Generator(model, tokenizer, [memory, rest_store.PromptLookup()], remember=memory, adaptive=False)
+    generator = Generator(
+        model, tokenizer, [memory, rest_store.PromptLookup()], remember=memory, adaptive=False
+    )
     output = generator.generate(PROMPT, json_schema=PERSON, max_new_tokens=100)
     generator.generate(PROMPT, json_schema=COLORS, max_new_tokens=100)
     generator.generate(PROMPT, json_schema=COLORS, group="mine", max_new_tokens=100)
@@ -175,7 +223,9 @@ def test_outputs_are_remembered_by_their_schema(
     [document] = memory.documents(group=grammar.group)
     assert document.tokens.tolist()[-len(output.tokens[0]) :] == output.tokens[0]
     assert len(list(memory.documents(group="mine"))) == 1
-    fresh = Generator(model, tokenizer, [rest_store.PromptLookup()], remember=memory, adaptive=False)
+    fresh = Generator(
+        model, tokenizer, [rest_store.PromptLookup()], remember=memory, adaptive=False
+    )
     again = fresh.generate(PROMPT, json_schema=PERSON, max_new_tokens=100)
     assert again.tokens == output.tokens
     assert again.statistics.forward_passes < output.statistics.forward_passes
@@ -194,17 +244,28 @@ def test_outputs_are_remembered_by_their_schema(
         ({"grammar": "start: nothing"}, "refused by llguidance"),
         ({"grammar": 5}, "compiled is a int"),
         ({"grammar": "start: A\nA: /[^\\s\\S]/"}, "grammar is followed by no text"),
-        ({"json_schema": {}, "regex": "a"}, "the output's form is json_schema and regex, expected one of them"),
+        (
+            {"json_schema": {}, "regex": "a"},
+            "the output's form is json_schema and regex, expected one of them",
+        ),
     ],
 )
-def test_what_is_no_form_is_refused_in_one_line(generator: Generator, form: dict[str, Any], words: str) -> None:
-    refused(LimitError, lambda: generator.generate(PROMPT, **form), words)
-    refused(LimitError, lambda: generator.stream(PROMPT, **form), words)
+def test_what_is_no_form_is_refused_in_one_line(
+    generator: Generator, form: dict[str, Any], words: str
+) -> None:
+    refused(ArgumentError, lambda: generator.generate(PROMPT, **form), words)
+    refused(ArgumentError, lambda: generator.stream(PROMPT, **form), words)
 
 
-def test_a_form_needs_a_tokenizer_and_an_end(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
-    refused(NoTokenizerError, lambda: Generator(model).generate([5], regex="a", eos_token_id=0), "tokenizer is None")
-    refused(LimitError, lambda: Generator(model).generate([5], regex="a"), "end token is absent")
+def test_a_form_needs_a_tokenizer_and_an_end(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    refused(
+        ArgumentError,
+        lambda: Generator(model).generate([5], regex="a", eos_token_id=0),
+        "tokenizer is None",
+    )
+    refused(ArgumentError, lambda: Generator(model).generate([5], regex="a"), "end token is absent")
 
 
 class DeadEnd(TextsMatcher):
@@ -233,8 +294,20 @@ class Failing(DeadEnd):
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        (DeadEnd, "GrammarMask: the grammar is allowing no token, expected one that the text can go on in"),
-        (Failing, "GrammarMask: the grammar is failing (ValueError: too complex), expected one that can be followed"),
+        (
+            DeadEnd,
+            (
+                "GrammarMask: the grammar is allowing no token, expected one that the text can go"
+                " on in"
+            ),
+        ),
+        (
+            Failing,
+            (
+                "GrammarMask: the grammar is failing (ValueError: too complex), expected one that"
+                " can be followed"
+            ),
+        ),
     ],
 )
 def test_a_grammar_that_ends_in_the_middle_of_the_text_says_so(
@@ -245,8 +318,10 @@ def test_a_grammar_that_ends_in_the_middle_of_the_text_says_so(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DraftingWarning)  # drafts without the grammar
         refused(
-            ModeNotSupportedError,
-            lambda: generator.generate([5, 6], grammar=grammar, eos_token_id=END, max_new_tokens=20),
+            NotSupportedError,
+            lambda: generator.generate(
+                [5, 6], grammar=grammar, eos_token_id=END, max_new_tokens=20
+            ),
             words,
         )
 
@@ -254,11 +329,13 @@ def test_a_grammar_that_ends_in_the_middle_of_the_text_says_so(
 def test_a_mask_whose_end_is_not_that_of_the_row_says_so(model: LlamaForCausalLM) -> None:
     grammar = grammar_of("ab")
     generator = Generator(model, None, [rest_store.PromptLookup()], adaptive=False)
-    with pytest.raises(ModeNotSupportedError, match="the grammar is at its end before the row"):
+    with pytest.raises(NotSupportedError, match="the grammar is at its end before the row"):
         generator.generate([5], grammar=grammar, eos_token_id=7, max_new_tokens=9)
 
 
-def test_two_grammars_are_refused(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+def test_two_grammars_are_refused(
+    model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast
+) -> None:
     grammar = rest_store.Grammar.from_json_schema(COLORS, tokenizer)
     with pytest.raises(SourceError, match="a second Grammar"):
         Generator(model, tokenizer, [grammar]).generate(PROMPT, json_schema=COLORS)
@@ -284,7 +361,16 @@ def test_the_command_takes_a_schema(
     tokenizer.save_pretrained(place)
     schema = tmp_path / "schema.json"
     schema.write_text(json.dumps(PERSON))
-    words = ["generate", "--model", str(place), "--prompt", PROMPT, "--max-new-tokens", "100", "--json"]
+    words = [
+        "generate",
+        "--model",
+        str(place),
+        "--prompt",
+        PROMPT,
+        "--max-new-tokens",
+        "100",
+        "--json",
+    ]
     done = CliRunner().invoke(main, [*words, "--json-schema", str(schema)])
     assert done.exit_code == 0, done.output
     facts = json.loads(done.stdout)
@@ -298,5 +384,8 @@ def test_the_command_takes_a_schema(
     assert done.stderr.splitlines()[-1].endswith(
         "refused by llguidance (Invalid type: nothing), expected one that it takes"
     )
-    for wrong in (["--json-schema", str(place / "config.txt")], ["--regex", "a", "--json-schema", str(schema)]):
+    for wrong in (
+        ["--json-schema", str(place / "config.txt")],
+        ["--regex", "a", "--json-schema", str(schema)],
+    ):
         assert CliRunner().invoke(main, [*words, *wrong]).exit_code == 2
