@@ -20,7 +20,7 @@ from rest_store.loading.tokenizer import load_tokenizer
 
 _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
 _ADVICE = "build it again with the directory or the name that the model is loaded from"
-_NAMED_AT_MOST = 3  # added tokens named in a message; further ones are only counted
+_MAX_NAMED = 3  # added tokens named in a message; further ones are only counted
 
 
 @dataclass(frozen=True)
@@ -267,6 +267,6 @@ def _is_id(value: object, size: int) -> bool:
 
 def _listed(tokens: Iterable[tuple[str, int]]) -> str:
     by_id = sorted((id_, text) for text, id_ in tokens)
-    named = ", ".join(f"{text!r} (id {id_})" for id_, text in by_id[:_NAMED_AT_MOST])
-    further = len(by_id) - _NAMED_AT_MOST
+    named = ", ".join(f"{text!r} (id {id_})" for id_, text in by_id[:_MAX_NAMED])
+    further = len(by_id) - _MAX_NAMED
     return f"added tokens {named}" + (f" and {further} more" if further > 0 else "")
