@@ -31,11 +31,15 @@ class StageProgress:
 
 
 ProgressListener: TypeAlias = Callable[[StageProgress], None]
-"""A function that is called with the progress of a build: a few times a second, and at the end of each stage."""
+"""A function that is called with the progress of a build.
+
+It is called a few times a second, and at the end of each stage.
+"""
 
 
 class ProgressLine:
-    """A ProgressListener that writes a line for each stage, again and again over itself. Not thread-safe.
+    """A ProgressListener that writes a line for each stage, again
+    and again over itself. Not thread-safe.
 
     It begins with a line that says that the tokenizer is loaded, before there is progress.
 
@@ -67,7 +71,11 @@ def line_of(progress: StageProgress) -> str:
     done, total, seconds = progress.done, progress.total, progress.seconds
     amount = size_text(done) if progress.unit == "bytes" else f"{done:,} {progress.unit}"
     share = f" {min(100, 100 * done // total):3}%" if total else ""
-    left = f", {clock(seconds * (total - done) / done)} left" if done and total and done < total else ""
+    left = (
+        f", {clock(seconds * (total - done) / done)} left"
+        if done and total and done < total
+        else ""
+    )
     return f"{progress.stage:<10}{share} {amount}{left}"
 
 

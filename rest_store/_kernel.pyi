@@ -1,8 +1,11 @@
-"""The compiled kernel as Python sees it; the code is in `rest_store/native/`, the bindings in its `python/`.
+"""The compiled kernel as Python sees it.
 
-Arrays are C-contiguous and on the CPU. Tokens are int32 on their way in. Bytes on their way out are little-endian
-columns, one after the other. Nothing here is checked for callers: the modules that use it word the errors. A ValueError
-says what is wrong with an argument. Calls that take long release the GIL.
+The code is in `rest_store/native/`, the bindings in its `python/`.
+
+Arrays are C-contiguous and on the CPU. Tokens are int32 on their way in. Bytes on their way out are
+little-endian columns, one after the other. Nothing here is checked for callers: the modules that
+use it word the errors. A ValueError says what is wrong with an argument. Calls that take long
+release the GIL.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,7 +19,9 @@ from rest_store.datastore.shard import ShardView
 
 Tokens = npt.NDArray[np.int32]
 TopK = npt.NDArray[np.int32]  # [n, k], -1 ends a row; of each row, 8 are read
-PackedDraft = tuple[bytes, bytes, bytes]  # packed tree of `TokenTree`, scores float32[N], origins uint8[N]
+PackedDraft = tuple[
+    bytes, bytes, bytes
+]  # packed tree of `TokenTree`, scores float32[N], origins uint8[N]
 
 FEATURES: int  # columns of a calibration's features
 INSTRUCTIONS: list[int]  # instruction sets of this machine that trees can be evaluated with
@@ -43,8 +48,8 @@ class FileMapping:
 class NativeKernel:
     """The exact queries of a datastore (`trees/kernel.hpp`). Thread-safe.
 
-    A suffix is the end of a context: 1 to 64 tokens of the vocabulary. A ValueError says that there are too many or too
-    few tokens, or that a limit is out of range.
+    A suffix is the end of a context: 1 to 64 tokens of the vocabulary. A ValueError says that there
+    are too many or too few tokens, or that a limit is out of range.
 
     Raises:
         DatastoreUnavailableError: a page of the files could not be read.
@@ -62,14 +67,21 @@ class NativeKernel:
         """Raise DatastoreUnavailableError if a page of the files could not be read."""
 
 class SuffixCache:
-    """Evidence of short suffixes (`session/suffix_cache.hpp`); shared by the readers of one datastore. Thread-safe."""
+    """Evidence of short suffixes (`session/suffix_cache.hpp`).
+
+    Shared by the readers of one datastore. Thread-safe.
+    """
 
     def __init__(self, shards: int, is_live: bool, /) -> None: ...
 
 class NativeEvidenceReader:
-    """Reads the evidence of one datastore (`session/evidence.hpp`); shared by sessions. Thread-safe."""
+    """Reads the evidence of one datastore
+    (`session/evidence.hpp`); shared by sessions. Thread-safe.
+    """
 
-    def __init__(self, shards: list[ShardView], vocabulary_size: int, is_live: bool, cache: SuffixCache, /) -> None: ...
+    def __init__(
+        self, shards: list[ShardView], vocabulary_size: int, is_live: bool, cache: SuffixCache, /
+    ) -> None: ...
 
 class NativeCalibration:
     """Trees and online weights (`session/acceptance.hpp`); shared by sessions. Thread-safe."""
@@ -113,9 +125,14 @@ class NativeSession:
     def use_prompt_lookup(self, place: int, /) -> None: ...
     def use_recycled_logits(self, place: int, recycled: NativeRecycledLogits, /) -> None: ...
     def use_filter(
-        self, place: int, function: Callable[[int, int, int, bytes, bytes], tuple[bytes, bytes] | None], /
+        self,
+        place: int,
+        function: Callable[[int, int, int, bytes, bytes], tuple[bytes, bytes] | None],
+        /,
     ) -> None:
-        """Have a function filter the candidates of each node that is expanded (`GrammarTree.filter`)."""
+        """Have a function filter the candidates of each node
+        that is expanded (`GrammarTree.filter`).
+        """
 
     def add_store(self, place: int, reader: NativeEvidenceReader, /) -> None:
         """Add a datastore.
@@ -128,7 +145,9 @@ class NativeSession:
         """Read other shards of a datastore from now on; possible at any time."""
 
     def remove_store(self, place: int, /) -> None:
-        """Draft without a datastore from now on; possible at any time. The latest tree is discarded."""
+        """Draft without a datastore from now on; possible at
+        any time. The latest tree is discarded.
+        """
 
     def limit_tokens(self, vocabulary_size: int, /) -> None:
         """End rows of likely tokens at one that is outside the vocabulary."""
@@ -141,7 +160,9 @@ class NativeSession:
         """Begin the text."""
 
     # For each step.
-    def draft(self, max_nodes: int, costs: npt.NDArray[np.float64], is_chain: bool = False) -> PackedDraft:
+    def draft(
+        self, max_nodes: int, costs: npt.NDArray[np.float64], is_chain: bool = False
+    ) -> PackedDraft:
         """Return the next draft; empty `costs`: it is not cut."""
 
     def accept(self, tokens: Tokens, top_k: TopK | None, node_top_k: TopK | None) -> None:
@@ -162,13 +183,19 @@ class NativeSession:
 
     # For measurements.
     def longest_probe(self) -> int:
-        """Return the most entries of a table that prompt lookup reads to find one n-gram; for tests."""
+        """Return the most entries of a table that prompt lookup
+        reads to find one n-gram; for tests.
+        """
 
     def record(self, on: bool, /) -> None: ...
     def recorded(self) -> tuple[bytes, bytes, bytes]:
-        """Return features float32[rows, FEATURES], labels uint8[rows] and ends uint32[places] since the last call."""
+        """Return features float32[rows, FEATURES], labels uint8[rows]
+        and ends uint32[places] since the last call.
+        """
 
-def draft_all(sessions: Sequence[NativeSession], max_nodes: Sequence[int], is_chain: bool, /) -> list[PackedDraft]:
+def draft_all(
+    sessions: Sequence[NativeSession], max_nodes: Sequence[int], is_chain: bool, /
+) -> list[PackedDraft]:
     """Return what `NativeSession.draft` returns for each of different sessions, on all cores."""
 
 def accept_all(
@@ -178,12 +205,16 @@ def accept_all(
     node_top_k: Sequence[TopK | None],
     /,
 ) -> None:
-    """Do what `NativeSession.accept` does for each of different sessions; raises before anything is appended."""
+    """Do what `NativeSession.accept` does for each of different sessions.
+
+    Raises before anything is appended.
+    """
 
 def merge_trees(
     trees: Sequence[PackedDraft], max_nodes: int, costs: npt.NDArray[np.float64], is_chain: bool, /
 ) -> tuple[PackedDraft, list[bytes]]:
-    """Return the draft that trees make together, and for each tree its nodes there, int32[N], -1: cut.
+    """Return the draft that trees make together, and for each tree
+    its nodes there, int32[N], -1: cut.
 
     `rest_store.drafting.merge` describes the rule.
 
@@ -192,7 +223,8 @@ def merge_trees(
     """
 
 def top_tokens(logits: npt.NDArray[np.float32], count: int, /) -> bytes:
-    """Return the `count` likeliest tokens of each row of logits, int32[n, count], -1 where there are fewer.
+    """Return the `count` likeliest tokens of each row of logits,
+    int32[n, count], -1 where there are fewer.
 
     Args:
         logits: [n, vocabulary]; rows may have gaps between them.
@@ -218,7 +250,9 @@ def sort_suffixes(
     keys: npt.NDArray[np.uint64],
     entries: npt.NDArray[np.uint8],
 ) -> int:
-    """Sort the suffixes of symbols and pack them for a suffixes file; return 0, or the sorter's status.
+    """Sort the suffixes of symbols and pack them for a suffixes file.
+
+    Return 0, or the sorter's status.
 
     Args:
         sorter: address of the function `divsufsort`.

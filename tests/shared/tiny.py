@@ -1,4 +1,6 @@
-"""Tiny language models with random weights, of many architectures, and drafters to try them with."""
+"""Tiny language models with random weights, of many
+architectures, and drafters to try them with.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,13 @@ _ROPE = {
     "eos_token_id": None,  # tests that want an end name its token
 }
 _NEOX = {name: value for name, value in _ROPE.items() if name != "num_key_value_heads"}
-_GEMMA = {**_ROPE, "head_dim": 8, "sliding_window": 8, "query_pre_attn_scalar": 8, "tie_word_embeddings": False}
+_GEMMA = {
+    **_ROPE,
+    "head_dim": 8,
+    "sliding_window": 8,
+    "query_pre_attn_scalar": 8,
+    "tie_word_embeddings": False,
+}
 _GEMMA["layer_types"] = ["sliding_attention", "full_attention", "sliding_attention"]  # type: ignore[assignment]
 _EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
 
@@ -43,20 +51,38 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", _ROPE),
     "mistral with a sliding window": ("Mistral", {**_ROPE, "sliding_window": 8, "head_dim": 8}),
     "qwen2": ("Qwen2", _ROPE),
-    "qwen2 with windows": ("Qwen2", {**_ROPE, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}),
+    "qwen2 with windows": (
+        "Qwen2",
+        {**_ROPE, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1},
+    ),
     "qwen3": ("Qwen3", {**_ROPE, "head_dim": 8}),
     "gemma2": ("Gemma2", _GEMMA),
     "gemma3": ("Gemma3", {**_GEMMA, "class": "Gemma3ForCausalLM", "config": "Gemma3TextConfig"}),
     "phi3": ("Phi3", _ROPE),
     "gpt2": (
         "GPT2",
-        {"vocab_size": VOCABULARY, "n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 256, "pad_token_id": 0,
-         "bos_token_id": 1, "eos_token_id": None, "class": "GPT2LMHeadModel"},
+        {
+            "vocab_size": VOCABULARY,
+            "n_embd": 32,
+            "n_layer": 3,
+            "n_head": 4,
+            "n_positions": 256,
+            "pad_token_id": 0,
+            "bos_token_id": 1,
+            "eos_token_id": None,
+            "class": "GPT2LMHeadModel",
+        },
     ),
     "gpt_neox": ("GPTNeoX", _NEOX),
     "opt": ("OPT", {**_NEOX, "ffn_dim": 48, "word_embed_proj_dim": 32}),
-    "falcon": ("Falcon", {**_NEOX, "alibi": False, "new_decoder_architecture": False, "multi_query": True}),
-    "mixtral": ("Mixtral", {**_ROPE, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
+    "falcon": (
+        "Falcon",
+        {**_NEOX, "alibi": False, "new_decoder_architecture": False, "multi_query": True},
+    ),
+    "mixtral": (
+        "Mixtral",
+        {**_ROPE, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+    ),
     "qwen3_moe": ("Qwen3Moe", {**_ROPE, **_EXPERTS, "num_experts": 4, "head_dim": 8}),
     "stablelm": ("StableLm", _ROPE),
     "olmo2": ("Olmo2", _ROPE),
@@ -65,12 +91,22 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "starcoder2": ("Starcoder2", {**_ROPE, "sliding_window": None}),
     "gemma3n": (
         "Gemma3n",
-        {**_GEMMA, "num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2,
-         "num_kv_shared_layers": 2, "intermediate_size": [48] * 4, "activation_sparsity_pattern": [0.0] * 4,
-         "vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8, "laurel_rank": 4,
-         "altup_num_inputs": 2, "class": "Gemma3nForCausalLM", "config": "Gemma3nTextConfig"},
+        {
+            **_GEMMA,
+            "num_hidden_layers": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "num_kv_shared_layers": 2,
+            "intermediate_size": [48] * 4,
+            "activation_sparsity_pattern": [0.0] * 4,
+            "vocab_size_per_layer_input": VOCABULARY,
+            "hidden_size_per_layer_input": 8,
+            "laurel_rank": 4,
+            "altup_num_inputs": 2,
+            "class": "Gemma3nForCausalLM",
+            "config": "Gemma3nTextConfig",
+        },
     ),
-}  # fmt: skip
+}
 
 
 def tiny_model(
@@ -80,7 +116,8 @@ def tiny_model(
     dtype: torch.dtype = torch.float32,
     positions: int | None = None,
 ) -> Any:
-    """A model with weights that depend on `architecture` alone, large enough that logits differ clearly.
+    """A model with weights that depend on `architecture` alone,
+    large enough that logits differ clearly.
 
     Args:
         architecture: a key of `ARCHITECTURES`.
@@ -91,7 +128,9 @@ def tiny_model(
     prefix, arguments = ARCHITECTURES[architecture]
     arguments = dict(arguments)
     if positions is not None:
-        arguments["n_positions" if "n_positions" in arguments else "max_position_embeddings"] = positions
+        arguments["n_positions" if "n_positions" in arguments else "max_position_embeddings"] = (
+            positions
+        )
     kind = arguments.pop("class", f"{prefix}ForCausalLM")
     config = getattr(transformers, arguments.pop("config", f"{prefix}Config"))(**arguments)
     config.initializer_range = config.init_std = 0.5 if prefix == "GPTNeoX" else 0.3
@@ -102,7 +141,9 @@ def tiny_model(
     return model.to(dtype).eval()
 
 
-def prompts(rows: int, length: int = 14, *, seed: int = 0, padded: bool = True) -> dict[str, torch.Tensor]:
+def prompts(
+    rows: int, length: int = 14, *, seed: int = 0, padded: bool = True
+) -> dict[str, torch.Tensor]:
     """Random prompts, each row but the first with another amount of padding on the left."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(3, VOCABULARY, (rows, length), generator=generator)
@@ -114,7 +155,8 @@ def prompts(rows: int, length: int = 14, *, seed: int = 0, padded: bool = True) 
 
 
 class Drafted:
-    """A source whose sessions `make` makes of the text so far: what they draft is verified as it is.
+    """A source whose sessions `make` makes of the text so far: what
+    they draft is verified as it is.
 
     Args:
         make: returns an object with `draft`, `accept` and `close`.
@@ -142,10 +184,13 @@ class _Member:
 
     def receive(self, timeout: float | None) -> TokenTree:
         tree = self.session.draft(
-            max_nodes=self.limits.max_nodes, costs=self.limits.costs if len(self.limits.costs) else None
+            max_nodes=self.limits.max_nodes,
+            costs=self.limits.costs if len(self.limits.costs) else None,
         )
         size = len(tree)
-        return TokenTree(tree.tokens, tree.parents, tree.counts, scores=[1.0] * size, origins=[1] * size)
+        return TokenTree(
+            tree.tokens, tree.parents, tree.counts, scores=[1.0] * size, origins=[1] * size
+        )
 
     def accept(self, tokens: Any, top_k: Any, node_top_k: Any) -> None:
         self.session.accept(tokens.tolist())
@@ -160,7 +205,10 @@ class Scripted:
     """
 
     def __init__(
-        self, prompt: list[int], futures: dict[tuple[int, ...], list[int]], script: Callable[..., Any]
+        self,
+        prompt: list[int],
+        futures: dict[tuple[int, ...], list[int]],
+        script: Callable[..., Any],
     ) -> None:
         self.future = list(futures[tuple(prompt)])
         self.script = script
@@ -193,8 +241,11 @@ class SameTree:
         pass
 
 
-def drafted(model: Any, inputs: dict[str, torch.Tensor], expected: torch.Tensor, script: Any, **options: Any) -> Any:
-    """The output of a generation for which `script` drafts, or one script for each row, in every step.
+def drafted(
+    model: Any, inputs: dict[str, torch.Tensor], expected: torch.Tensor, script: Any, **options: Any
+) -> Any:
+    """The output of a generation for which `script` drafts, or one
+    script for each row, in every step.
 
     Args:
         model: tiny.
@@ -227,9 +278,14 @@ def wrong(future: list[int], random: np.random.Generator, max_nodes: int) -> Tok
 
 
 def bushy(future: list[int], random: np.random.Generator, max_nodes: int) -> TokenTree:
-    """A tree in random order in which the true path is somewhere, cut off somewhere, among branches."""
+    """A tree in random order in which the true path is somewhere,
+    cut off somewhere, among branches.
+    """
     true = future[: int(random.integers(0, 6))]
-    paths = [true[:cut] + random.integers(0, VOCABULARY, 3).tolist() for cut in random.integers(0, len(true) + 1, 3)]
+    paths = [
+        true[:cut] + random.integers(0, VOCABULARY, 3).tolist()
+        for cut in random.integers(0, len(true) + 1, 3)
+    ]
     paths.insert(int(random.integers(0, 4)), true)
     tree = tree_of([path for path in paths if path])
     return tree if len(tree) <= max_nodes else EMPTY
@@ -238,24 +294,32 @@ def bushy(future: list[int], random: np.random.Generator, max_nodes: int) -> Tok
 SCRIPTS: dict[str, Callable[..., Any]] = {"right": right, "wrong": wrong, "bushy": bushy}
 
 
-def futures_of(inputs: dict[str, torch.Tensor], sequences: torch.Tensor) -> dict[tuple[int, ...], list[int]]:
+def futures_of(
+    inputs: dict[str, torch.Tensor], sequences: torch.Tensor
+) -> dict[tuple[int, ...], list[int]]:
     """What follows each prompt of `inputs` in the finished `sequences`, with some more behind."""
     length = inputs["input_ids"].shape[1]
     futures = {}
-    for ids, mask, sequence in zip(inputs["input_ids"], inputs["attention_mask"], sequences, strict=True):
+    for ids, mask, sequence in zip(
+        inputs["input_ids"], inputs["attention_mask"], sequences, strict=True
+    ):
         prompt = tuple(ids[mask.bool()].tolist())
         futures[prompt] = sequence[length:].tolist() + [9] * 8
     return futures
 
 
 def text_tokenizer() -> Any:
-    """A tokenizer that begins every text with a token of its own, and whose chat template writes that token, too."""
+    """A tokenizer that begins every text with a token of its own,
+    and whose chat template writes that token, too.
+    """
     words = byte_level_bpe()
     begin = "<|im_start|>"
     words.post_processor = processors.TemplateProcessing(
         single=f"{begin} $A", special_tokens=[(begin, words.token_to_id(begin))]
     )
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=words, bos_token=begin, eos_token="<|endoftext|>")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=words, bos_token=begin, eos_token="<|endoftext|>"
+    )
     tokenizer.chat_template = "{{ bos_token }}" + CHATML
     return tokenizer
 
@@ -269,10 +333,19 @@ def write_model(directory: Path, **config: Any) -> Path:
     """
     torch.manual_seed(3)
     usual = {
-        "vocab_size": 512, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "num_key_value_heads": 2, "max_position_embeddings": 256, "initializer_range": 0.3, "eos_token_id": None,
+        "vocab_size": 512,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.3,
+        "eos_token_id": None,
         "pad_token_id": 0,
-    }  # fmt: skip
-    transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**usual, **config})).save_pretrained(directory)
+    }
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**{**usual, **config})).save_pretrained(
+        directory
+    )
     text_tokenizer().save_pretrained(directory)
     return directory
