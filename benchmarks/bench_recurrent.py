@@ -228,7 +228,7 @@ def measure_speed(model: Any, tokens: int, rounds: int) -> dict[str, Any]:
     for number in range(1 + rounds):
         for way, taken in seconds.items():
             ours = (
-                {"custom_generate": rest_store.generate, "drafter": [ways[way](number)]}
+                {"custom_generate": rest_store.generate, "sources": [ways[way](number)]}
                 if way != "plain"
                 else {}
             )
@@ -264,7 +264,7 @@ if way == "plain":
     model.generate(ids, **asked)
 else:
     source = bench.Known(plain[0, bench.PROMPT:].tolist(), 0.8)
-    drafted = dict(custom_generate=rest_store.generate, drafter=[source], adaptive=False)
+    drafted = dict(custom_generate=rest_store.generate, sources=[source], adaptive=False)
     model.generate(ids, **asked, **drafted)
 lines = Path("/proc/self/status").read_text().splitlines()
 peak = next(line for line in lines if line.startswith("VmHWM"))

@@ -299,7 +299,7 @@ def measure(model: Any, tokenizer: Any, per_schema: int, max_new_tokens: int) ->
                 **options,
                 logits_processor=[mask],
                 custom_generate=rest_store.generate,
-                drafter=sources,
+                sources=sources,
                 return_dict_in_generate=True,
             )
             way.seconds += time.process_time() - began

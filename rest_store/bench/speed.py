@@ -217,7 +217,7 @@ def make_methods(
     def drafted(drafter: Any) -> Method:
         options = {
             "custom_generate": rest_store.generate,
-            "drafter": drafter,
+            "sources": drafter,
             "max_nodes": max_nodes,
         }
         return {**options, "return_dict_in_generate": True}

@@ -48,7 +48,7 @@ class Generator:
     Args:
         model: a decoder-only model of transformers.
         tokenizer: its tokenizer; needed for prompts and stop strings that are text.
-        sources: the `drafter` of `rest_store.generate`, which describes the other arguments and
+        sources: those of `rest_store.generate`, which describes the other arguments and
             errors, too. Datastores that were built with another tokenizer are refused.
 
     Attributes:
@@ -373,12 +373,12 @@ def _copied(options: Options) -> Options:
     """
     sources = [
         source.copy() if isinstance(source, RecycledLogits) else source
-        for source in options.drafter or ()
+        for source in options.sources or ()
     ]
     calibration = copy.copy(options.calibration)
     references = options.all_references(lambda error: None)  # the generation itself says it
     return replace(
-        options, drafter=sources, calibration=calibration, references=references, remember=None
+        options, sources=sources, calibration=calibration, references=references, remember=None
     )
 
 

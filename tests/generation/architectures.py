@@ -151,7 +151,7 @@ def _drafted(model: Any, inputs: dict[str, torch.Tensor], plain: torch.Tensor, s
             **inputs,
             **FIXED,
             custom_generate=rest_store.generate,
-            drafter=[Drafted(session)],
+            sources=[Drafted(session)],
             adaptive=False,
             return_dict_in_generate=True,
         )

@@ -43,7 +43,7 @@ def test_drafted_text_is_that_of_plain_decoding() -> None:
         plain = model.generate(**inputs, max_new_tokens=40, do_sample=False)
         options: dict[str, Any] = {
             "custom_generate": rest_store.generate,
-            "drafter": [rest_store.PromptLookup()],
+            "sources": [rest_store.PromptLookup()],
         }
         drafted = model.generate(**inputs, max_new_tokens=40, do_sample=False, **options)
     assert torch.equal(plain, drafted)

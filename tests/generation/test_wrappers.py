@@ -308,7 +308,7 @@ def test_the_same_text(name: str) -> None:
             drafted = {
                 **options,
                 "custom_generate": rest_store.generate,
-                "drafter": drafter,
+                "sources": drafter,
                 "adaptive": False,
             }
             output = wrapped.model.generate(**inputs(), **drafted, return_dict_in_generate=True)

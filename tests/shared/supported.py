@@ -64,7 +64,7 @@ def outcome_of(family: str) -> str:
             )
             ours: dict[str, Any] = {
                 "custom_generate": rest_store.generate,
-                "drafter": [source],
+                "sources": [source],
                 "adaptive": False,
             }
             try:

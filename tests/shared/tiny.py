@@ -261,7 +261,7 @@ def drafted(
         **inputs,
         **options,
         custom_generate=rest_store.generate,
-        drafter=[Drafted(lambda prompt: Scripted(prompt, futures, by_prompt[tuple(prompt)]))],
+        sources=[Drafted(lambda prompt: Scripted(prompt, futures, by_prompt[tuple(prompt)]))],
         adaptive=False,
         return_dict_in_generate=True,
     )
