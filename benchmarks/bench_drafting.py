@@ -32,7 +32,7 @@ from rest_store.bench.results import write_result
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
-from rest_store.live.opening import open_datastores
+from rest_store.live.open_store import open_datastores
 from rest_store.options import SETTINGS
 
 DRAFTS = {"16 nodes": (16, "tree"), "64 nodes": (64, "tree"), "chain of 8": (8, "chain")}

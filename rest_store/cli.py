@@ -228,8 +228,8 @@ def _rows(description: DatastoreInfo) -> Iterator[tuple[str, str]]:
 @json_option
 def check(datastore: Path, full: bool, as_json: bool) -> None:
     """Read the datastore DIR, frozen or live, and compare it with its checksums."""
-    from build_index.suffix_array import sorted_suffixes
     from rest_store.datastore.check import check_datastore
+    from rest_store.datastore.suffix_array import sorted_suffixes
     from rest_store.live.directory import is_live
 
     on_terminal = sys.stderr.isatty() and not as_json
@@ -344,7 +344,7 @@ def query(
             **access.arguments(),
         )
     else:
-        from rest_store.live.opening import open_store
+        from rest_store.live.open_store import open_store
 
         store = open_store(datastore)
         target = _tokenizer(store, tokenizer, needed=text is not None)

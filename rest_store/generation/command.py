@@ -13,7 +13,7 @@ import click
 import rest_store
 from rest_store.datastore.locations import is_remote
 from rest_store.datastore.tokenizer import identity_of
-from rest_store.live.opening import open_store
+from rest_store.live.open_store import open_store
 from rest_store.options import (
     FILE,
     LOCATION,
