@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 TEMPLATE_DATE = datetime.datetime(2024, 7, 26)
 """The date that templates see: Llama 3's default."""
 _VARIABLES = {"tools": None, "documents": None}
+# Of turns it cannot use.
 _ERRORS = (
     TypeError,
     ValueError,
@@ -29,7 +30,7 @@ _ERRORS = (
     AttributeError,
     ArithmeticError,
     RecursionError,
-)  # of turns it cannot use
+)
 
 
 class RefusalError(Exception):

@@ -51,11 +51,12 @@ def open_store(
         return LiveDatastore.open(
             path, tokenizer=tokenizer, read_only=True, cache=cache, token=token, tls=tls
         )
+    # It is frozen, or the service cannot say so.
     except (
         DatastoreFormatError,
         ServiceUnavailableError,
         DeadlineError,
-    ):  # it is frozen, or the service cannot say so
+    ):
         return Datastore.open(path, tokenizer=tokenizer, cache=cache, token=token, tls=tls)
 
 
