@@ -68,12 +68,7 @@ def charts_of(result: Result) -> list[Chart]:
     try:
         return [] if make is None else [chart for chart in make(result.figures) if chart.bars]
     # An older result, or a file of something else.
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-    ):
+    except (KeyError, TypeError, ValueError, AttributeError):
         return []
 
 

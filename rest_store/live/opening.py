@@ -52,11 +52,7 @@ def open_store(
             path, tokenizer=tokenizer, read_only=True, cache=cache, token=token, tls=tls
         )
     # It is frozen, or the service cannot say so.
-    except (
-        DatastoreFormatError,
-        ServiceUnavailableError,
-        DeadlineError,
-    ):
+    except (DatastoreFormatError, ServiceUnavailableError, DeadlineError):
         return Datastore.open(path, tokenizer=tokenizer, cache=cache, token=token, tls=tls)
 
 
