@@ -35,14 +35,14 @@ import numpy as np
 import numpy.typing as npt
 from timing import percentiles, time_each
 
-from rest_store.bench.options import Destination, result_options
+from rest_store.bench.measurement_options import Destination, result_options
 from rest_store.bench.results import write_result
+from rest_store.command_options import PATH, SETTINGS
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.store import Store
 from rest_store.drafting.session import DraftSession
 from rest_store.live.export import export
 from rest_store.live.live_datastore import LiveDatastore
-from rest_store.options import PATH, SETTINGS
 
 SIZE = 500  # tokens of a document
 TURN = 2_000  # contexts

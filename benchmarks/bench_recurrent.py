@@ -30,8 +30,9 @@ import transformers
 from transformers import DynamicCache
 
 import rest_store
-from rest_store.bench.options import Destination, result_options
+from rest_store.bench.measurement_options import Destination, result_options
 from rest_store.bench.results import write_result
+from rest_store.command_options import SETTINGS
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.draft_options import DraftOptions
 from rest_store.drafting.members import MemberSettings
@@ -40,7 +41,6 @@ from rest_store.generation.continuation import difference
 from rest_store.generation.deferred import Mixers
 from rest_store.generation.prepacking import prepacked_weights
 from rest_store.generation.seam import name_of_cache
-from rest_store.options import SETTINGS
 
 WIDTHS = (1, 2, 9, 17)
 PROMPT = 64

@@ -23,10 +23,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import rest_store
-from rest_store.bench.options import Destination, result_options
+from rest_store.bench.measurement_options import Destination, result_options
 from rest_store.bench.results import write_result
+from rest_store.command_options import SETTINGS
 from rest_store.drafting.grammar_matchers import LlguidanceMatcher
-from rest_store.options import SETTINGS
 
 Schema = dict[str, Any]
 

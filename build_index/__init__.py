@@ -5,9 +5,9 @@
     store = build_index.build("src/", "HuggingFaceTB/SmolLM2-135M-Instruct", "code.ds",
     include="*.py")
 
-It needs the extra [build]. Of rest_store it imports `rest_store.datastore`, `rest_store.loading` and
-`rest_store.errors`. `rest_store.build` is the same function, and the commands `rest-build` and
-`rest-store build` take the same options.
+It needs the extra [build]. Of rest_store it imports `datastore`, `loading` and `errors`.
+`rest_store.build` is the same function, and the commands `rest-build` and `rest-store build` take
+the same options.
 """
 
 from __future__ import annotations

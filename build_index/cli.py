@@ -14,13 +14,13 @@ from typing import Any
 import click
 
 import rest_store
+from build_index.build_options import BuildOptions, BuildSummary
 from build_index.corpus_spec import CorpusSpec, corpus_options
 from build_index.documents import well_formed
-from build_index.options import BuildOptions, BuildSummary
 from build_index.size import parse_size, size_text
+from rest_store.command_options import PATH, SETTINGS, json_option
 from rest_store.datastore.render import counted, one_line
 from rest_store.errors import CorpusError, MemoryBudgetError, RestStoreError, ResumeError
-from rest_store.options import PATH, SETTINGS, json_option
 
 _HELP = """Build a datastore from corpora.
 

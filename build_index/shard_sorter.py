@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from build_index.errors import output_errors
+from build_index.output_errors import output_errors
 from build_index.size import size_text
 from build_index.staging import whole_file
 from rest_store.datastore.header import HEADER_SIZE

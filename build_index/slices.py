@@ -27,8 +27,8 @@ import numpy as np
 from build_index.corpus import Corpus
 from build_index.documents import CorpusCounts, CorpusFile, Document, batches
 from build_index.duplicates import content_digest
-from build_index.errors import output_errors
-from build_index.memory import resident_bytes
+from build_index.memory_plan import resident_bytes
+from build_index.output_errors import output_errors
 from build_index.staging import whole_file
 from build_index.target_tokenizer import TargetTokenizer, Tokens
 

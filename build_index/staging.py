@@ -31,7 +31,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from build_index.errors import output_errors
+from build_index.output_errors import output_errors
 from rest_store.datastore.durable import put, sync
 from rest_store.datastore.file_lock import take_lock
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from build_index.corpus import Corpus
-from build_index.memory import limit_arenas
+from build_index.memory_plan import limit_arenas
 from build_index.shard_sorter import sort_shard
 from build_index.slices import Setup, Slice, SliceReport, tokenize
 from rest_store.errors import WorkerError

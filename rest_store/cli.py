@@ -21,12 +21,20 @@ else:
     import tomli as tomllib
 
 import rest_store
+from rest_store.command_options import (
+    FILE,
+    LOCATION,
+    PATH,
+    SETTINGS,
+    Group,
+    json_option,
+    max_nodes_option,
+)
 from rest_store.datastore.kernel import MAX_DEPTH, MAX_SUFFIX
 from rest_store.datastore.locations import is_remote
 from rest_store.datastore.render import counted, one_line, table
 from rest_store.errors import RestStoreError
 from rest_store.extras import named_extras
-from rest_store.options import FILE, LOCATION, PATH, SETTINGS, Group, json_option, max_nodes_option
 from rest_store.service.options import Access, access_options, timeout_option
 from rest_store.terminal import draft_as_json, draw_draft, loading
 
@@ -165,8 +173,9 @@ def info(location: str, access: Access, timeout: float, as_json: bool) -> None:
 
     --json shows build options, too.
 
-    Of a service, HOST:PORT or unix:/path, it shows the datastores. The parts of a datastore are
-    shown together: HOST:PORT,HOST:PORT;HOST:PORT, with commas between services of the same part.
+    Of a service, HOST:PORT or unix:/path, it shows the datastores. The partitions of a datastore
+    are shown together: HOST:PORT,HOST:PORT;HOST:PORT, with commas between services of the same
+    partition.
     """
     from rest_store.datastore.datastore import Datastore
     from rest_store.live.directory import is_live

@@ -13,7 +13,7 @@ import click
 import pytest
 
 from rest_store.cli import main
-from rest_store.options import FILE
+from rest_store.command_options import FILE
 
 ROOT = Path(__file__).resolve().parents[1]
 METAVARS = {

@@ -14,10 +14,10 @@ from build_index.readers.json_documents import json_document_kind
 from build_index.readers.json_records import TOO_LARGE, JsonValues
 from build_index.readers.parquet import PARQUET_MAGIC, parquet_columns
 from build_index.readers.records import has_field, record_text
-from build_index.readers.rows import with_conversation
 from build_index.readers.separated_values import ENDINGS as TABLE_ENDINGS
 from build_index.readers.separated_values import first_line, header_columns
 from build_index.readers.sqlite import NO_TABLE, SQLITE_MAGIC
+from build_index.readers.table_rows import with_conversation
 from build_index.readers.unread import (
     BINARY,
     LFS_POINTER,

@@ -18,7 +18,7 @@ from build_index.documents import Document
 from build_index.readers.conversations import fields_text
 from build_index.readers.json_text import decoded_json
 from build_index.readers.records import CONVERSATION_FIELDS, TEXT_FIELDS, RecordReader
-from build_index.readers.rows import documents_of
+from build_index.readers.table_rows import documents_of
 
 BATCH_ROWS = 64
 BATCH_BYTES = 8 << 20

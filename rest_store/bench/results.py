@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from rest_store.bench.options import Destination
+from rest_store.bench.measurement_options import Destination
 from rest_store.datastore.manifest import FILE_NAME
 from rest_store.errors import DataFileError, describe
 

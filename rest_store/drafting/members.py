@@ -119,7 +119,7 @@ class MemberSource(Protocol):
     def members(
         self, settings: MemberSettings, text: Callable[[], npt.NDArray[np.int32]]
     ) -> Sequence[Member]:
-        """Return the members of a new session: one, or one for each part of the datastores.
+        """Return the members of a new session: one, or one for each partition of the datastores.
 
         Waits for nothing. Where the service is known to answer, the session is opened ahead of its
         first step.

@@ -28,7 +28,7 @@ from rest_store.errors import (
 )
 
 if TYPE_CHECKING:  # torch is not needed here
-    from rest_store.generation.options import Options
+    from rest_store.generation.drafting_options import DraftingOptions
     from rest_store.generation.output import Piece
     from rest_store.generation.top_k import TopTokens
 
@@ -83,7 +83,7 @@ class DraftSessions:
 
     def __init__(
         self,
-        options: Options,
+        options: DraftingOptions,
         prompts: Sequence[list[int]],
         vocabulary_size: int,
     ) -> None:

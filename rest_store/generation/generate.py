@@ -20,8 +20,8 @@ from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.remembering import RememberTarget
 from rest_store.errors import ArgumentError, NotSupportedError, describe
+from rest_store.generation.drafting_options import DraftingOptions
 from rest_store.generation.loop import Generation
-from rest_store.generation.options import Options
 from rest_store.generation.seam import streamer_of_the_call
 from rest_store.generation.typical import ACCEPTANCES
 
@@ -127,7 +127,7 @@ def generate(
         logits_processor,
         stopping_criteria,
         generation_config,
-        options=Options(
+        options=DraftingOptions(
             sources,
             references,
             max_nodes,

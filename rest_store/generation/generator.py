@@ -33,8 +33,8 @@ from rest_store.errors import (
 )
 from rest_store.generation.comparison import Comparison, Speedup, in_turns
 from rest_store.generation.conversation import is_chat, tokenized, tokenized_chat
+from rest_store.generation.drafting_options import DraftingOptions
 from rest_store.generation.loop import Generation
-from rest_store.generation.options import Options
 from rest_store.generation.output import GeneratorOutput, Piece, accepted_by_source
 from rest_store.generation.seam import name_of_cache_in
 from rest_store.generation.stream import Drive, Stream, loop_not_run
@@ -71,7 +71,9 @@ class Generator:
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
-        options = Options(sources, (), max_nodes, adaptive, remember, calibration, acceptance)
+        options = DraftingOptions(
+            sources, (), max_nodes, adaptive, remember, calibration, acceptance
+        )
         if sources and calibration is None:  # one for all generations
             options = replace(options, calibration=Calibration.default())
         self._options = replace(
@@ -154,7 +156,11 @@ class Generator:
         )
 
     def _run(
-        self, inputs: Mapping[str, Any], drafting: Options, options: Mapping[str, Any], drive: Drive
+        self,
+        inputs: Mapping[str, Any],
+        drafting: DraftingOptions,
+        options: Mapping[str, Any],
+        drive: Drive,
     ) -> Any:
         """Call `model.generate`, which calls `drive` with a generation; return what it returns."""
         if options.get("streamer") is not None:
@@ -181,7 +187,7 @@ class Generator:
     def _write(
         self,
         inputs: Mapping[str, Any],
-        drafting: Options,
+        drafting: DraftingOptions,
         options: Mapping[str, Any],
         on_piece: Callable[[Piece], object] | None = None,
     ) -> GeneratorOutput:
@@ -213,7 +219,9 @@ class Generator:
         sequences = getattr(result, "sequences", result)
         return GeneratorOutput(sequences, generation.tokens, texts, generation.statistics, sources)
 
-    def _compare(self, prompt: Any, drafting: Options, options: dict[str, Any]) -> Comparison:
+    def _compare(
+        self, prompt: Any, drafting: DraftingOptions, options: dict[str, Any]
+    ) -> Comparison:
         """Generate plainly and with drafts in turns, without a trace."""
         devices = [self.model.device] if self.model.device.type == "cuda" else []
         outputs: list[Any] = []
@@ -310,7 +318,7 @@ class Generator:
         return {name: tensor.to(device_of(self.model)) for name, tensor in rows.items()}
 
     def _tokens_of(self, references: Any) -> Any:
-        """Return references as token ids; what is no list, `Options` refuses."""
+        """Return references as token ids; what is no list, `DraftingOptions` refuses."""
         if not isinstance(references, list | tuple):
             return references
         return [
@@ -358,15 +366,14 @@ def _identity_for(tokenizer: Any, sources: Sequence[object]) -> TokenizerIdentit
         return known
     try:
         identity = identity_of(tokenizer)
-    except (
-        TokenizerLoadError
-    ):  # written in Python: no datastore can be built with it, so none is refused
+    # Written in Python: no datastore can be built with it, so none is refused.
+    except TokenizerLoadError:
         return None
     _identities[tokenizer] = (len(tokenizer), identity)
     return identity
 
 
-def _copied(options: Options) -> Options:
+def _copied(options: DraftingOptions) -> DraftingOptions:
     """Return options whose sources and calibration learn for themselves from here on.
 
     Nothing is remembered.

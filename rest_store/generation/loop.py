@@ -20,7 +20,7 @@ from rest_store.generation.acceptance import Acceptance, Stops
 from rest_store.generation.attention import require_attention
 from rest_store.generation.detokenizer import Detokenizer
 from rest_store.generation.draft_sessions import EMPTY, DraftSessions, shortened
-from rest_store.generation.options import Options
+from rest_store.generation.drafting_options import DraftingOptions
 from rest_store.generation.output import Piece, Statistics, output_of
 from rest_store.generation.passes import Verifier
 from rest_store.generation.prefill import (
@@ -83,7 +83,7 @@ class Generation:
         stopping_criteria: Any,
         generation_config: Any,
         *,
-        options: Options,
+        options: DraftingOptions,
         text_tokenizer: Any = None,
         **model_kwargs: Any,
     ) -> None:

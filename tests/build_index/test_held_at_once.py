@@ -18,7 +18,7 @@ import pytest
 
 from build_index.corpus import open_corpus
 from build_index.corpus_spec import CorpusSpec
-from build_index.memory import MIB, plan_memory, sufficient_budget
+from build_index.memory_plan import MIB, plan_memory, sufficient_budget
 from build_index.readers.parquet import HeldAtOnceError
 from build_index.readers.parquet_pages import largest_pages
 from build_index.size import parse_size

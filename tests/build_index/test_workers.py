@@ -18,7 +18,7 @@ import zstandard
 from build_index import builder, slices, workers
 from build_index.builder import BuildOptions, build
 from build_index.corpus_spec import CorpusSpec
-from build_index.memory import MIB
+from build_index.memory_plan import MIB
 from build_index.staging import kept_shards
 from rest_store.errors import CorpusFormatError, WorkerError
 from tests.shared.builds import command, contents, documents, leftovers, run_build, write_jsonl

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from build_index.memory import resident_bytes
+from build_index.memory_plan import resident_bytes
 from rest_store import _kernel  # type: ignore[attr-defined]
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.tree import TokenTree

@@ -228,7 +228,7 @@ def test_arguments_that_can_never_work_are_refused(
     refused(error, lambda: connect("localhost:1", **options), f"client: {next(iter(options))}")
 
 
-def test_one_text_has_the_endpoints_of_all_parts() -> None:
+def test_one_text_has_the_endpoints_of_all_partitions() -> None:
     assert (
         target_groups("a:1,b:1;unix:/x")
         == target_groups([["a:1", "b:1"], ["unix:/x"]])

@@ -20,7 +20,7 @@ from rest_store.service.server import calls
 from rest_store.service.server.limits import ServiceLimits
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.live import until
-from tests.shared.parts import serving_here
+from tests.shared.served import serving_here
 from tests.shared.services import PATIENCE, Service, metrics_of, running
 from tests.shared.sessions import SessionTalk, opening, step
 

@@ -28,7 +28,7 @@ from rest_store.service.server.queries import Queries
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
 from tests.shared.live import until
-from tests.shared.parts import serving_here
+from tests.shared.served import serving_here
 from tests.shared.services import (
     PATIENCE,
     Service,

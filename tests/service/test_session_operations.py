@@ -20,7 +20,7 @@ from rest_store.service.server.server import Server
 from rest_store.v1 import datastore_pb2 as pb
 from rest_store.v1 import datastore_pb2_grpc
 from tests.shared.live import until
-from tests.shared.parts import serving_here
+from tests.shared.served import serving_here
 from tests.shared.services import PATIENCE, Service, reason_of, running
 from tests.shared.sessions import Nodes, SessionTalk, opening, sessions_of, step, top_k
 from tests.shared.strategies import identity

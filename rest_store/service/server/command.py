@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import rest_store
+from rest_store.command_options import FILE, FloatRange
 from rest_store.errors import ArgumentError
-from rest_store.options import FILE, FloatRange
 from rest_store.service.address import Address
 from rest_store.service.server.limits import ServiceLimits
 from rest_store.service.server.workers import fork_workers
 from rest_store.service.tokens import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
-    from rest_store.datastore.part import Part
+    from rest_store.datastore.partition import Partition
     from rest_store.service.server.server import ServeOptions
 
 _log = logging.getLogger(__name__)
@@ -51,12 +51,12 @@ def _limit_options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-def _part(text: str) -> Part:
-    """Return which part of how many, or fail with a usage error."""
-    from rest_store.datastore.part import Part
+def _partition(text: str) -> Partition:
+    """Return which partition of how many, or fail with a usage error."""
+    from rest_store.datastore.partition import Partition
 
     try:
-        return Part.parse(text)
+        return Partition.parse(text)
     except ArgumentError as error:
         raise click.BadParameter(str(error)) from None
 
@@ -69,11 +69,11 @@ def _part(text: str) -> Part:
 )
 @click.argument("datastores", nargs=-1, metavar="[NAME=]DIR...")
 @click.option(
-    "--part",
+    "--partition",
     metavar="I/N",
-    type=_part,
+    type=_partition,
     show_default="all of it",
-    help="Serve the I-th of N parts of each datastore; clients ask all N together.",
+    help="Serve the I-th of N partitions of each datastore; clients ask all N together.",
 )
 @click.option(
     "--live",

@@ -22,7 +22,7 @@ from rest_store.generation.typical import ACCEPTANCES
 
 
 @dataclass(frozen=True)
-class Options:
+class DraftingOptions:
     """How to draft, and where to remember.
 
     The fields are arguments of `rest_store.generate`, which describes them.
