@@ -1,5 +1,4 @@
-"""Which draft tokens are accepted: those that the model chooses,
-too, from the context on along the tree.
+"""Which draft tokens are accepted: those that the model itself chooses along the tree.
 
 Each written token is one call of the stopping criteria.
 """
@@ -81,8 +80,7 @@ class Stops:
 
 
 class Acceptance:
-    """Writes the next tokens of each row: chosen one by one along
-    the row's tree, until they leave it.
+    """Writes the next tokens of each row, one by one, until they leave the row's tree.
 
     Args:
         rows: written to.

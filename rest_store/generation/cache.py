@@ -44,8 +44,7 @@ class Pattern:
 
 
 class Slots:
-    """Keys and values of the layers that share a pattern, a shape
-    and a device, as one block of memory.
+    """The keys and values of all layers with one pattern, shape and device, as one block.
 
     Slot `s` of a row holds its token number `s`, padding on the left included. Slots before `base`
     were dropped.
@@ -133,8 +132,9 @@ def _moved(block: torch.Tensor, kept: int, size: int) -> torch.Tensor:
 
 
 class TreeLayer(CacheLayerMixin):
-    """One layer of a `TreeKVCache`, the `number`-th of `slots`, with
-    the interface that models of transformers use.
+    """One layer of a `TreeKVCache`, with the interface that models of transformers use.
+
+    It is the `number`-th layer of `slots`.
     """
 
     is_compileable = False
@@ -293,8 +293,7 @@ class TreeKVCache(Cache):
             self.lengths[row] += len(path)
 
     def give_back(self, cache: Cache) -> None:
-        """Fill the cache that was taken over as if the tokens held
-        here had been decoded one by one.
+        """Fill the original cache as if the tokens here had been decoded one by one.
 
         Rows that are shorter than the longest get zeros behind their last token.
         """
@@ -313,8 +312,9 @@ class TreeKVCache(Cache):
 
 
 def has_states(cache: Any) -> bool:
-    """Whether a layer of `cache` has recurrent states or those of
-    convolutions, in the form that we know.
+    """Whether a layer of `cache` holds states of a recurrence or of a convolution.
+
+    Only the layer classes of the seam count.
     """
     layers = getattr(cache, "layers", ())
     return any(
@@ -367,8 +367,9 @@ def _of_attention(cache: Cache) -> list[int]:
 
 
 def _assign(layer: Any, keys: torch.Tensor, values: torch.Tensor, length: int) -> None:
-    """Make a dynamic layer of transformers hold keys and
-    values, the last ones of `length` tokens.
+    """Make a dynamic layer of transformers hold `keys` and `values`.
+
+    They are those of the last tokens of `length`.
     """
     layer.is_initialized = True  # also where it was reset meanwhile
     layer.keys, layer.values = keys, values

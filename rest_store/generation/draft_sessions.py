@@ -180,9 +180,7 @@ class DraftSessions:
         return number
 
     def accept(self, piece: Piece, top_tokens: TopTokens) -> None:
-        """Pass the accepted tokens to the sessions, and the most
-        likely tokens after all that was verified.
-        """
+        """Pass the accepted tokens to the sessions, with the likely tokens after each of them."""
         for row, (session, tokens) in enumerate(zip(self._sessions, piece.tokens, strict=True)):
             if session is None or not tokens:
                 continue
@@ -241,16 +239,15 @@ class DraftSessions:
 
 
 def pruned(tree: TokenTree, max_depth: int) -> TokenTree:
-    """Return the part of `tree` that is at most `max_depth` deep,
-    all of it if that can still be accepted.
-    """
+    """Return the subtree of `tree` that is at most `max_depth` deep."""
     kept = np.flatnonzero(tree.depths <= max_depth)
     return tree if kept.size == len(tree) else part_of(tree, kept)
 
 
 def chain_of(tree: TokenTree) -> TokenTree:
-    """Return the likeliest path of `tree`, all of it if there is
-    one alone: somebody else's member may branch.
+    """Return the likeliest path of `tree`.
+
+    A member of somebody else's may branch where a chain was requested.
     """
     if tree.parents.tolist() == list(range(-1, len(tree) - 1)):
         return tree

@@ -215,9 +215,7 @@ class Generation:
     # --- one step ---------------------------------------------------------------------------------
 
     def _draft(self, sessions: DraftSessions, verifier: Verifier) -> tuple[bool, list[TokenTree]]:
-        """Return whether sessions were asked, and the tree of
-        each row, empty where there is none.
-        """
+        """Return whether the sessions drafted, and a tree for each row, which may be empty."""
         longest = int(min(self._longest, 2**31)) - 1  # the bonus token comes last
         depths = [0 if row.ended else longest - len(row.tokens) for row in self._rows]
         # A step reads at most as many tokens again as it may draft: then they are committed.
@@ -323,8 +321,9 @@ class Generation:
         self.close()
 
     def result(self, streamer: Any = None, *, has_prompt: bool = False) -> Any:
-        """Run to the end; return what `generate` returns. After `close`
-        or an error that is what was written before.
+        """Run to the end, and return the result of `generate`.
+
+        After `close` or an error, that is the text before it.
 
         Args:
             streamer: of transformers, given the prompt and each token.
@@ -350,9 +349,7 @@ class Generation:
 
 
 def _policy_of(model: Any, prompt: PrefilledPrompt) -> DraftPolicy:
-    """Return the policy of another generation of `model` behind
-    `prompt`, which knows steps of the same conditions.
-    """
+    """Return the policy of an earlier generation under the same conditions, or a new one."""
     context = max(prompt.length, 256).bit_length()  # steps take longer with the context
     is_prepacked = any("forward" in vars(module) for module in model.modules())
     conditions = (

@@ -1,6 +1,4 @@
-"""A page of HTML that shows one generation as it was drafted: text,
-sources, and the tree of each forward pass.
-"""
+"""A page of HTML for one generation: its text by source, and the tree of each pass."""
 
 from __future__ import annotations
 
@@ -183,8 +181,9 @@ def _data(passes: Sequence[Piece], tokenizer: Any) -> list[dict[str, Any]]:
         return str(tokenizer.decode(list(tokens), skip_special_tokens=False))
 
     def added(before: int | None, token: int) -> str:
-        """Return what `token` adds behind `before`: some tokenizers
-        drop the space in front of the first token.
+        """Return the text that `token` adds behind `before`.
+
+        Some tokenizers drop the space in front of the first token.
         """
         start, both = ("", "") if before is None else (decoded(before), decoded(before, token))
         is_prefix = (
