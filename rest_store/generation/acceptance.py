@@ -68,10 +68,8 @@ class Stops:
         for criterion in self._criteria:
             answer = criterion(ids, scores)
             if isinstance(answer, torch.Tensor) and answer.numel() != 1:
-                shape, expected = (
-                    f"of shape {list(answer.shape)}",
-                    "for one row: each call is about one",
-                )
+                shape = f"of shape {list(answer.shape)}"
+                expected = "for one row: each call is about one"
                 raise NotSupportedError(
                     describe(type(criterion).__name__, "its answer", shape, expected)
                 )
@@ -99,8 +97,11 @@ class Acceptance:
         keeps_logits: bool,
         keeps_scores: bool,
     ) -> None:
-        self._rows, self._stops, self._typical = rows, stops, typical
-        self._keeps_logits, self._keeps_scores = keeps_logits, keeps_scores
+        self._rows = rows
+        self._stops = stops
+        self._typical = typical
+        self._keeps_logits = keeps_logits
+        self._keeps_scores = keeps_scores
 
     def accept(
         self, logits: torch.Tensor, top_tokens: TopTokens, trees: Sequence[TokenTree]

@@ -34,7 +34,8 @@ if TYPE_CHECKING:  # torch is not needed here
 
 EMPTY = TokenTree([], [], [], scores=[], origins=[])
 _LONG_ABSENCE = 3  # steps after which a source that is still absent at the end is reported
-_MAX_REASONS, _MAX_REASON_LENGTH = 4, 200
+_MAX_REASONS = 4
+_MAX_REASON_LENGTH = 200
 
 
 @dataclass
@@ -231,7 +232,9 @@ class DraftSessions:
         likely = np.full((len(piece.tokens[row]), TOP_K), -1, np.int32)
         if top_tokens.indices is None:
             return {"top_k": likely}
-        top, path, nodes = top_tokens.indices[row], piece.paths[row], len(piece.trees[row])
+        top = top_tokens.indices[row]
+        path = piece.paths[row]
+        nodes = len(piece.trees[row])
         likely[: len(path) - 1, : top.shape[1]] = top[list(path[1:])]
         # Also where there is no tree: the row of the context is known.
         is_whole = nodes == self._drafted[row]

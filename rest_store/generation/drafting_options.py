@@ -63,10 +63,8 @@ class DraftingOptions:
         label("generate", "a group", self.group)
         check_int("epoch", self.epoch, 2**62, minimum=0, where="generate")
         if self.calibration is not None and not isinstance(self.calibration, Calibration):
-            found, expected = (
-                f"a {type(self.calibration).__name__}",
-                "a Calibration, such as Calibration.load(path)",
-            )
+            found = f"a {type(self.calibration).__name__}"
+            expected = "a Calibration, such as Calibration.load(path)"
             raise DataFileError(describe("generate", "calibration", found, expected))
         if self.acceptance not in ACCEPTANCES:
             expected = " or ".join(map(repr, ACCEPTANCES))

@@ -105,8 +105,11 @@ class Generation:
         self._longest = min(most, position_count(model) + 1 - held)
         require_prompt(model, generation_config, model_kwargs)
         require_verifier(model, cache_in(model_kwargs))
-        self._model, self._config, self._model_kwargs = model, generation_config, model_kwargs
-        self._input_ids, self._options = input_ids, options
+        self._model = model
+        self._config = generation_config
+        self._model_kwargs = model_kwargs
+        self._input_ids = input_ids
+        self._options = options
         # Several threads spin while they wait for one that other processes delay, so their time is
         # no better.
         self._by_processor = input_ids.device.type == "cpu" and torch.get_num_threads() == 1
@@ -192,17 +195,16 @@ class Generation:
         began = self._times()
         asked, trees = self._draft(sessions, verifier)
         drafted = self._times()
-        nodes, passes = max(map(len, trees)), verifier.passes
+        nodes = max(map(len, trees))
+        passes = verifier.passes
         more = verifier.waiting + nodes  # tokens than in a plain step
         last = [None if row.ended else row.tokens[-1] for row in self._rows]
         logits = verifier.run(last, trees, 1 + nodes)
         top_tokens = self._read(logits, sessions)
         verified = self._times()
         piece = self._acceptance.accept(logits, top_tokens, trees)
-        piece.drafting_seconds, piece.forward_seconds = (
-            drafted[0] - began[0],
-            verified[0] - drafted[0],
-        )
+        piece.drafting_seconds = drafted[0] - began[0]
+        piece.forward_seconds = verified[0] - drafted[0]
         piece.forward_passes = verifier.passes - passes
         verifier.keep(piece.paths)
         sessions.accept(piece, top_tokens)
@@ -221,7 +223,8 @@ class Generation:
         # A step reads at most as many tokens again as it may draft: then they are committed.
         if not sessions.active or self._max_nodes <= verifier.waiting or max(depths) <= 0:
             return False, [EMPTY] * len(self._rows)
-        policy, waiting = self._policy, verifier.waiting
+        policy = self._policy
+        waiting = verifier.waiting
         if policy is None:
             return True, sessions.draft(depths, self._max_nodes, None, shape=verifier.shape)
         if not policy.wants_drafts(waiting):
@@ -257,13 +260,12 @@ class Generation:
 
         The rows of a batch are padded to one width: all count as one.
         """
-        waited, lengths = sessions.waited, [len(tokens) for tokens in piece.tokens if tokens]
+        waited = sessions.waited
+        lengths = [len(tokens) for tokens in piece.tokens if tokens]
         scores = [tree.scores for tree in piece.trees if tree.scores is not None]
         expected = sum(float(of_tree.sum()) for of_tree in scores) / len(lengths)
-        accepted, of_services = (
-            sum(lengths) / len(lengths) - 1,
-            sessions.of_services(piece) / len(lengths),
-        )
+        accepted = sum(lengths) / len(lengths) - 1
+        of_services = sessions.of_services(piece) / len(lengths)
         seconds += waited if self._by_processor else 0.0
         policy.learn(nodes, expected, accepted, seconds, waited, of_services)
 
@@ -298,17 +300,20 @@ class Generation:
     def release(self) -> None:
         """Remember the output; close verifier and sessions, without filling the caller's cache."""
         self._closed = True
-        target, self._target = self._target, None
+        target = self._target
+        self._target = None
         if target is not None:
             labels = self._options.group, self._options.epoch
             texts = zip(self._prompt_ends, self.tokens, strict=False)
             outputs = [OutputDocument.of(prompt, output, *labels) for prompt, output in texts]
             documents = [document for document in outputs if document is not None]
             remember(target, documents, self.statistics.remembered)
-        verifier, self._verifier = self._verifier, None
+        verifier = self._verifier
+        self._verifier = None
         if verifier is not None:
             verifier.close()
-        sessions, self._sessions = self._sessions, None
+        sessions = self._sessions
+        self._sessions = None
         if sessions is not None:
             sessions.close()
 

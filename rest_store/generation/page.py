@@ -153,7 +153,8 @@ def _text(passes: Sequence[Piece], tokenizer: Any, labels: Sequence[str]) -> str
         words = piece.words[0] if piece.words is not None else []
         for token, text, origin in zip(piece.tokens[0], words, piece.origins[0], strict=True):
             if token in special and not text.strip():
-                text, kind = str(tokenizer.decode([token])), " special"
+                text = str(tokenizer.decode([token]))
+                kind = " special"
             else:
                 kind = " line" if text.endswith("\n") else ""
             title = escape(_names(origin, labels))
@@ -194,8 +195,11 @@ def _data(passes: Sequence[Piece], tokenizer: Any) -> list[dict[str, Any]]:
     data = []
     before: int | None = None  # the last token written
     for piece in passes:
-        tree, written, accepted = piece.trees[0], piece.tokens[0], piece.accepted[0]
-        tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+        tree = piece.trees[0]
+        written = piece.tokens[0]
+        accepted = piece.accepted[0]
+        tokens = tree.tokens.tolist()
+        parents = tree.parents.tolist()
         scores = [-1.0] * len(tokens) if tree.scores is None else tree.scores.tolist()
         last = tokens[accepted[-1]] if accepted else before
         bonus = written[len(accepted)] if len(written) > len(accepted) else None

@@ -76,10 +76,8 @@ def require_prompt(model: Any, config: Any, model_kwargs: dict[str, Any]) -> Non
         NotSupportedError: as in `require_inputs`; or as in `require_cache`.
     """
     require_inputs(model_kwargs)
-    cache, made = (
-        cache_in(model_kwargs),
-        DynamicCache(config=model.config.get_text_config(decoder=True)),
-    )
+    cache = cache_in(model_kwargs)
+    made = DynamicCache(config=model.config.get_text_config(decoder=True))
     is_made_static = (
         config.cache_implementation is not None
         and isinstance(cache, StaticCache)

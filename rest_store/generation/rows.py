@@ -46,7 +46,9 @@ class Row:
         self.logits: list[torch.Tensor] = []
         self.ended = False
         self._ids = ids[None]
-        self._processors, self._sample, self._generator = processors, sample, generator
+        self._processors = processors
+        self._sample = sample
+        self._generator = generator
 
     def ids(self) -> torch.Tensor:
         """Return the row as a tensor, int64[1, length]."""

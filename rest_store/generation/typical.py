@@ -19,7 +19,9 @@ from rest_store.errors import NotSupportedError, describe
 from rest_store.generation.rows import Row
 
 ACCEPTANCES = ("exact", "typical")
-THRESHOLD, ALPHA = 0.09, 0.3  # posterior_threshold and posterior_alpha of Medusa's own code
+# Posterior_threshold and posterior_alpha of Medusa's own code.
+THRESHOLD = 0.09
+ALPHA = 0.3
 
 
 def plausible(scores: torch.Tensor, tokens: Sequence[int]) -> list[float]:
