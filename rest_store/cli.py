@@ -256,7 +256,8 @@ def check(datastore: Path, full: bool, as_json: bool) -> None:
         store = check_datastore(
             datastore, sort=sorted_suffixes if full else None, announce=announce
         )
-        shards, tokens = len(store.shards), store.manifest.token_count
+        shards = len(store.shards)
+        tokens = store.manifest.token_count
     if on_terminal:
         click.echo("\r" + " " * 50 + "\r", nl=False, err=True)
     verified = {"datastore": str(datastore), "verified": "full" if full else "checksums"}
