@@ -15,7 +15,7 @@ from build_index.target_tokenizer import TargetTokenizer
 from rest_store.errors import TokenizerLoadError
 from rest_store.extras import named_extras
 from rest_store.loading import tokenizer as loading
-from rest_store.loading.path import local_path
+from rest_store.loading.local_path import local_path
 
 __all__ = ["TargetTokenizer", "load_tokenizer", "loaded_apart"]
 
@@ -69,7 +69,7 @@ def loaded_apart(tokenizer: object) -> object:
     """
     if "torch" in sys.modules or not isinstance(tokenizer, str | os.PathLike):
         return tokenizer
-    if os.path.isfile(local_path(tokenizer)):
+    if os.path.isfile(local_path(tokenizer)):  # noqa: PTH113
         return tokenizer
     name = os.fspath(tokenizer)
     quiet = {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}  # that torch is absent

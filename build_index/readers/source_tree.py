@@ -24,7 +24,7 @@ from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.mapped_file import regular_file
 from rest_store.errors import CorpusError, CorpusNotFoundError, describe
-from rest_store.loading.path import local_path
+from rest_store.loading.local_path import local_path
 
 # What tools keep in a source tree and nobody wrote.
 DEFAULT_EXCLUDES = {
@@ -239,9 +239,8 @@ class LocalCorpus:
             if not entry.is_symlink():
                 with read_errors(where):
                     raise
-            counts.leave_out(
-                "not a regular file", where
-            )  # a link to itself, or into a closed directory
+            # A link to itself, or into a closed directory.
+            counts.leave_out("not a regular file", where)
 
 
 def _datastore_kind(directory: Path, names: set[str]) -> str | None:

@@ -3,8 +3,9 @@
 A matcher follows one text, token by token, and says which tokens may come next. Neither library is
 imported before one of its grammars is used. All that is used of them:
 
-    xgrammar (0.2)     GrammarMatcher(compiled), accept_token(id), fork(), fill_next_token_bitmask(mask),
-                       is_terminated(); TokenizerInfo(vocabulary...), GrammarCompiler(info).compile_*
+    xgrammar (0.2)     GrammarMatcher(compiled), accept_token(id), fork(),
+                       fill_next_token_bitmask(mask), is_terminated();
+                       TokenizerInfo(vocabulary...), GrammarCompiler(info).compile_*
     llguidance (1.9)   LLMatcher(tokenizer, grammar), try_consume_tokens([id]), deep_copy(),
                        is_stopped(), is_error(), get_error(), validate_grammar(grammar, tokenizer),
                        grammar_from_json_schema(text), grammar_from_regex(text);

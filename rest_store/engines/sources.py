@@ -28,7 +28,7 @@ from rest_store.errors import (
     TokenizerLoadError,
     describe,
 )
-from rest_store.live.opening import open_store
+from rest_store.live.open_store import open_store
 
 _CLIENT_SECONDS = 0.1  # of a step, which waits for `source_timeout` at most
 
@@ -123,9 +123,8 @@ class EngineSources:
             lambda line: log.warning("rest-store: %s", line),
             tokenizer=self._identity,
             namespace=settings.namespace if is_remembered else "",
-            timeout=max(
-                _CLIENT_SECONDS, settings.source_timeout
-            ),  # or the client would wait for less
+            # Or the client would wait for less.
+            timeout=max(_CLIENT_SECONDS, settings.source_timeout),
             **access,
         )
 

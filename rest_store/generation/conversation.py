@@ -7,9 +7,8 @@ from typing import Any, TypeGuard
 
 from rest_store.errors import ArgumentError, describe, first_line
 
-Message = Mapping[
-    str, Any
-]  # of a chat: "role" and "content", and whatever else the model's template reads
+# Of a chat: "role", "content", and any other fields that the model's template reads.
+Message = Mapping[str, Any]
 
 
 def is_chat(prompt: object) -> TypeGuard[Sequence[Message]]:
@@ -22,7 +21,7 @@ def is_chat(prompt: object) -> TypeGuard[Sequence[Message]]:
 
 
 def rendered(tokenizer: Any, messages: Sequence[Message]) -> str:
-    """Return the prompt for what the model says next, with its control tokens.
+    """Return the prompt for the model's next turn, with control tokens.
 
     Args:
         tokenizer: of transformers.

@@ -35,9 +35,9 @@ from rest_store.errors import (
 from rest_store.generation.comparison import Comparison, Speedup, in_turns
 from rest_store.generation.constraints import Constraints
 from rest_store.generation.conversation import is_chat, tokenized, tokenized_chat
+from rest_store.generation.drafting_options import DraftingOptions
 from rest_store.generation.grammar_mask import GrammarMask
 from rest_store.generation.loop import Generation
-from rest_store.generation.options import Options
 from rest_store.generation.output import GeneratorOutput, Piece, accepted_by_source
 from rest_store.generation.seam import name_of_cache_in
 from rest_store.generation.stream import Drive, Stream, loop_not_run
@@ -51,7 +51,7 @@ class Generator:
     Args:
         model: a decoder-only model of transformers.
         tokenizer: its tokenizer; needed for prompts and stop strings that are text.
-        sources: the `drafter` of `rest_store.generate`, which describes the other arguments and
+        sources: those of `rest_store.generate`, which describes the other arguments and
             errors, too. Datastores that were built with another tokenizer are refused.
 
     Attributes:
@@ -74,7 +74,9 @@ class Generator:
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
-        options = Options(sources, (), max_nodes, adaptive, remember, calibration, acceptance)
+        options = DraftingOptions(
+            sources, (), max_nodes, adaptive, remember, calibration, acceptance
+        )
         if sources and calibration is None:  # one for all generations
             options = replace(options, calibration=Calibration.default())
         self._options = replace(
@@ -176,9 +178,7 @@ class Generator:
     def grammar(
         self, *, json_schema: Any = None, regex: Any = None, grammar: Any = None
     ) -> Grammar | None:
-        """Return the grammar that `generate` uses for one of these, with all that it has learned.
-
-        None: for none.
+        """Return the grammar that `generate` uses for one of these, or None for none.
 
         Arguments and errors as of `generate`.
         """
@@ -186,7 +186,11 @@ class Generator:
         return grammars[0] if grammars else None
 
     def _run(
-        self, inputs: Mapping[str, Any], drafting: Options, options: Mapping[str, Any], drive: Drive
+        self,
+        inputs: Mapping[str, Any],
+        drafting: DraftingOptions,
+        options: Mapping[str, Any],
+        drive: Drive,
     ) -> Any:
         """Call `model.generate`, which calls `drive` with a generation; return what it returns."""
         if options.get("streamer") is not None:
@@ -211,35 +215,36 @@ class Generator:
         return self.model.generate(**inputs, **_masked(options, drafting), custom_generate=loop)
 
     def _constrained(
-        self, drafting: Options, options: dict[str, Any], json_schema: Any, regex: Any, grammar: Any
-    ) -> tuple[Options, dict[str, Any]]:
-        """Return options with the grammars of the output, if there
-        are any, and with tokens that end it.
-        """
+        self,
+        drafting: DraftingOptions,
+        options: dict[str, Any],
+        json_schema: Any,
+        regex: Any,
+        grammar: Any,
+    ) -> tuple[DraftingOptions, dict[str, Any]]:
+        """Return options with the grammars of the output, and with tokens that end it."""
         grammars, options = self._constraints.of(options, json_schema, regex, grammar)
         return replace(drafting, grammars=grammars), options
 
     def _write(
         self,
         inputs: Mapping[str, Any],
-        drafting: Options,
+        drafting: DraftingOptions,
         options: Mapping[str, Any],
         on_piece: Callable[[Piece], object] | None = None,
     ) -> GeneratorOutput:
         """Generate to the end."""
         with_gradients = torch.is_grad_enabled()
-        generation: Generation | None = (
-            None  # the latest: a wrapper of the model may generate more than once
-        )
+        # The latest: a wrapper of the model may generate more than once.
+        generation: Generation | None = None
 
         def drive(begun: Generation) -> Any:
             nonlocal generation
             generation = begun
             with begun:
                 for piece in begun if on_piece is not None else ():
-                    with torch.set_grad_enabled(
-                        with_gradients
-                    ):  # `model.generate` has turned them off
+                    # `model.generate` has turned them off.
+                    with torch.set_grad_enabled(with_gradients):
                         on_piece(piece)  # type: ignore[misc]  # it is not None here
                 return begun.result()
 
@@ -257,7 +262,9 @@ class Generator:
         sequences = getattr(result, "sequences", result)
         return GeneratorOutput(sequences, generation.tokens, texts, generation.statistics, sources)
 
-    def _compare(self, prompt: Any, drafting: Options, options: dict[str, Any]) -> Comparison:
+    def _compare(
+        self, prompt: Any, drafting: DraftingOptions, options: dict[str, Any]
+    ) -> Comparison:
         """Generate plainly and with drafts in turns, without a trace."""
         devices = [self.model.device] if self.model.device.type == "cuda" else []
         outputs: list[Any] = []
@@ -356,7 +363,7 @@ class Generator:
         return {name: tensor.to(device_of(self.model)) for name, tensor in rows.items()}
 
     def _tokens_of(self, references: Any) -> Any:
-        """Return references as token ids; what is no list, `Options` refuses."""
+        """Return references as token ids; what is no list, `DraftingOptions` refuses."""
         if not isinstance(references, list | tuple):
             return references
         return [
@@ -404,34 +411,31 @@ def _identity_for(tokenizer: Any, sources: Sequence[object]) -> TokenizerIdentit
         return known
     try:
         identity = identity_of(tokenizer)
-    except (
-        TokenizerLoadError
-    ):  # written in Python: no datastore can be built with it, so none is refused
+    # Written in Python: no datastore can be built with it, so none is refused.
+    except TokenizerLoadError:
         return None
     _identities[tokenizer] = (len(tokenizer), identity)
     return identity
 
 
-def _copied(options: Options) -> Options:
+def _copied(options: DraftingOptions) -> DraftingOptions:
     """Return options whose sources and calibration learn for themselves from here on.
 
     Nothing is remembered.
     """
     copies = [
         source.copy() if isinstance(source, RecycledLogits | Grammar) else source
-        for source in options.drafter or ()
+        for source in options.sources or ()
     ]
     grammars = [grammar.copy() for grammar in options.grammars]
     calibration = copy.copy(options.calibration)
     return replace(
-        options, drafter=copies, calibration=calibration, grammars=grammars, is_trial=True
+        options, sources=copies, calibration=calibration, grammars=grammars, is_trial=True
     )
 
 
-def _masked(options: Mapping[str, Any], drafting: Options) -> dict[str, Any]:
-    """Return options of one call of `model.generate` with a mask
-    for the grammars, which is of that call alone.
-    """
+def _masked(options: Mapping[str, Any], drafting: DraftingOptions) -> dict[str, Any]:
+    """Return options of one call of `model.generate`, with a mask of its own for the grammars."""
     if not drafting.grammars:
         return dict(options)
     return {

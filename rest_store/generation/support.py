@@ -89,9 +89,8 @@ def _require_plain_passes(model: Any) -> None:
         getattr(own, "__func__", None) is not type(model).prepare_inputs_for_generation
         or own.__self__ is not model
     ):
-        expected = (  # as prompt tuning of PEFT does
-            "that of the class: passes over a tree do not call it"
-        )
+        # As prompt tuning of PEFT does.
+        expected = "that of the class: passes over a tree do not call it"
         raise NotSupportedError(
             describe(name, "prepare_inputs_for_generation", "replaced", expected)
         )
@@ -106,14 +105,13 @@ def _require_plain_passes(model: Any) -> None:
 
 
 def _hooks_that_count_tokens(model: Any) -> str | None:
-    """Return what hooks of PEFT would treat a pass over a tree otherwise than single tokens.
+    """Return the hook of PEFT that treats a pass over a tree unlike single tokens, in words.
 
     None: there are none.
     """
     for hook in [*model._forward_pre_hooks.values(), *model._forward_hooks.values()]:
-        if (module := getattr(hook, "__module__", "")).startswith(
-            "peft."
-        ):  # X-LoRA runs the model in its own hook
+        # X-LoRA runs the model in its own hook.
+        if (module := getattr(hook, "__module__", "")).startswith("peft."):
             return f"that of {module}"
     for hook in [hook for module in model.modules() for hook in module._forward_pre_hooks.values()]:
         if getattr(hook, "keywords", {}).get("alora_offsets") is not None:
@@ -122,7 +120,7 @@ def _hooks_that_count_tokens(model: Any) -> str | None:
 
 
 def patterns_of(model: Any, layers: int = 1) -> list[Pattern]:
-    """Return what each of so many layers of a model attends to, from its text configuration.
+    """Return the attention patterns of the layers, from the model's text configuration.
 
     Raises:
         NotSupportedError: a layer is of another kind, such as recurrent.
@@ -202,9 +200,7 @@ def position_count(model: Any) -> float:
 
 
 def device_of(model: Any) -> torch.device:
-    """Return the device that a model's inputs go to, also where
-    accelerate keeps the weights elsewhere.
-    """
+    """Return the device of a model's inputs, also where accelerate keeps weights elsewhere."""
     device: torch.device = model.device
     if device.type != "meta":
         return device
@@ -219,9 +215,7 @@ def vocabulary_size(model: Any) -> int:
 
 
 def _growing_rope(config: Any) -> list[tuple[str, int]]:
-    """Return rotary embeddings that depend on the length,
-    and the length up to which they do not.
-    """
+    """Return rotary embeddings that depend on the length, each with its greatest safe length."""
     limits = []
     parameters = getattr(config, "rope_parameters", None) or {}
     for rope in [parameters, *(value for value in parameters.values() if isinstance(value, dict))]:
@@ -238,7 +232,7 @@ def require_inputs(model_kwargs: Mapping[str, Any]) -> None:
     """Check that only text goes into the model.
 
     Args:
-        model_kwargs: what `generate` prepared for the forward pass.
+        model_kwargs: as `generate` prepared them for the forward pass.
 
     Raises:
         NotSupportedError: another tensor, such as `inputs_embeds`, `token_type_ids` or an image.

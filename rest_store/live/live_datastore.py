@@ -21,7 +21,7 @@ from rest_store.errors import ArgumentError, DatastoreClosedError, WriterError, 
 from rest_store.live.background import Background
 from rest_store.live.directory import make_directory, require_live
 from rest_store.live.documents import Documents
-from rest_store.live.encoding import Encoder
+from rest_store.live.encoder import Encoder
 from rest_store.live.follower import Follower
 from rest_store.live.live_info import LiveInfo
 from rest_store.live.namespace import Namespace
@@ -143,9 +143,8 @@ class LiveDatastore(Namespace):
         loaded = (
             None if isinstance(tokenizer, TokenizerIdentity | None) else load_tokenizer(tokenizer)
         )
-        named = (
-            loaded if isinstance(tokenizer, str | os.PathLike) else tokenizer
-        )  # a path is not loaded again
+        # A path is not loaded again.
+        named = loaded if isinstance(tokenizer, str | os.PathLike) else tokenizer
         identity = None if named is None else identity_of(named)
         if read_only and not is_replica:
             return cls(directory, Follower(absolute, identity), read_only=True)
@@ -166,9 +165,8 @@ class LiveDatastore(Namespace):
         Additions in progress are completed. Files are unmapped once the queries in progress and the
         sessions that draft from them have let go of them.
         """
-        if (
-            os.getpid() != self._process
-        ):  # in a child the threads are gone, and the files are the parent's
+        # In a child the threads are gone, and the files are the parent's.
+        if os.getpid() != self._process:
             self.segments = None
             return
         for call in tuple(self._before_close):

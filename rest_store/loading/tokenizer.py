@@ -20,7 +20,7 @@ from rest_store.extras import named_extras
 from rest_store.loading.encoding_sample import sample_of
 from rest_store.loading.gguf_tokenizer import gguf_tokenizer, is_gguf
 from rest_store.loading.hub import hub_failure
-from rest_store.loading.path import local_path
+from rest_store.loading.local_path import local_path
 
 _EXPECTED = "a tokenizer.json, a .gguf file, a directory or a Hugging Face name"
 
@@ -166,9 +166,8 @@ def _require_sentencepiece(directory: Path, name: str) -> None:
         return
     for path in sorted(directory.glob("*.model")):
         with path.open("rb") as file:
-            is_sentencepiece = (
-                file.read(1) == b"\n"
-            )  # its first field; files of tiktoken are lines of base64
+            # Its first field; files of tiktoken are lines of base64.
+            is_sentencepiece = file.read(1) == b"\n"
         if is_sentencepiece:
             problem = f"a file of SentencePiece alone ('{path.name}')"
             expected = (

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from build_index import builder
-from build_index.memory import (
+from build_index.memory_plan import (
     MIB,
     MIN_SHARD_POSITIONS,
     WORK_BYTES,
@@ -15,8 +15,8 @@ from build_index.memory import (
     resident_bytes,
 )
 from build_index.size import parse_size
-from build_index.suffix_array import max_positions, peak_bytes
 from rest_store.datastore.memory import available_bytes
+from rest_store.datastore.suffix_array import max_positions, peak_bytes
 from rest_store.errors import BuildError, MemoryBudgetError
 from tests.shared.builds import build_quick, write_jsonl
 from tests.shared.corpora import write_files

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from build_index.suffix_array import sorted_suffixes
 from rest_store.datastore import check
 from rest_store.datastore.check import check_datastore
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.header import HEADER_SIZE, TAIL_SIZE
+from rest_store.datastore.suffix_array import sorted_suffixes
 from rest_store.errors import DatastoreUnavailableError
 from tests.shared.strategies import TWO_SHARDS, Corpus, refused, write_datastore
 
@@ -78,7 +78,8 @@ def test_no_comparison_leaves_the_mapping_of_a_lost_file(tmp_path: Path) -> None
     positions = ((8 << 20) - HEADER_SIZE - TAIL_SIZE) // 2  # the file ends where a page ends
     write_datastore(tmp_path, Corpus(300, [[[0] * (positions - 1)]]))
     code = """
-guard = mmap.mmap(-1, 1 << 28, prot=0)  # larger than any gap, so that the files are mapped right before it
+# Larger than any gap, so that the files are mapped right before it.
+guard = mmap.mmap(-1, 1 << 28, prot=0)
 store = Datastore.open(sys.argv[1])
 os.truncate(Path(sys.argv[1]) / "shard-00000.tokens", 0)
 try:

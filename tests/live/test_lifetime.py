@@ -98,16 +98,15 @@ def test_one_that_is_dropped_is_closed(tmp_path: Path, read_only: bool) -> None:
     dropped = LiveDatastore.open(tmp_path / "live", read_only=read_only)
     assert dropped.count([1, 2]) == 1
     del dropped
-    until(
-        lambda: descriptors() <= files and threading.active_count() <= threads
-    )  # those of earlier tests end, too
+    # Those of earlier tests end, too.
+    until(lambda: descriptors() <= files and threading.active_count() <= threads)
     LiveDatastore.open(tmp_path / "live").close()
 
 
 EXIT = """
 import sys, threading
 from rest_store.datastore.tokenizer import TokenizerIdentity
-from build_index import suffix_array
+from rest_store.datastore import suffix_array
 from rest_store.live.documents import Documents
 from rest_store.live.live_datastore import LiveDatastore
 from tests.shared.strategies import identity

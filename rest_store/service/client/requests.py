@@ -24,7 +24,7 @@ from rest_store.datastore.validation import (
     too_many_tokens,
 )
 from rest_store.errors import DatastoreFormatError, ProtocolError, UnknownDatastoreError, describe
-from rest_store.live.added import AddedDocuments
+from rest_store.live.added_documents import AddedDocuments
 from rest_store.service.address import is_name
 from rest_store.service.client.descriptions import ServiceInfo
 from rest_store.service.client.trees import TreeLimits, read_tree
@@ -168,9 +168,8 @@ class Requests:
             UnknownDatastoreError: none is named, and there is not exactly one.
         """
         name = self.live_name(datastore)
-        known = new_ids(
-            documents, ids
-        )  # made here, so that none comes twice when the request is sent again
+        # Made here, so that none comes twice when the request is sent again.
+        known = new_ids(documents, ids)
         message = pb.AddRequest(
             datastore=name,
             tokenizer_fingerprint=self.selection.tokenizer_fingerprint,

@@ -1,4 +1,4 @@
-"""How to draft, and what to do with what was written."""
+"""Options of drafting: sources, budget, and the place to remember outputs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rest_store.generation.typical import ACCEPTANCES
 
 
 @dataclass(frozen=True)
-class Options:
+class DraftingOptions:
     """How to draft, and where to remember.
 
     The fields are arguments of `rest_store.generate`, which describes them.
@@ -35,7 +35,7 @@ class Options:
         is_trial: whether nothing is remembered of the output, though it is drafted as if.
 
     Raises:
-        SourceError, NativeKernelError: `drafter` cannot draft.
+        SourceError, NativeKernelError: `sources` cannot draft.
         TokenizerMismatchError: a datastore in this process, or one that is to remember, has another
             tokenizer.
         ContextTypeError, QueryError: a reference is not token ids.
@@ -45,7 +45,7 @@ class Options:
         DataFileError: `calibration` is not a `Calibration`.
     """
 
-    drafter: Sequence[object] | None = None
+    sources: Sequence[object] | None = None
     references: Sequence[IntSequence] = ()
     max_nodes: int | None = None
     adaptive: bool = True
@@ -59,21 +59,18 @@ class Options:
     is_trial: bool = False
 
     def __post_init__(self) -> None:
-        if self.drafter is not None or self.grammars:
-            require_sources("generate", [*(self.drafter or ()), *self.grammars[:1]])
-        object.__setattr__(
-            self, "references", parse_references(self.references)
-        )  # an iterator can be read once
+        if self.sources is not None or self.grammars:
+            require_sources("generate", [*(self.sources or ()), *self.grammars[:1]])
+        # An iterator can be read once.
+        object.__setattr__(self, "references", parse_references(self.references))
         if self.max_nodes is not None:
             check_int("max_nodes", self.max_nodes, MAX_NODES, minimum=0, where="generate")
         require_target(self.remember)
         label("generate", "a group", self.group)
         check_int("epoch", self.epoch, 2**62, minimum=0, where="generate")
         if self.calibration is not None and not isinstance(self.calibration, Calibration):
-            found, expected = (
-                f"a {type(self.calibration).__name__}",
-                "a Calibration, such as Calibration.load(path)",
-            )
+            found = f"a {type(self.calibration).__name__}"
+            expected = "a Calibration, such as Calibration.load(path)"
             raise DataFileError(describe("generate", "calibration", found, expected))
         if self.acceptance not in ACCEPTANCES:
             expected = " or ".join(map(repr, ACCEPTANCES))
@@ -81,11 +78,9 @@ class Options:
         self._require_one_tokenizer()
 
     def _require_one_tokenizer(self) -> None:
-        """Check that token ids mean the same to the model, as far
-        as that is known, and to all datastores here.
-        """
+        """Check that all datastores of this process, and the model if known, share a tokenizer."""
         stores = [
-            store for store in (*(self.drafter or ()), self.remember) if isinstance(store, Store)
+            store for store in (*(self.sources or ()), self.remember) if isinstance(store, Store)
         ]
         for store in stores:
             store.tokenizer.require_same(
@@ -102,7 +97,7 @@ class Options:
         """Return the grammar that a row of so many follows; None: it follows none."""
         if self.grammars:
             return self.grammars[row * len(self.grammars) // rows]
-        return next((source for source in self.drafter or () if isinstance(source, Grammar)), None)
+        return next((source for source in self.sources or () if isinstance(source, Grammar)), None)
 
     def group_of(self, row: int, rows: int) -> str:
         """Return the group of a row's output: where the caller names none, that of its grammar."""
@@ -112,7 +107,7 @@ class Options:
     def session_factory(
         self, rows: int, failed: Callable[[Exception], object]
     ) -> Callable[[int, list[int]], DraftSession] | None:
-        """Return what makes the session of a row and its prompt, which share a calibration.
+        """Return a function that opens the session of a row; all share a calibration.
 
         None: nothing drafts.
 
@@ -120,9 +115,9 @@ class Options:
             rows: of the generation.
             failed: called with why nothing was read of a group.
         """
-        if not self.drafter and not self.grammars:
+        if not self.sources and not self.grammars:
             return None
-        sources = list(self.drafter or ())  # the caller may change it
+        sources = list(self.sources or ())  # the caller may change it
         calibration = Calibration.default() if self.calibration is None else self.calibration
         of_groups: dict[str, list[IntSequence]] = {}
 
@@ -145,8 +140,6 @@ class Options:
     def _references_of(
         self, group: str, failed: Callable[[Exception], object]
     ) -> list[IntSequence]:
-        """Return the references, and before them what was
-        remembered of a group, if prompt lookup searches it.
-        """
-        has_lookup = any(isinstance(source, PromptLookup) for source in self.drafter or ())
+        """Return the earlier outputs of a group, for prompt lookup, and the references."""
+        has_lookup = any(isinstance(source, PromptLookup) for source in self.sources or ())
         return [*(earlier(self.remember, group, failed) if has_lookup else ()), *self.references]
