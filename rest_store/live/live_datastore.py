@@ -152,7 +152,10 @@ class LiveDatastore(Namespace):
         if not is_replica:
             make_directory(directory)
             return cls(directory, Writer(absolute, identity, retention, json), read_only=False)
-        upstream = locations.reach().upstream(str(path), token=token, tls=tls)
+        # Loads gRPC, which datastores on this machine do not need.
+        from rest_store.service.client.service_upstream import ServiceUpstream
+
+        upstream = ServiceUpstream(str(path), token=token, tls=tls)
         try:
             return cls(directory, Replica(absolute, upstream, identity, json), read_only=read_only)
         except BaseException:

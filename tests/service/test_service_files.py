@@ -34,7 +34,8 @@ from rest_store.errors import (
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.live.upstream import Changes
 from rest_store.service.client import elsewhere
-from rest_store.service.client.elsewhere import ServiceFiles, ServiceUpstream, fetched
+from rest_store.service.client.service_files import ServiceFiles, fetched
+from rest_store.service.client.service_upstream import ServiceUpstream
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.builds import contents
 from tests.shared.clients import LATE, Impostor
