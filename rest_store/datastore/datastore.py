@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rest_store.datastore import locations
 from rest_store.datastore.available_memory import available_bytes
@@ -17,6 +18,9 @@ from rest_store.datastore.shard import Shard
 from rest_store.datastore.store import Snapshot, Store
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.errors import DatastoreError
+
+if TYPE_CHECKING:
+    from rest_store.service.channel import Tls
 
 
 @dataclass(frozen=True)
@@ -90,7 +94,7 @@ class Datastore(Store):
         partition: Partition | str | None = None,
         cache: str | Path | None = None,
         token: str | None = None,
-        tls: object = None,
+        tls: Tls | None = None,
     ) -> Datastore:
         """Open the datastore in directory `path`, or a copy of one that lies elsewhere.
 
