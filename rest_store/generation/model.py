@@ -19,6 +19,7 @@ from rest_store.loading.hub import hub_failure
 from rest_store.loading.tokenizer import load_tokenizer
 
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # anything else can only be a path
+_CONFIGS = ("config.json", "adapter_config.json")  # of a model, or of an adapter that names its model
 _EXPECTED = "a causal language model of transformers with its tokenizer: a name, a directory or a .gguf"
 
 
@@ -47,6 +48,8 @@ def load_model(
     logging.disable_progress_bar()
     if not path.exists() and (path.suffix == ".gguf" or not _HUB_NAME.fullmatch(name)):
         raise ModelLoadError(describe(name, "model", "absent (no such file or directory)", _EXPECTED))
+    if path.is_dir() and not any((path / config).exists() for config in _CONFIGS):
+        raise ModelLoadError(describe(name, "model", f"absent (no config.json in {name})", _EXPECTED))
     failure = None if path.exists() else hub_failure(name)
     is_gguf = path.suffix == ".gguf"
     location = str(path.parent) if is_gguf else name
