@@ -68,16 +68,15 @@ def build(options: BuildOptions, progress: ProgressListener | None = None) -> Bu
         progress: called with the progress of each stage, by this thread, a few times a second.
 
     Raises:
-        CorpusError: a corpus cannot be read; EmptyCorpusError: there is nothing to store.
+        CorpusError: a corpus cannot be read, or there is nothing to store.
         TokenizerLoadError: the tokenizer cannot be loaded.
         MemoryBudgetError: the build does not fit into the memory budget.
         OutputError: the datastore cannot be written, or something else is at its place.
         DatastoreError: new shards cannot be opened, for instance because too many files are open.
         ResumeError: `options.resume` is set, and there is nothing to resume, or it has other inputs, options or another
             tokenizer, or is damaged.
-        WorkerError: a worker process ends.
+        WorkerError: a worker process ends, or the cluster cannot do the build.
         MissingExtraError: a package of the extra [build] is missing, or Ray, for `options.ray`.
-        ClusterError: its cluster cannot do the build.
 
     Whatever happens, even if the process is killed, `options.out` holds its old content or the complete datastore. What
     an interrupted build has made is kept beside it: the next one of the same inputs and options goes on with it, and

@@ -19,7 +19,7 @@ from build_index.documents import well_formed
 from build_index.options import BuildOptions, BuildSummary
 from build_index.size import parse_size, size_text
 from rest_store.datastore.render import counted, one_line
-from rest_store.errors import CorpusFormatError, DocumentSizeError, MemoryBudgetError, RestStoreError, ResumeError
+from rest_store.errors import CorpusError, MemoryBudgetError, RestStoreError, ResumeError
 from rest_store.options import PATH, SETTINGS, json_option
 
 _HELP = """Build a datastore from corpora.
@@ -152,7 +152,7 @@ def _one_line_errors(context: click.Context, out: Path) -> Iterator[None]:
             message, status = "interrupted" + _resume_hint(out), _INTERRUPTED_STATUS
         except (RestStoreError, OSError) as error:
             hint = "" if isinstance(error, ResumeError) else _resume_hint(out)  # it says itself what to do
-            if hint and isinstance(error, CorpusFormatError | DocumentSizeError):
+            if hint and isinstance(error, CorpusError):
                 hint = " (what is made of other corpora is kept: mend this one or leave it out, and build again)"
             message, status = str(error) + hint, 1
         click.echo(f"Error: {one_line(message)}", err=True)

@@ -40,7 +40,7 @@ from build_index.readers.source_tree import Globs, LocalCorpus
 from build_index.readers.sqlite import read_sqlite
 from build_index.readers.text import read_text
 from build_index.readers.unread import DAMAGED, HINTS, WITHOUT_TEXT, kind_of, reason_text
-from rest_store.errors import CorpusFormatError, CorpusNotFoundError, EmptyCorpusError, describe
+from rest_store.errors import CorpusError, CorpusFormatError, CorpusNotFoundError, describe
 from rest_store.loading.remote_files import scheme_of
 
 
@@ -69,7 +69,7 @@ def open_corpus(spec: CorpusSpec) -> Corpus:
         raise CorpusFormatError(describe(spec.path, "content", found, expected)) from None
 
 
-def empty_corpora(corpora: Sequence[Corpus], without_tokens: int = 0) -> EmptyCorpusError:
+def empty_corpora(corpora: Sequence[Corpus], without_tokens: int = 0) -> CorpusError:
     """Return the error for corpora without a document that has tokens: what was skipped and left out.
 
     Args:
@@ -84,7 +84,7 @@ def empty_corpora(corpora: Sequence[Corpus], without_tokens: int = 0) -> EmptyCo
     found = f"without a text to store ({notes or 'no files'})"
     where = ", ".join(corpus.spec.path for corpus in corpora)
     expected = "at least one; check the path, --include, --exclude and --field"
-    return EmptyCorpusError(describe(where, "corpus", found, expected))
+    return CorpusError(describe(where, "corpus", found, expected))
 
 
 def _note(reason: str, number: int) -> str:
@@ -107,7 +107,7 @@ class Corpus:
     a time. Can be pickled.
 
     Iterating raises CorpusFormatError for malformed content of a file that was named (the message names file and line
-    or row), DocumentSizeError for a record of it that is too large, MemoryBudgetError for what has to be held at once
+    or row), CorpusError for a record of it that is too large, MemoryBudgetError for what has to be held at once
     and is above `held_bytes`, CorpusNotFoundError and CorpusError for what is unreadable or cannot be reached.
     """
 

@@ -23,7 +23,7 @@ from build_index.size import size_text
 from build_index.slices import Setup, Slice, SliceReport, tokenize
 from build_index.target_tokenizer import EncoderError
 from build_index.workers import Workers, prepare
-from rest_store.errors import ClusterError, MemoryBudgetError, RestStoreError, WorkerError, describe, first_line
+from rest_store.errors import MemoryBudgetError, RestStoreError, WorkerError, describe, first_line
 from rest_store.loading.remote_files import scheme_of
 
 _CONNECT_SECONDS = 10
@@ -40,7 +40,7 @@ def connected(address: str) -> Iterator[None]:
         address: `HOST:PORT` of its head node, or "auto": that of RAY_ADDRESS, or the one on this machine.
 
     Raises:
-        ClusterError: there is no such cluster, or it has other versions of Python or Ray.
+        WorkerError: there is no such cluster, or it has other versions of Python or Ray.
     """
     import ray
 
@@ -55,7 +55,7 @@ def connected(address: str) -> Iterator[None]:
     except Exception as error:  # its errors have no common base
         expected = "the address of one that runs, with this Python and Ray"
         found = f"'{address}', which cannot be used ({first_line(error)})"
-        raise ClusterError(describe(_WHERE, "the cluster", found, expected)) from error
+        raise WorkerError(describe(_WHERE, "the cluster", found, expected)) from error
     try:
         yield
     finally:
@@ -78,7 +78,7 @@ class RayWorkers(Workers):
         shard_bytes: memory that sorting a shard takes.
 
     Raises:
-        ClusterError: no node has a CPU.
+        WorkerError: no node has a CPU.
         MemoryBudgetError: no node has the memory to sort a shard.
     """
 
@@ -87,7 +87,7 @@ class RayWorkers(Workers):
 
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
         if not nodes:
-            raise ClusterError(describe(_WHERE, "the number of nodes with a CPU", 0, "at least 1"))
+            raise WorkerError(describe(_WHERE, "the number of nodes with a CPU", 0, "at least 1"))
         largest = max(int(node.get("memory", 0)) for node in nodes)
         if largest < shard_bytes:
             expected = f"at least {size_text(shard_bytes)} for a shard (--memory, --shard-tokens)"
@@ -171,17 +171,17 @@ def _versions() -> dict[str, str]:
 def _require_same_versions(expected: dict[str, str]) -> None:
     for package, found in _versions().items():
         if found != expected[package]:
-            raise ClusterError(describe(_node(), package, found, f"{expected[package]}, as in the build"))
+            raise WorkerError(describe(_node(), package, found, f"{expected[package]}, as in the build"))
 
 
 def _require_files(setup: Setup) -> None:
-    """Raise ClusterError unless this node sees the corpora and the new datastore: vanished files would be skipped."""
+    """Raise WorkerError unless this node sees the corpora and the new datastore: vanished files would be skipped."""
     if not setup.directory.is_dir():
         expected = "a directory that all nodes see, such as one on NFS"
-        raise ClusterError(describe(_node(), f"the output {setup.directory}", "not visible", expected))
+        raise WorkerError(describe(_node(), f"the output {setup.directory}", "not visible", expected))
     for path in (corpus.source.top for corpus in setup.corpora):
         if scheme_of(path) is None and not Path(path).exists():
-            raise ClusterError(describe(_node(), f"the corpus {path}", "absent", "a path that all nodes see"))
+            raise WorkerError(describe(_node(), f"the corpus {path}", "absent", "a path that all nodes see"))
 
 
 def _node() -> str:

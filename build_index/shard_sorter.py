@@ -32,7 +32,7 @@ def sort_shard(directory: Path, name: str, vocabulary_size: int, is_wanted: Call
     Raises:
         OutputError: a file cannot be written.
         MemoryBudgetError: there is not enough memory.
-        ChecksumError: the tokens file was changed.
+        DatastoreFormatError: the tokens file was changed.
     """
     start = time.perf_counter()
     path, output = directory / f"{name}.tokens", directory / f"{name}.suffixes"

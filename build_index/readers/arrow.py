@@ -63,8 +63,7 @@ def read_arrow(
 
     Raises:
         CorpusFormatError: not an intact Arrow file, or the needed column is absent.
-        CorpusError: not readable.
-        DocumentSizeError: see `RecordReader.too_large`.
+        CorpusError: not readable; or see `RecordReader.too_large`.
         HeldAtOnceError: a record batch is larger than `most_bytes`.
     """
     with _opened(file, where) as (table, _):

@@ -34,7 +34,7 @@ def read_json_document(stream: io.BufferedReader, where: str, records: RecordRea
 
     Raises:
         CorpusFormatError: the file is not JSON any more, or the conversation is malformed.
-        DocumentSizeError: see `RecordReader.too_large`.
+        CorpusError: see `RecordReader.too_large`.
     """
     for value, line in JsonValues(stream, where):
         if value is TOO_LARGE:

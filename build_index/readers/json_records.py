@@ -32,7 +32,7 @@ def read_json(stream: io.BufferedReader, where: str, records: RecordReader) -> I
 
     Raises:
         CorpusFormatError: a record is not JSON or has another layout; the message names the file and its first line.
-        DocumentSizeError: see `RecordReader.too_large`.
+        CorpusError: see `RecordReader.too_large`.
     """
     for value, line in JsonValues(stream, where):
         if value is TOO_LARGE:

@@ -56,8 +56,7 @@ def read_parquet(file: BinaryIO, where: str, records: RecordReader, most_bytes: 
 
     Raises:
         CorpusFormatError: not an intact parquet file, or the needed column is absent.
-        CorpusError: not readable.
-        DocumentSizeError: see `RecordReader.too_large`.
+        CorpusError: not readable; or see `RecordReader.too_large`.
         HeldAtOnceError: pages are larger than `most_bytes`.
     """
     with pyarrow_errors(where, "parquet file") as pyarrow:

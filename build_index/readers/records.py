@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from build_index.documents import LARGEST_DOCUMENT_BYTES, CorpusCounts, Document, well_formed
 from build_index.readers.conversations import fields_text, kind_of, messages_of
 from build_index.size import size_text
-from rest_store.errors import CorpusFormatError, DocumentSizeError, describe
+from rest_store.errors import CorpusError, CorpusFormatError, describe
 
 CONVERSATION_FIELDS = ("messages", "conversations", "conversation", "data")
 TEXT_FIELDS = ("content", "text")
@@ -45,7 +45,7 @@ class RecordReader:
 
         Raises:
             CorpusFormatError: the record is not an object, or its field is absent or of a wrong type.
-            DocumentSizeError: see `too_large`.
+            CorpusError: see `too_large`.
         """
         if not isinstance(record, Mapping):
             raise CorpusFormatError(describe(origin, "record", f"a {kind_of(record)}", "an object"))
@@ -79,11 +79,11 @@ class RecordReader:
         """Count a record that is too large to be held in memory.
 
         Raises:
-            DocumentSizeError: `strict`.
+            CorpusError: `strict`.
         """
         if self.strict:
             limit = size_text(LARGEST_DOCUMENT_BYTES)
-            raise DocumentSizeError(describe(origin, "the size of the record", f"above {limit}", f"at most {limit}"))
+            raise CorpusError(describe(origin, "the size of the record", f"above {limit}", f"at most {limit}"))
         self.counts.skip("too large", origin)
 
 

@@ -24,7 +24,7 @@ def documents_of(records: RecordReader, record: object, origin: str) -> Iterator
 
     Raises:
         CorpusFormatError: the record is malformed, and its file was named.
-        DocumentSizeError: see `RecordReader.too_large`.
+        CorpusError: see `RecordReader.too_large`.
     """
     record = with_conversation(record, records.field)
     if _is_bytes(record, records.field):

@@ -45,7 +45,7 @@ def read_separated_values(stream: io.BufferedReader, where: str, records: Record
 
     Raises:
         CorpusFormatError: a row is larger than a document may be, has another number of columns, or is not UTF-8.
-        DocumentSizeError: see `RecordReader.too_large`.
+        CorpusError: see `RecordReader.too_large`.
     """
     lines = _Lines(stream, where)
     header = header_columns(next(lines, "").rstrip("\r\n"), records.field)

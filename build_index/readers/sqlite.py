@@ -29,7 +29,7 @@ def read_sqlite(path: str, where: str, records: RecordReader) -> Iterator[Docume
 
     Raises:
         CorpusFormatError: it is damaged, or no table has a known column.
-        DocumentSizeError: see `RecordReader.too_large`.
+        CorpusError: see `RecordReader.too_large`.
     """
     with _opened(path, where) as connection:
         tables = [name for (name,) in connection.execute(_TABLES)]

@@ -71,7 +71,7 @@ class TableReader:
 
         Raises:
             CorpusFormatError: see `rows.documents_of`.
-            DocumentSizeError: see `RecordReader.too_large`.
+            CorpusError: see `RecordReader.too_large`.
         """
         columns = [
             _values(batch.column(name), decode) for name, decode in zip(self._columns, self._decoders, strict=True)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.errors import RecordingError, describe
+from rest_store.errors import DataFileError, describe
 
 _TIMES = ("fixed", "overhead", "cached_token", "verified_token")
 _EXPECTED = f"a JSON object with {', '.join(_TIMES)} in seconds"
@@ -59,20 +59,20 @@ class CostModel:
         """Read a file: a JSON object with these fields; `drafters` holds objects with those of `DrafterCosts`.
 
         Raises:
-            RecordingError: it cannot be read, or is something else.
+            DataFileError: it cannot be read, or is something else.
         """
         try:
             fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             drafters = {name: DrafterCosts(**costs) for name, costs in fields.get("drafters", {}).items()}
             times = {name: float(fields[name]) for name in _TIMES}
         except OSError as error:
-            raise RecordingError(describe(path, "cost model", f"unreadable ({error.strerror})", _EXPECTED)) from error
+            raise DataFileError(describe(path, "cost model", f"unreadable ({error.strerror})", _EXPECTED)) from error
         except KeyError as error:
-            raise RecordingError(describe(path, f"cost model's {error.args[0]}", "absent", _EXPECTED)) from error
+            raise DataFileError(describe(path, f"cost model's {error.args[0]}", "absent", _EXPECTED)) from error
         except (ValueError, TypeError, AttributeError) as error:
-            raise RecordingError(describe(path, "cost model", f"malformed ({error})", _EXPECTED)) from error
+            raise DataFileError(describe(path, "cost model", f"malformed ({error})", _EXPECTED)) from error
         if not all(0 <= time < np.inf for time in times.values()) or times["fixed"] + times["verified_token"] <= 0:
-            raise RecordingError(describe(path, "cost model", "of other numbers", "seconds, of which some are above 0"))
+            raise DataFileError(describe(path, "cost model", "of other numbers", "seconds, of which some are above 0"))
         return cls(**times, drafters=drafters, source=str(fields.get("source", path.name)))
 
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from rest_store.errors import RecordingError, describe
+from rest_store.errors import DataFileError, describe
 
 Messages = Sequence[tuple[str, str]]  # role and text of each, oldest first
 Encode = Callable[[str | Messages, str], tuple[list[int], list[int]]]  # prompt and answer to their tokens
@@ -45,14 +45,14 @@ def recorded_outputs(line: str, where: str) -> Iterator[RecordedOutput]:
     in a `request` and its `response`, as a server logs them: each choice is an output.
 
     Raises:
-        RecordingError: it holds none of these.
+        DataFileError: it holds none of these.
     """
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise RecordingError(describe(where, "recording", "malformed", _EXPECTED)) from error
+        raise DataFileError(describe(where, "recording", "malformed", _EXPECTED)) from error
     if not isinstance(fields, dict):
-        raise RecordingError(describe(where, "recording", "malformed", _EXPECTED))
+        raise DataFileError(describe(where, "recording", "malformed", _EXPECTED))
     for logged in (fields.get("request"), fields.get("response")):
         fields |= logged if isinstance(logged, dict) else {}
     family = str(fields.get("set", fields.get("model", "all")))
@@ -75,14 +75,14 @@ def recorded_outputs(line: str, where: str) -> Iterator[RecordedOutput]:
             yield RecordedOutput(fields["prompt"], output, fields.get("topk"), family, key, drafters)
         elif {"prompt", "turns"} & fields.keys() and "choices" not in fields:
             expected = "one: `rest-store bench record` records what your model writes for prompts"
-            raise RecordingError(describe(where, "output of the prompt", "absent", expected))
+            raise DataFileError(describe(where, "output of the prompt", "absent", expected))
         else:
-            raise RecordingError(describe(where, "recording", "malformed", _EXPECTED))
-    except RecordingError:
+            raise DataFileError(describe(where, "recording", "malformed", _EXPECTED))
+    except DataFileError:
         raise
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         expected = "ids and turns of begin and end, or messages of role and content"
-        raise RecordingError(describe(where, "recording", "of other types", expected)) from error
+        raise DataFileError(describe(where, "recording", "of other types", expected)) from error
 
 
 def _answers(messages: Sequence[Mapping[str, Any]], family: str, key: str) -> Iterator[RecordedOutput]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rest_store.bench.recordings import integers, lines_of
-from rest_store.errors import RecordingError, describe
+from rest_store.errors import DataFileError, describe
 
 _EXPECTED = "text, token ids, or an object with prompt (text or token ids) or turns (texts)"
 
@@ -44,7 +44,7 @@ def read_prompts(path: Path, encode: Callable[[str], Sequence[int]]) -> list[Pro
         encode: turns a text into token ids.
 
     Raises:
-        RecordingError: the file cannot be read, holds no prompt, or one that is not valid.
+        DataFileError: the file cannot be read, holds no prompt, or one that is not valid.
     """
     prompts = []
     for number, where, entry in _entries(path):
@@ -53,16 +53,16 @@ def read_prompts(path: Path, encode: Callable[[str], Sequence[int]]) -> list[Pro
             prompt = fields["prompt"] if "prompt" in fields else _listed(fields["turns"])[0]
             tokens = integers(encode(prompt) if isinstance(prompt, str) else _listed(prompt), 0)
         except (ValueError, KeyError, TypeError, IndexError) as error:
-            raise RecordingError(describe(where, "prompt", "malformed", _EXPECTED)) from error
+            raise DataFileError(describe(where, "prompt", "malformed", _EXPECTED)) from error
         if tokens.ndim != 1:
-            raise RecordingError(describe(where, "prompt", "malformed", _EXPECTED))
+            raise DataFileError(describe(where, "prompt", "malformed", _EXPECTED))
         if not tokens.size:
-            raise RecordingError(describe(where, "prompt", "empty", _EXPECTED))
+            raise DataFileError(describe(where, "prompt", "empty", _EXPECTED))
         family = str(fields.get("set", fields.get("category", "all")))
         key = str(fields.get("id", fields.get("question_id", number)))
         prompts.append(Prompt(family, key, tokens.tolist()))
     if not prompts:
-        raise RecordingError(describe(path, "number of prompts", 0, "at least one"))
+        raise DataFileError(describe(path, "number of prompts", 0, "at least one"))
     return prompts
 
 
@@ -92,7 +92,7 @@ def _listed(value: Any) -> list[Any]:
 def encoding(tokenizer: Any, *, chat: bool) -> Callable[[str], list[int]]:
     """Return what turns a text into token ids; with `chat` as a user's turn.
 
-    What is returned raises RecordingError if the tokenizer has no chat template.
+    What is returned raises DataFileError if the tokenizer has no chat template.
     """
     return lambda text: chat_tokens(tokenizer, text) if chat else list(tokenizer(text)["input_ids"])
 
@@ -101,22 +101,22 @@ def chat_tokens(tokenizer: Any, text: str) -> list[int]:
     """Return the tokens of a chat in which a user says `text`, up to the answer.
 
     Raises:
-        RecordingError: the tokenizer has no chat template.
+        DataFileError: the tokenizer has no chat template.
     """
     if not tokenizer.chat_template:
         where = tokenizer.name_or_path or type(tokenizer).__name__
-        raise RecordingError(describe(where, "chat template", "absent", "one: the prompts are turns of a chat"))
+        raise DataFileError(describe(where, "chat template", "absent", "one: the prompts are turns of a chat"))
     messages = [{"role": "user", "content": text}]
     rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
 
 
 def require_known_tokens(prompts: Iterable[Prompt], vocabulary_size: int) -> None:
-    """Raise RecordingError unless the model, of `vocabulary_size` token ids, knows all tokens of the prompts."""
+    """Raise DataFileError unless the model, of `vocabulary_size` token ids, knows all tokens of the prompts."""
     for prompt in prompts:
         if (greatest := max(prompt.tokens)) >= vocabulary_size:
             expected = f"0..{vocabulary_size - 1}, as the model has them"
-            raise RecordingError(describe(f"prompt {prompt.key}", "a token id", greatest, expected))
+            raise DataFileError(describe(f"prompt {prompt.key}", "a token id", greatest, expected))
 
 
 def interleaved(prompts: Sequence[Prompt], per_family: int | None = None) -> list[Prompt]:

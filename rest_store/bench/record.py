@@ -13,7 +13,7 @@ import click
 from rest_store.bench.options import chat_option, every_option, prompts_option
 from rest_store.bench.prompts import Prompt, encoding, read_prompts, require_known_tokens
 from rest_store.datastore.render import counted
-from rest_store.errors import RecordingError, describe
+from rest_store.errors import DataFileError, describe
 from rest_store.options import (
     FILE,
     device_option,
@@ -79,7 +79,7 @@ def write_recordings(model: Any, prompts: Sequence[Prompt], out: Path, *, max_ne
     """Write the recordings of `recordings_of` to `out`, show on standard error how far it is, and return their tokens.
 
     Raises:
-        RecordingError: the file cannot be written.
+        DataFileError: the file cannot be written.
     """
     tokens = 0
     open_file: Any = gzip.open if out.suffix == ".gz" else open
@@ -90,7 +90,7 @@ def write_recordings(model: Any, prompts: Sequence[Prompt], out: Path, *, max_ne
                 tokens += len(row["output"])
                 click.echo(f"{number}/{len(prompts)} {row['set']}: {counted(len(row['output']), 'token')}", err=True)
     except OSError as error:
-        raise RecordingError(describe(out, "file", f"not writable ({error.strerror})", "a writable path")) from error
+        raise DataFileError(describe(out, "file", f"not writable ({error.strerror})", "a writable path")) from error
     return tokens
 
 

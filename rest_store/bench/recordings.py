@@ -22,7 +22,7 @@ from rest_store.datastore.render import counted
 from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.drafting.calibration import Calibration
-from rest_store.errors import CorpusError, RecordingError, describe
+from rest_store.errors import CorpusError, DataFileError, describe
 from rest_store.terminal import loading
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def read_recordings(path: str | Path, encode: Encode | None = None) -> list[Reco
     Texts become token ids by `encode`.
 
     Raises:
-        RecordingError: the file cannot be read, or a line is not a valid recording.
+        DataFileError: the file cannot be read, or a line is not a valid recording.
     """
     file = file_hash(Path(path))
     return [
@@ -85,7 +85,7 @@ def _recording(generation: RecordedOutput, where: str, encode: Encode | None, fi
     prompt, output, top_k, family, key, drafters = generation
     if isinstance(output, str) and (isinstance(prompt, str) or (prompt and isinstance(prompt[0], tuple))):
         if encode is None:
-            raise RecordingError(describe(where, "prompt and output", "text", "token ids, or --tokenizer"))
+            raise DataFileError(describe(where, "prompt and output", "text", "token ids, or --tokenizer"))
         prompt, output = encode(prompt, output)
     try:
         tokens = integers(prompt, 0), integers(output, 0)
@@ -93,14 +93,12 @@ def _recording(generation: RecordedOutput, where: str, encode: Encode | None, fi
         accepted = {name: integers(counts, 1) for name, counts in drafters.items()}
     except (TypeError, ValueError, OverflowError) as error:
         expected = "prompt and output both as token ids, or both as text"
-        raise RecordingError(describe(where, "recording", "of other types", expected)) from error
+        raise DataFileError(describe(where, "recording", "of other types", expected)) from error
     size = tokens[0].size + tokens[1].size
     if (tokens[0].ndim, tokens[1].ndim, likely.ndim) != (1, 1, 2) or len(likely) not in (0, size):
-        raise RecordingError(describe(where, "recording", "of other shapes", "ids, and top-k of each position"))
+        raise DataFileError(describe(where, "recording", "of other shapes", "ids, and top-k of each position"))
     if any(counts.shape != tokens[1].shape for counts in accepted.values()):
-        raise RecordingError(
-            describe(where, "acceptance", "of another length", "a number for each token of the output")
-        )
+        raise DataFileError(describe(where, "acceptance", "of another length", "a number for each token of the output"))
     part = part_of(key or str(generation.prompt))
     return Recording(family, part, *tokens, likely, key, file, accepted)
 
@@ -139,7 +137,7 @@ def split(recordings: Sequence[Recording], where: str, *, least: int = 2) -> tup
         least: how many are needed.
 
     Raises:
-        RecordingError: there are fewer, or one of the two is empty.
+        DataFileError: there are fewer, or one of the two is empty.
     """
     written = [recording for recording in recordings if recording.output.size]
     fitting = [recording for recording in written if recording.part < FIT_PARTS]
@@ -147,7 +145,7 @@ def split(recordings: Sequence[Recording], where: str, *, least: int = 2) -> tup
     if len(written) < least or not fitting or not held_out:
         counts = f"{len(written)}, by a hash {len(fitting)} to fit to and {len(held_out)} to report on"
         expected = f"at least {least}, and some of each: record more prompts, or use the calibration of the package"
-        raise RecordingError(describe(where, "number of recordings with output", counts, expected))
+        raise DataFileError(describe(where, "number of recordings with output", counts, expected))
     return fitting, held_out
 
 
@@ -162,7 +160,7 @@ def unfitted(recordings: Iterable[Recording], calibration: Calibration, where: s
         where: the command, for messages.
 
     Raises:
-        RecordingError: there is none.
+        DataFileError: there is none.
     """
     data = calibration.provenance.get("data")
     files = data if isinstance(data, list) else []
@@ -173,7 +171,7 @@ def unfitted(recordings: Iterable[Recording], calibration: Calibration, where: s
     ]
     if not chosen:
         what = "number of recordings with output that the calibration was not fitted to"
-        raise RecordingError(describe(where, what, 0, "at least one: record more prompts"))
+        raise DataFileError(describe(where, what, 0, "at least one: record more prompts"))
     return chosen
 
 
@@ -196,12 +194,12 @@ def identity_of_texts(stores: Mapping[str, Store], tokenizer: str | None) -> Tok
     """Return the identity of the recordings' tokenizer: that of the first datastore, or of `tokenizer`.
 
     Raises:
-        RecordingError: there is neither.
+        DataFileError: there is neither.
     """
     for store in stores.values():
         return store.tokenizer
     if tokenizer is None:
-        raise RecordingError(
+        raise DataFileError(
             describe("bench replay", "tokenizer of the recordings", "unknown", "--datastore or --tokenizer")
         )
     from build_index.tokenization import load_tokenizer
@@ -221,7 +219,7 @@ def lines_of(path: str | Path) -> Iterator[tuple[int, str]]:
     """Yield the lines of a text file or a `.gz` with their numbers, without blank ones.
 
     Raises:
-        RecordingError: the file cannot be read.
+        DataFileError: the file cannot be read.
     """
     try:
         with (gzip.open if str(path).endswith(".gz") else open)(path, "rt", encoding="utf-8-sig") as file:
@@ -229,10 +227,10 @@ def lines_of(path: str | Path) -> Iterator[tuple[int, str]]:
                 if line.strip():
                     yield number, line
     except UnicodeDecodeError as error:
-        raise RecordingError(describe(path, "file", "not UTF-8", "lines of UTF-8")) from error
+        raise DataFileError(describe(path, "file", "not UTF-8", "lines of UTF-8")) from error
     except (OSError, EOFError, zlib.error) as error:
         found = f"unreadable ({getattr(error, 'strerror', None) or error})"
-        raise RecordingError(describe(path, "file", found, "lines of UTF-8")) from error
+        raise DataFileError(describe(path, "file", found, "lines of UTF-8")) from error
 
 
 def encoder(store: Store | None, name: str | None) -> Encode | None:

@@ -22,7 +22,7 @@ from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import RecycledLogits
-from rest_store.errors import RecordingError, describe
+from rest_store.errors import DataFileError, describe
 
 _SAMPLES = 1000  # of a bootstrap
 _BINS = 20  # of scores, in which they are compared with what was accepted
@@ -347,12 +347,12 @@ def fit_calibration(record: Sequence[tuple[bytes, bytes, bytes]], **options: Any
     """Fit a calibration to the data that `replay` recorded, with `options` of `Calibration.fit`.
 
     Raises:
-        RecordingError: the data holds no proposal.
+        DataFileError: the data holds no proposal.
     """
     features = np.frombuffer(b"".join(columns[0] for columns in record), np.float32)
     labels = np.frombuffer(b"".join(columns[1] for columns in record), np.uint8)
     if labels.size == 0:
-        raise RecordingError(describe("fit", "number of proposals", 0, "at least one"))
+        raise DataFileError(describe("fit", "number of proposals", 0, "at least one"))
     ends, before = [], 0
     for _, own_labels, own_ends in record:
         ends.append(np.frombuffer(own_ends, np.uint32) + before)

@@ -16,7 +16,7 @@ from typing import Any
 
 from rest_store.bench.options import Destination
 from rest_store.datastore.manifest import FILE_NAME
-from rest_store.errors import ResultsError, describe
+from rest_store.errors import DataFileError, describe
 
 _ROOT = Path(__file__).resolve().parents[2]
 _FACTS = ("date", "commit", "cpu", "platform", "python", "packages", "data")
@@ -51,13 +51,13 @@ def read_results(folder: str | Path) -> dict[str, Result]:
         Results by name, in order of names.
 
     Raises:
-        ResultsError: the folder does not exist or holds no JSON file, or a file is not a valid result.
+        DataFileError: the folder does not exist or holds no JSON file, or a file is not a valid result.
     """
     paths = sorted(Path(folder).glob("*.json"))
     if not paths:
         other = "a file" if Path(folder).exists() else "absent"
         found = "without any JSON file" if Path(folder).is_dir() else other
-        raise ResultsError(describe(folder, "folder", found, "results that `rest-store bench` wrote with --out"))
+        raise DataFileError(describe(folder, "folder", found, "results that `rest-store bench` wrote with --out"))
     return {path.stem: _read(path) for path in paths}
 
 
@@ -65,9 +65,9 @@ def _read(path: Path) -> Result:
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise ResultsError(describe(path, "file", f"unreadable ({error})", "a result as JSON")) from error
+        raise DataFileError(describe(path, "file", f"unreadable ({error})", "a result as JSON")) from error
     if not isinstance(fields, dict) or not isinstance(fields.get("arguments", {}), dict):
-        raise ResultsError(describe(path, "content", "something else", "a result, as a benchmark writes it"))
+        raise DataFileError(describe(path, "content", "something else", "a result, as a benchmark writes it"))
     facts = {name: _text(fields[name]) for name in _FACTS if name in fields}
     given = fields.get("arguments", {}).items()
     arguments = {name: _text(value) for name, value in given if value is not False and value not in _EMPTY}
@@ -99,7 +99,7 @@ def write_result(
         figures: the measurements.
 
     Raises:
-        ResultsError: a file cannot be written.
+        DataFileError: a file cannot be written.
     """
     if out == Destination():
         return
@@ -118,13 +118,13 @@ def write_text(path: Path, text: str) -> None:
     """Write a file, in a folder that is made.
 
     Raises:
-        ResultsError: it cannot be written.
+        DataFileError: it cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8", errors="replace")  # names of files may be other bytes
     except OSError as error:
-        raise ResultsError(describe(path, "file", f"not writable ({error.strerror})", "a writable path")) from error
+        raise DataFileError(describe(path, "file", f"not writable ({error.strerror})", "a writable path")) from error
 
 
 def environment(packages: Sequence[str] = ("numpy",)) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from rest_store.bench.results import write_result
 from rest_store.datastore.render import counted
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import require_sources
-from rest_store.errors import RecordingError, describe
+from rest_store.errors import DataFileError, describe
 from rest_store.generation.comparison import LEAST_PAIRS, Speedup
 from rest_store.live.opening import open_store
 from rest_store.options import (
@@ -132,7 +132,7 @@ def speed(
     prompts += [Prompt(one.family, one.key, one.prompt.tolist()) for one in reported if one.prompt.size]
     prompts = interleaved(prompts, per_family)
     if not prompts:
-        raise RecordingError(describe("bench speed", "number of prompts", 0, "at least one"))
+        raise DataFileError(describe("bench speed", "number of prompts", 0, "at least one"))
     require_known_tokens(prompts, vocabulary_size(target))
     make = functools.partial(make_methods, stores, max_nodes=max_nodes, only=methods, calibration=own)
     make()  # a wrong name is reported first
@@ -175,7 +175,7 @@ def make_methods(
         calibration: of sessions; None: that of the package.
 
     Raises:
-        RecordingError: `only` has the name of an unknown method.
+        DataFileError: `only` has the name of an unknown method.
         SourceError: more datastores than a session can hold.
     """
 
@@ -197,7 +197,7 @@ def make_methods(
     for name in only:
         if name not in methods:
             expected = "one of " + ", ".join(map(repr, methods))
-            raise RecordingError(describe("--method", "method", repr(name), expected))
+            raise DataFileError(describe("--method", "method", repr(name), expected))
     return {name: methods[name] for name in dict.fromkeys(["plain", *(only or methods)])}
 
 

@@ -15,14 +15,7 @@ from rest_store.datastore.header import HEADER_SIZE, separator_id
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.mapped_file import regular_file
 from rest_store.datastore.shard import Shard
-from rest_store.errors import (
-    ChecksumError,
-    MemoryBudgetError,
-    MissingShardError,
-    ShardHeaderError,
-    SuffixOrderError,
-    describe,
-)
+from rest_store.errors import DatastoreFormatError, MemoryBudgetError, describe
 
 _BLOCK = 1 << 18  # symbols read at once
 Sort = Callable[[npt.NDArray[np.uint8], int, int], tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint8]]]
@@ -72,9 +65,11 @@ def _check_tokenizer(store: Datastore) -> None:
             found = hashlib.sha256(file.read()).hexdigest()
     except OSError as error:
         problem = f"unreadable ({error.strerror})"
-        raise MissingShardError(describe(path, "file", problem, "a file that the manifest names")) from None
+        raise DatastoreFormatError(
+            "missing file", describe(path, "file", problem, "a file that the manifest names")
+        ) from None
     if found != expected:
-        raise ChecksumError(describe(path, "SHA-256 of the content", found, expected))
+        raise DatastoreFormatError("checksum", describe(path, "SHA-256 of the content", found, expected))
 
 
 def _check_symbols(shard: Shard) -> None:
@@ -88,10 +83,10 @@ def _check_symbols(shard: Shard) -> None:
         if outside.size:
             where = start + int(outside[0])
             found, expected = int(symbols[outside[0]]), f"0..{header.vocabulary_size - 1} or the separator"
-            raise ShardHeaderError(describe(path, f"symbol at position {where}", found, expected))
+            raise DatastoreFormatError("header", describe(path, f"symbol at position {where}", found, expected))
         separators += int(np.count_nonzero(ends))
     if separators != header.document_count:
-        raise ShardHeaderError(describe(path, "number of separators", separators, header.document_count))
+        raise DatastoreFormatError("header", describe(path, "number of separators", separators, header.document_count))
 
 
 def _check_suffixes(shard: Shard, sort: Sort) -> None:
@@ -106,4 +101,6 @@ def _check_suffixes(shard: Shard, sort: Sort) -> None:
         if differing.size:
             index = int(differing[0])
             where = f"{what} {index} of the suffix array"
-            raise SuffixOrderError(describe(suffixes.path, where, int(found[index]), int(expected[index])))
+            raise DatastoreFormatError(
+                "suffix order", describe(suffixes.path, where, int(found[index]), int(expected[index]))
+            )

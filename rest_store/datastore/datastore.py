@@ -106,7 +106,7 @@ class Datastore(Store):
             FetchError: it lies elsewhere, and no copy can be made.
             ServiceError: the subclass that says why a service gives none.
             DatastoreError: the subclass that names what is wrong with the files (FORMAT.md, section 6).
-            PartError: there is no such part, or there are more parts than shards.
+            DatastoreFormatError: there is no such part, or there are more parts than shards.
             TokenizerLoadError: there is no such `tokenizer`.
             TokenizerMismatchError: `tokenizer` differs from the datastore's.
             NativeKernelError: the kernel was not compiled.

@@ -8,14 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rest_store.datastore.render import counted
-from rest_store.errors import (
-    ByteOrderError,
-    FormatVersionError,
-    NotAShardError,
-    ShardHeaderError,
-    ShardSizeError,
-    describe,
-)
+from rest_store.errors import DatastoreFormatError, describe
 
 FORMAT_VERSION = 1
 HEADER_SIZE = 256
@@ -140,13 +133,13 @@ def _sealed(magic: bytes, fields: bytes) -> bytes:
 
 
 def require(where: Path, what: str, found: object, holds: bool, expected: object) -> None:
-    """Raise ShardHeaderError unless `holds`."""
+    """Raise DatastoreFormatError unless `holds`."""
     if not holds:
-        raise ShardHeaderError(describe(where, what, found, expected))
+        raise DatastoreFormatError("header", describe(where, what, found, expected))
 
 
 def _require_consistent(raw: bytes, packed: bytes, where: Path) -> None:
-    """Raise ShardHeaderError unless the header is `packed`, what its own fields make of all bytes."""
+    """Raise DatastoreFormatError unless the header is `packed`, what its own fields make of all bytes."""
     differing = next((offset for offset in range(HEADER_SIZE) if raw[offset] != packed[offset]), 0)
     require(where, f"byte {differing} of the header", raw[differing], raw == packed, packed[differing])
 
@@ -155,15 +148,17 @@ def _require_intact(raw: bytes, magic: bytes, where: Path) -> None:
     """Check the fields that all headers share, the most informative first."""
     if raw[: len(magic)] != magic:
         found = _KINDS.get(raw[: len(magic)], "of another kind")
-        raise NotAShardError(describe(where, "file", found, _KINDS[magic]))
+        raise DatastoreFormatError("magic", describe(where, "file", found, _KINDS[magic]))
     if len(raw) < HEADER_SIZE:
-        raise ShardSizeError(describe(where, "size", counted(len(raw), "byte"), f"at least {HEADER_SIZE}"))
+        raise DatastoreFormatError(
+            "size", describe(where, "size", counted(len(raw), "byte"), f"at least {HEADER_SIZE}")
+        )
     _, order, version, _ = _PREFIX.unpack_from(raw)
     if order == int.from_bytes(_BYTE_ORDER.to_bytes(4, "little"), "big"):
-        raise ByteOrderError(describe(where, "byte order", "big-endian", "little-endian"))
+        raise DatastoreFormatError("byte order", describe(where, "byte order", "big-endian", "little-endian"))
     require(where, "byte order mark", f"{order:#010x}", order == _BYTE_ORDER, f"{_BYTE_ORDER:#010x}")
     if version != FORMAT_VERSION:
-        raise FormatVersionError(describe(where, "format version", version, FORMAT_VERSION))
+        raise DatastoreFormatError("version", describe(where, "format version", version, FORMAT_VERSION))
     crc = zlib.crc32(raw[: HEADER_SIZE - 4])
     (sealed,) = struct.unpack_from("<I", raw, HEADER_SIZE - 4)
     require(where, "header CRC-32", f"{crc:#010x}", crc == sealed, f"{sealed:#010x}")

@@ -16,14 +16,7 @@ import numpy.typing as npt
 
 from rest_store.datastore.header import HEADER_SIZE, TAIL_SIZE, SuffixesHeader, TokensHeader
 from rest_store.datastore.kernel import native_kernel
-from rest_store.errors import (
-    ChecksumError,
-    DatastoreUnavailableError,
-    MissingShardError,
-    ShardHeaderError,
-    ShardSizeError,
-    describe,
-)
+from rest_store.errors import DatastoreFormatError, DatastoreUnavailableError, describe
 
 if TYPE_CHECKING:
     from rest_store._kernel import FileMapping
@@ -68,25 +61,29 @@ class MappedFile:
         header = cls.header_type.unpack(mapping.bytes[:HEADER_SIZE].tobytes(), path)
         file = cls(path, header, mapping)
         if file.raw.size != header.file_size:
-            raise ShardSizeError(describe(path, "size", f"{file.raw.size} bytes", f"{header.file_size} bytes"))
+            raise DatastoreFormatError(
+                "size", describe(path, "size", f"{file.raw.size} bytes", f"{header.file_size} bytes")
+            )
         file.require_tail()
         file.require_end()
         return file
 
     def require_tail(self) -> None:
-        """Raise ShardHeaderError if the tail, of which no checksum knows, is not zero bytes."""
+        """Raise DatastoreFormatError if the tail, of which no checksum knows, is not zero bytes."""
         tail = self.raw[-TAIL_SIZE:].tobytes()
         if any(tail):
-            raise ShardHeaderError(describe(self.path, "tail", tail.hex(), "zero bytes"))
+            raise DatastoreFormatError("header", describe(self.path, "tail", tail.hex(), "zero bytes"))
 
     def require_end(self) -> None:
         """Raise an error if the end of the payload is not valid for this kind of file."""
 
     def require_checksum(self) -> None:
-        """Raise ChecksumError unless the payload is the one of the header."""
+        """Raise DatastoreFormatError unless the payload is the one of the header."""
         found, expected = hashlib.sha256(self.payload.data), self.header.sha256
         if found.digest() != expected:
-            raise ChecksumError(describe(self.path, "SHA-256 of the payload", found.hexdigest(), expected.hex()))
+            raise DatastoreFormatError(
+                "checksum", describe(self.path, "SHA-256 of the payload", found.hexdigest(), expected.hex())
+            )
 
     def require_readable(self) -> None:
         """Raise DatastoreUnavailableError if a page could not be read: zeros may have been read in its place."""
@@ -115,9 +112,11 @@ def _map(path: Path) -> FileMapping:
         with regular_file(path) as file:
             size = os.fstat(file.fileno()).st_size
             if size == 0:
-                raise ShardSizeError(describe(path, "size", "0 bytes", f"at least {HEADER_SIZE}"))
+                raise DatastoreFormatError("size", describe(path, "size", "0 bytes", f"at least {HEADER_SIZE}"))
             mapping: FileMapping = kernel.FileMapping(file.fileno(), size)
             return mapping
     except OSError as error:
         found = "absent" if isinstance(error, FileNotFoundError) else f"unreadable ({error.strerror})"
-        raise MissingShardError(describe(path, "file", found, "a file that the manifest names")) from None
+        raise DatastoreFormatError(
+            "missing file", describe(path, "file", found, "a file that the manifest names")
+        ) from None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rest_store.datastore.manifest import ShardRecord
 from rest_store.datastore.render import counted
-from rest_store.errors import PartError, describe
+from rest_store.errors import ArgumentError, describe
 
 _TEXT = re.compile(r"(\d{1,9})/(\d{1,9})", re.ASCII)
 
@@ -19,7 +19,7 @@ class Part:
     """Part `number` of `parts`, counted from 1. Its text is `2/4`.
 
     Raises:
-        PartError: there is no such part.
+        ArgumentError: there is no such part.
     """
 
     number: int
@@ -28,14 +28,16 @@ class Part:
     def __post_init__(self) -> None:
         if not 1 <= self.number <= self.parts:
             expected = f"1/{self.parts} .. {self.parts}/{self.parts}" if self.parts else "1/1 or more parts"
-            raise PartError(describe("datastore", "part", str(self), expected))
+            raise ArgumentError(describe("datastore", "part", str(self), expected))
 
     @classmethod
     def parse(cls, text: str) -> Part:
-        """Read a text such as `2/4`; raise PartError for another."""
+        """Read a text such as `2/4`; raise ArgumentError for another."""
         match = _TEXT.fullmatch(text)
         if match is None:
-            raise PartError(describe("datastore", "part", ascii(text), "a number and how many there are, such as 2/4"))
+            raise ArgumentError(
+                describe("datastore", "part", ascii(text), "a number and how many there are, such as 2/4")
+            )
         return cls(int(match[1]), int(match[2]))
 
     def __str__(self) -> str:
@@ -53,11 +55,11 @@ class Part:
             where: for messages.
 
         Raises:
-            PartError: there are more parts than shards.
+            ArgumentError: there are more parts than shards.
         """
         if self.parts > len(shards):
             expected = f"at most {len(shards)}, for it has {counted(len(shards), 'shard')}"
-            raise PartError(describe(where, "number of parts", self.parts, expected))
+            raise ArgumentError(describe(where, "number of parts", self.parts, expected))
         positions = [0] * self.parts
         chosen = []
         for index in sorted(range(len(shards)), key=lambda index: -shards[index].position_count):

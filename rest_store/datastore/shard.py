@@ -25,12 +25,7 @@ from rest_store.datastore.header import (
     token_width,
 )
 from rest_store.datastore.mapped_file import MappedFile
-from rest_store.errors import (
-    MixedBuildError,
-    ShardHeaderError,
-    TokenRangeError,
-    describe,
-)
+from rest_store.errors import DatastoreFormatError, QueryError, describe
 
 Symbols = npt.NDArray[np.unsignedinteger[Any]]
 
@@ -59,12 +54,12 @@ class TokensWriter:
         """Append one document, `ids` int[n] with n >= 1, and its separator.
 
         Raises:
-            TokenRangeError: an id is outside the vocabulary.
+            QueryError: an id is outside the vocabulary.
         """
         assert ids.size, "an empty document"
         if int(ids.min()) < 0 or int(ids.max()) >= self.vocabulary_size:
             found = int(ids.max()) if int(ids.min()) >= 0 else int(ids.min())
-            raise TokenRangeError(describe(self.path, "token id", found, f"0..{self.vocabulary_size - 1}"))
+            raise QueryError(describe(self.path, "token id", found, f"0..{self.vocabulary_size - 1}"))
         for data in (encode_symbols(ids, self.vocabulary_size), self._separator):
             self._file.write(data)
             self._sha256.update(data)
@@ -146,10 +141,10 @@ class TokensFile(MappedFile):
     header: TokensHeader
 
     def require_end(self) -> None:
-        """Raise ShardHeaderError if the last symbol is not a separator."""
+        """Raise DatastoreFormatError if the last symbol is not a separator."""
         last = self.payload[-self.header.width :].tobytes()
         if last != b"\xff" * self.header.width:
-            raise ShardHeaderError(describe(self.path, "last symbol", last.hex(), "a separator"))
+            raise DatastoreFormatError("header", describe(self.path, "last symbol", last.hex(), "a separator"))
 
     def symbols(self, start: int = 0, stop: int | None = None) -> Symbols:
         """Return symbols `start .. stop - 1` as uint16 or uint32 (a copy)."""
@@ -226,7 +221,7 @@ class Shard:
         where = suffixes.path
         if suffixes.header.tokens_sha256 != tokens.header.sha256:
             found, expected = suffixes.header.tokens_sha256.hex(), tokens.header.sha256.hex()
-            raise MixedBuildError(describe(where, "checksum of its tokens", found, expected))
+            raise DatastoreFormatError("mixed builds", describe(where, "checksum of its tokens", found, expected))
         bits = entry_bits(tokens.header.position_count)
         require(where, "entry bits", suffixes.header.bits, suffixes.header.bits == bits, bits)
         count = tokens.header.token_count
@@ -234,7 +229,7 @@ class Shard:
         return cls(tokens, suffixes)
 
     def require_checksums(self) -> None:
-        """Raise ChecksumError unless the payloads are those of the headers."""
+        """Raise DatastoreFormatError unless the payloads are those of the headers."""
         self.tokens.require_checksum()
         self.suffixes.require_checksum()
 
@@ -259,7 +254,9 @@ class Shard:
             file.mapping.expect_scattered_reads()
 
     def require_vocabulary(self, vocabulary_size: int) -> None:
-        """Raise MixedBuildError if the shard was not written for `vocabulary_size` ids."""
+        """Raise DatastoreFormatError if the shard was not written for `vocabulary_size` ids."""
         found = self.tokens.header.vocabulary_size
         if found != vocabulary_size:
-            raise MixedBuildError(describe(self.tokens.path, "vocabulary size", found, vocabulary_size))
+            raise DatastoreFormatError(
+                "mixed builds", describe(self.tokens.path, "vocabulary size", found, vocabulary_size)
+            )

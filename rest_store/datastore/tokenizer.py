@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rest_store.errors import ManifestError, TokenizerLoadError, TokenizerMismatchError, describe
+from rest_store.errors import DatastoreFormatError, TokenizerLoadError, TokenizerMismatchError, describe
 from rest_store.loading.tokenizer import load_tokenizer
 
 _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
@@ -93,7 +93,7 @@ class TokenizerIdentity:
             where: the manifest's path, for messages.
 
         Raises:
-            ManifestError: a field is absent or of the wrong type.
+            DatastoreFormatError: a field is absent or of the wrong type.
         """
         values: list[Any] = [fields.get(what) if isinstance(fields, Mapping) else None for what in cls.__match_args__]
         name, fingerprint, size, special, added = values
@@ -102,7 +102,9 @@ class TokenizerIdentity:
         encoding = fields.get("encoding") if isinstance(fields, Mapping) else None
         is_encoding = encoding is None or (isinstance(encoding, str) and _FINGERPRINT.fullmatch(encoding))
         if not is_named or not is_size or not is_encoding or not _are_ids(special, size) or not _are_ids(added, size):
-            raise ManifestError(describe(where, "tokenizer", "malformed", "as in FORMAT.md, section 5"))
+            raise DatastoreFormatError(
+                "manifest", describe(where, "tokenizer", "malformed", "as in FORMAT.md, section 5")
+            )
         return cls(name, fingerprint, size, dict(special), dict(added), encoding=encoding)
 
     def to_manifest(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.render import counted
-from rest_store.errors import TreeError, describe
+from rest_store.errors import ArgumentError, describe
 
 _NODE_SIZE = 20  # bytes of a node when packed
 _Integer = TypeVar("_Integer", bound=np.signedinteger[Any])
@@ -45,7 +45,7 @@ class TokenTree:
         match: as given.
 
     Raises:
-        TreeError: not 1-D numbers, arrays of unequal length, a parent that does not come before its child, or an origin
+        ArgumentError: not 1-D numbers, arrays of unequal length, a parent that does not come before its child, or an origin
             outside 0..255.
     """
 
@@ -71,11 +71,13 @@ class TokenTree:
         ]
         sizes = (columns[1].size, columns[2].size, columns[0].size)
         if len(set(sizes)) > 1:
-            raise TreeError(describe("draft tree", "length of tokens, parents and counts", sizes, "one and the same"))
+            raise ArgumentError(
+                describe("draft tree", "length of tokens, parents and counts", sizes, "one and the same")
+            )
         depths: list[int] = []
         for node, parent in enumerate(columns[2].tolist()):
             if not -1 <= parent < node:
-                raise TreeError(describe("draft tree", f"parent of node {node}", parent, f"-1..{node - 1}"))
+                raise ArgumentError(describe("draft tree", f"parent of node {node}", parent, f"-1..{node - 1}"))
             depths.append(1 if parent < 0 else depths[parent] + 1)
         self.match = match
         self.packed = b"".join(column.tobytes() for column in (*columns, np.array(depths, dtype=np.int32)))
@@ -83,7 +85,7 @@ class TokenTree:
         self._origins = None if origins is None else _integers("origins", origins, np.uint8).tobytes()
         for what, column, width in (("scores", self._scores, 4), ("origins", self._origins, 1)):
             if column is not None and len(column) != width * sizes[0]:
-                raise TreeError(describe("draft tree", f"length of {what}", len(column) // width, sizes[0]))
+                raise ArgumentError(describe("draft tree", f"length of {what}", len(column) // width, sizes[0]))
 
     @classmethod
     def from_packed(
@@ -186,23 +188,23 @@ class TokenTree:
 
 
 def _numbers(what: str, values: object, kinds: str = "iuf", expected: str = "1-D numbers") -> npt.NDArray[Any]:
-    """Return `values` as a 1-D array of a type whose kind is one of `kinds`; raise TreeError unless they are."""
+    """Return `values` as a 1-D array of a type whose kind is one of `kinds`; raise ArgumentError unless they are."""
     try:
         array: npt.NDArray[Any] = np.asarray(values)
     except (TypeError, ValueError):  # ragged
         array = np.empty((), dtype=object)
     if array.ndim != 1 or (array.size and array.dtype.kind not in kinds):
-        raise TreeError(describe("draft tree", what, f"{array.ndim}-D {array.dtype}", expected))
+        raise ArgumentError(describe("draft tree", what, f"{array.ndim}-D {array.dtype}", expected))
     return array
 
 
 def _integers(
     what: str, values: Sequence[int] | npt.NDArray[np.integer[Any]], dtype: type[np.integer[Any]]
 ) -> npt.NDArray[np.integer[Any]]:
-    """Return `values` as 1-D integers of type `dtype`; raise TreeError unless they are."""
+    """Return `values` as 1-D integers of type `dtype`; raise ArgumentError unless they are."""
     array = _numbers(what, values, "iu", "1-D integers")
     limits = np.iinfo(dtype)
     if array.size and not limits.min <= int(array.min()) <= int(array.max()) <= limits.max:
         found = int(array.min()) if int(array.min()) < limits.min else int(array.max())
-        raise TreeError(describe("draft tree", f"one of {what}", found, f"{limits.min}..{limits.max}"))
+        raise ArgumentError(describe("draft tree", f"one of {what}", found, f"{limits.min}..{limits.max}"))
     return array.astype(dtype)

@@ -14,15 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.kernel import MAX_DEPTH, MAX_NODES, MAX_SEQUENCE, MAX_SUFFIX
-from rest_store.errors import (
-    ContextTypeError,
-    DocumentError,
-    EmptyContextError,
-    LimitError,
-    QueryError,
-    TokenRangeError,
-    describe,
-)
+from rest_store.errors import ArgumentError, ContextTypeError, DocumentError, QueryError, describe
 
 _LONGEST_ID = 256  # characters
 _MOST_EPOCH = 2**62
@@ -71,13 +63,13 @@ def batch(contexts: Contexts) -> list[IntSequence]:
 
 
 def limit(name: str, value: Any, greatest: int, *, least: int = 1, where: str = "query") -> int:
-    """Return the limit `value` as an int; raise LimitError unless it is one of least .. greatest."""
+    """Return the limit `value` as an int; raise ArgumentError unless it is one of least .. greatest."""
     try:
         number = operator.index(value)
     except TypeError:
         number = least - 1
     if not least <= number <= greatest:
-        raise LimitError(describe(where, name, repr(value), f"{least}..{greatest}"))
+        raise ArgumentError(describe(where, name, repr(value), f"{least}..{greatest}"))
     return number
 
 
@@ -92,7 +84,7 @@ def real(value: object) -> float:
 
 
 def limits(max_nodes: Any, max_suffix: Any, max_depth: Any) -> tuple[int, int, int]:
-    """Return the three limits of a draft as int; raise LimitError for one that is out of range."""
+    """Return the three limits of a draft as int; raise ArgumentError for one that is out of range."""
     return (
         limit("max_nodes", max_nodes, MAX_NODES),
         limit("max_suffix", max_suffix, MAX_SUFFIX),
@@ -113,7 +105,7 @@ def document_tokens(
 
     Raises:
         DocumentError: no tokens, or something else.
-        TokenRangeError: a token is outside the vocabulary.
+        QueryError: a token is outside the vocabulary.
     """
     what = f"document {index}"
     try:
@@ -127,7 +119,7 @@ def document_tokens(
         raise DocumentError(describe("add", what, found, expected))
     for extreme in (int(array.min()), int(array.max())):
         if not 0 <= extreme < vocabulary_size:
-            raise TokenRangeError(describe("add", f"token id in {what}", extreme, f"0..{vocabulary_size - 1}"))
+            raise QueryError(describe("add", f"token id in {what}", extreme, f"0..{vocabulary_size - 1}"))
     return array
 
 
@@ -165,7 +157,7 @@ def label(where: str, what: str, value: str) -> str:
 
 
 def epoch_number(epoch: int) -> int:
-    """Return the epoch of documents to be added; raise LimitError unless it may be one."""
+    """Return the epoch of documents to be added; raise ArgumentError unless it may be one."""
     return limit("epoch", epoch, _MOST_EPOCH, least=0, where="add")
 
 
@@ -176,9 +168,9 @@ def _is_text(id: str) -> bool:
         return False
 
 
-def too_many_tokens(size: int) -> LimitError:
+def too_many_tokens(size: int) -> ArgumentError:
     """Return the error for a sequence to count that is longer than 96 tokens."""
-    return LimitError(describe("query", "number of tokens", size, f"1..{MAX_SEQUENCE}"))
+    return ArgumentError(describe("query", "number of tokens", size, f"1..{MAX_SEQUENCE}"))
 
 
 def _fault(context: object, size: int, vocabulary_size: int, what: str) -> QueryError:
@@ -189,9 +181,9 @@ def _fault(context: object, size: int, vocabulary_size: int, what: str) -> Query
         array = np.empty((), dtype=object)
     tokens = array[-size:].tolist() if array.ndim == 1 else []
     if array.ndim == 1 and not tokens:
-        return EmptyContextError(describe("query", what, "empty", "at least one token"))
+        return QueryError(describe("query", what, "empty", "at least one token"))
     for token in tokens:
         if isinstance(token, int) and not 0 <= token < vocabulary_size:
-            return TokenRangeError(describe("query", f"token id in {what}", token, f"0..{vocabulary_size - 1}"))
+            return QueryError(describe("query", f"token id in {what}", token, f"0..{vocabulary_size - 1}"))
     found = f"{array.ndim}-D {array.dtype}" if array.dtype != object else f"a {type(context).__name__}"
     return ContextTypeError(describe("query", what, found, "1-D integers"))

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.merge import part_of
-from rest_store.errors import TreeError, describe
+from rest_store.errors import ArgumentError, describe
 
 Floats = npt.NDArray[np.float64]
 _EMPTY = TokenTree([], [], [], scores=[])
@@ -127,12 +127,12 @@ class Head:
             costs: float[n + 1], the time of a step that verifies 0, 1, .. n draft tokens, in any unit.
 
         Raises:
-            TreeError: the tree has no scores, such as one of `Datastore.draft`.
+            ArgumentError: the tree has no scores, such as one of `Datastore.draft`.
         """
         was_asked = tree is not None
         tree = _EMPTY if tree is None else tree
         if tree.scores is None:
-            raise TreeError(describe("head", "scores of the tree", "absent", "those that a session gives"))
+            raise ArgumentError(describe("head", "scores of the tree", "absent", "those that a session gives"))
         times = np.asarray(costs, np.float64)
         order = np.argsort(-tree.scores, kind="stable")  # no child comes before its parent
         scores = tree.scores[order].astype(np.float64)

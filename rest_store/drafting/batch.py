@@ -12,7 +12,7 @@ from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.limits import DraftLimits, TopK, tokens_of, top_k_of
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.session_sources import draft_step
-from rest_store.errors import BatchError, ContextTypeError, EmptyContextError, describe
+from rest_store.errors import ArgumentError, ContextTypeError, QueryError, describe
 
 
 def draft_all(
@@ -36,8 +36,8 @@ def draft_all(
         services: the same.
 
     Raises:
-        BatchError: a session is given twice, something is no session, or there are not as many numbers as sessions.
-        LimitError: as in `DraftSession.draft`.
+        ArgumentError: a session is given twice, something is no session, or there are not as many
+            numbers as sessions; or as in `DraftSession.draft`.
         SessionClosedError: a session is closed.
 
     If this raises, no session was asked. Interrupts pass through as in `DraftSession.draft`, for all sessions.
@@ -46,7 +46,7 @@ def draft_all(
     numbers = max_nodes if isinstance(max_nodes, Sequence) else [max_nodes] * len(sessions)
     if len(numbers) != len(sessions):
         expected = f"{len(sessions)}, one for each session"
-        raise BatchError(describe("draft_all", "number of max_nodes", len(numbers), expected))
+        raise ArgumentError(describe("draft_all", "number of max_nodes", len(numbers), expected))
     limits = [DraftLimits.of(most, costs, shape) for most in numbers]
     trees = draft_step([session.sources for session in sessions], limits, services=services)
     for session in sessions:
@@ -70,8 +70,8 @@ def accept_all(
         node_top_k: the same.
 
     Raises:
-        BatchError: a session is given twice, something is no session, or there are not as many `tokens` or top-k.
-        ContextTypeError, EmptyContextError, TokenRangeError: one of `tokens`, or a top-k, is not as above.
+        ArgumentError: a session is given twice, something is no session, or there are not as many `tokens` or top-k.
+        ContextTypeError, QueryError: one of `tokens`, or a top-k, is not as above.
         SessionClosedError: a session is closed.
 
     If this raises, nothing was appended. What a shared calibration learns does not depend on threads: it learns from
@@ -80,10 +80,10 @@ def accept_all(
     _require_sessions("accept_all", sessions)
     if len(tokens) != len(sessions):
         expected = f"{len(sessions)}, one for each session"
-        raise BatchError(describe("accept_all", "number of tokens", len(tokens), expected))
+        raise ArgumentError(describe("accept_all", "number of tokens", len(tokens), expected))
     arrays = [tokens_of("tokens", values) for values in tokens]
     if not all(array.size for array in arrays):
-        raise EmptyContextError(describe("accept_all", "tokens of a session", "empty", "at least one token"))
+        raise QueryError(describe("accept_all", "tokens of a session", "empty", "at least one token"))
     of_text, of_nodes = _rows("top_k", top_k, len(sessions)), _rows("node_top_k", node_top_k, len(sessions))
     natives = [session.sources.native for session in sessions]
     of_kernel = [session.sources.rows_here(rows) for session, rows in zip(sessions, of_nodes, strict=True)]
@@ -100,14 +100,14 @@ def _rows(what: str, top_k: Sequence[npt.ArrayLike | None] | None, count: int) -
     if top_k is None:
         return [None] * count
     if len(top_k) != count:
-        raise BatchError(describe("accept_all", f"number of {what}", len(top_k), f"{count}, one for each session"))
+        raise ArgumentError(describe("accept_all", f"number of {what}", len(top_k), f"{count}, one for each session"))
     return [top_k_of(what, values) for values in top_k]
 
 
 def _require_sessions(where: str, sessions: Sequence[DraftSession]) -> None:
     for session in sessions:
         if not isinstance(session, DraftSession):
-            raise BatchError(describe(where, "session", f"a {type(session).__name__}", "a DraftSession"))
+            raise ArgumentError(describe(where, "session", f"a {type(session).__name__}", "a DraftSession"))
         session.sources.require_open(where)
     if len({id(session) for session in sessions}) < len(sessions):
-        raise BatchError(describe(where, "session", "given twice", "different sessions"))
+        raise ArgumentError(describe(where, "session", "given twice", "different sessions"))

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.kernel import native_kernel
-from rest_store.errors import CalibrationError, describe
+from rest_store.errors import DataFileError, describe
 
 if TYPE_CHECKING:
     from rest_store._kernel import NativeCalibration
@@ -42,7 +42,7 @@ class Calibration:
             there are none, and a live datastore counts as any other.
 
     Raises:
-        CalibrationError: `gbdt` or `live_gbdt` is not what `fit` returns, or a number is not finite.
+        DataFileError: `gbdt` or `live_gbdt` is not what `fit` returns, or a number is not finite.
         NativeKernelError: the kernel was not compiled.
     """
 
@@ -57,13 +57,13 @@ class Calibration:
             self.native: NativeCalibration = native_kernel().NativeCalibration(gbdt, live_gbdt)
         except (TypeError, ValueError) as error:
             fault = _fault(error, "malformed")
-            raise CalibrationError(describe("calibration", "gbdt", fault, "what Calibration.fit returns")) from error
+            raise DataFileError(describe("calibration", "gbdt", fault, "what Calibration.fit returns")) from error
         try:
             if weights is not None:
                 self.native.weights = weights
         except (TypeError, ValueError) as error:
             fault = _fault(error, f"a {type(weights).__name__}")
-            raise CalibrationError(describe("calibration", "weights", fault, "five finite numbers")) from error
+            raise DataFileError(describe("calibration", "weights", fault, "five finite numbers")) from error
         self.provenance = dict(provenance or {})
 
     @classmethod
@@ -80,12 +80,12 @@ class Calibration:
         """Read a calibration that `save` wrote, including what it had learnt online.
 
         Raises:
-            CalibrationError: the file cannot be read, is damaged, or was written by another release.
+            DataFileError: the file cannot be read, is damaged, or was written by another release.
         """
         try:
             content = Path(path).read_bytes()
         except OSError as error:
-            raise CalibrationError(describe(path, "calibration", f"unreadable ({error.strerror})", "a file")) from error
+            raise DataFileError(describe(path, "calibration", f"unreadable ({error.strerror})", "a file")) from error
         return cls(*_arguments(content, path))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -95,7 +95,7 @@ class Calibration:
         """Write this calibration with what it has learnt; `path` holds the old file or the whole new one.
 
         Raises:
-            CalibrationError: the file cannot be written.
+            DataFileError: the file cannot be written.
         """
         head = {
             "version": _VERSION,
@@ -111,7 +111,7 @@ class Calibration:
             temporary.write_bytes(_FIRST_LINE + json.dumps(head, sort_keys=True).encode() + b"\n" + trees)
             temporary.replace(target)
         except OSError as error:
-            raise CalibrationError(
+            raise DataFileError(
                 describe(target, "calibration", f"not written ({error.strerror})", "a writable path")
             ) from error
         finally:
@@ -146,7 +146,7 @@ class Calibration:
             provenance: kept with the calibration.
 
         Raises:
-            CalibrationError: the arrays do not belong together (`ends` that do not ascend, several right rows of one
+            DataFileError: the arrays do not belong together (`ends` that do not ascend, several right rows of one
                 position, features that are not finite), or an option is out of range.
         """
         kernel = native_kernel()
@@ -162,7 +162,7 @@ class Calibration:
         except (TypeError, ValueError, OverflowError) as error:
             fault = _fault(error, "of other shapes or types")
             expected = f"finite float32[rows, {kernel.FEATURES}], uint8[rows] of 0 and 1, and ascending uint32[n]"
-            raise CalibrationError(describe("fit", "features, labels and ends", fault, expected)) from error
+            raise DataFileError(describe("fit", "features, labels and ends", fault, expected)) from error
         return cls(gbdt, provenance=provenance)
 
     def __repr__(self) -> str:
@@ -177,25 +177,25 @@ def _default() -> Calibration:
 
 
 def _arguments(content: bytes, where: object) -> tuple[bytes, list[float], dict[str, Any], bytes]:
-    """Return what a file holds as `Calibration` takes it; raise CalibrationError if that is malformed."""
+    """Return what a file holds as `Calibration` takes it; raise DataFileError if that is malformed."""
     if not content.startswith(_FIRST_LINE):
-        raise CalibrationError(describe(where, "content", "something else", "a calibration"))
+        raise DataFileError(describe(where, "content", "something else", "a calibration"))
     head, _, packed = content[len(_FIRST_LINE) :].partition(b"\n")
     try:
         fields = json.loads(head)
         version, weights, provenance, live_size = (fields[name] for name in _FIELDS)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise CalibrationError(describe(where, "header", "damaged", "one line of JSON")) from error
+        raise DataFileError(describe(where, "header", "damaged", "one line of JSON")) from error
     if version != _VERSION:
-        raise CalibrationError(describe(where, "version", version, _VERSION))
+        raise DataFileError(describe(where, "version", version, _VERSION))
     try:
         trees = zlib.decompress(packed)
     except zlib.error as error:
-        raise CalibrationError(describe(where, "trees", f"damaged ({error})", "compressed by zlib")) from error
+        raise DataFileError(describe(where, "trees", f"damaged ({error})", "compressed by zlib")) from error
     if not isinstance(live_size, int) or not 0 <= live_size < len(trees):
-        raise CalibrationError(describe(where, "bytes of trees for live datastores", live_size, "as many as there are"))
+        raise DataFileError(describe(where, "bytes of trees for live datastores", live_size, "as many as there are"))
     if not isinstance(provenance, dict):
-        raise CalibrationError(describe(where, "provenance", repr(provenance)[:40], "a JSON object"))
+        raise DataFileError(describe(where, "provenance", repr(provenance)[:40], "a JSON object"))
     rest = len(trees) - live_size
     return trees[:rest], weights, provenance, trees[rest:]
 

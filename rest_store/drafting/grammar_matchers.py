@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from rest_store.errors import LimitError, describe
+from rest_store.errors import ArgumentError, describe
 from rest_store.extras import named_extras
 
 Mask = npt.NDArray[np.int32]  # bit i % 32 of word i // 32: whether token i may come next
@@ -143,13 +143,13 @@ def open_grammar(compiled: object, tokenizer: object) -> GrammarDefinition:
         return GrammarDefinition(lambda: XgrammarMatcher(compiled), info.decoded_vocab)
     if not isinstance(compiled, str):
         expected = "an xgrammar.CompiledGrammar, or a grammar of llguidance as text"
-        raise LimitError(describe("grammar", "compiled", f"a {type(compiled).__name__}", expected))
+        raise ArgumentError(describe("grammar", "compiled", f"a {type(compiled).__name__}", expected))
     with named_extras("Grammar"):
         import llguidance
 
     adapted = tokenizer if isinstance(tokenizer, llguidance.LLTokenizer) else _ll_tokenizer(tokenizer)
     if error := llguidance.LLMatcher.validate_grammar(compiled, adapted):
-        raise LimitError(describe("grammar", "grammar", f"refused by llguidance ({error})", "one that it takes"))
+        raise ArgumentError(describe("grammar", "grammar", f"refused by llguidance ({error})", "one that it takes"))
     token_bytes = [adapted.decode_bytes([token]) for token in range(adapted.vocab_size)]
     return GrammarDefinition(lambda: LlguidanceMatcher(adapted, compiled), token_bytes)
 

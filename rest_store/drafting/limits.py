@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from rest_store.datastore.kernel import MAX_NODES
 from rest_store.datastore.validation import IntSequence, limit
-from rest_store.errors import ContextTypeError, LimitError, TokenRangeError, describe
+from rest_store.errors import ArgumentError, ContextTypeError, QueryError, describe
 
 NO_COSTS = np.zeros(0)  # for a draft that is not cut to the size with the most tokens per second
 _LAST_TOKEN = 2**31 - 1
@@ -34,10 +34,10 @@ class DraftLimits(NamedTuple):
 
     @classmethod
     def of(cls, max_nodes: object, costs: npt.ArrayLike | None, shape: object) -> DraftLimits:
-        """Return the limits that the arguments of `DraftSession.draft` mean; raise LimitError as it does."""
+        """Return the limits that the arguments of `DraftSession.draft` mean; raise ArgumentError as it does."""
         nodes = limit("max_nodes", max_nodes, MAX_NODES, least=0, where="draft session")
         if shape not in ("tree", "chain"):
-            raise LimitError(describe("draft session", "shape", repr(shape), "'tree' or 'chain'"))
+            raise ArgumentError(describe("draft session", "shape", repr(shape), "'tree' or 'chain'"))
         if costs is None:
             return cls(nodes, NO_COSTS, shape == "chain")
         times = _times_of(costs, nodes)
@@ -48,14 +48,14 @@ def _times_of(costs: npt.ArrayLike, nodes: int) -> npt.NDArray[np.float64]:
     """Return the times of steps with 0, 1, .. n draft tokens, float64[n + 1], n <= `nodes`.
 
     Raises:
-        LimitError: `costs` are not 1-D positive numbers.
+        ArgumentError: `costs` are not 1-D positive numbers.
     """
     try:
         array = np.asarray(costs, np.float64, order="C")
     except (TypeError, ValueError, OverflowError):  # an int that no float can hold
         array = np.empty((0, 0))
     if array.ndim != 1 or array.size == 0 or not bool(np.all((array > 0) & np.isfinite(array))):
-        raise LimitError(describe("draft", "costs", f"of shape {array.shape}", "1-D positive finite numbers"))
+        raise ArgumentError(describe("draft", "costs", f"of shape {array.shape}", "1-D positive finite numbers"))
     return array[: nodes + 1]
 
 
@@ -67,7 +67,7 @@ def tokens_of(what: str, values: IntSequence) -> npt.NDArray[np.int32]:
     narrow = array.dtype == np.int32  # then no token is too great
     if array.size and not (array.min() >= 0 and (narrow or array.max() <= _LAST_TOKEN)):
         outside = int(array.min()) if int(array.min()) < 0 else int(array.max())
-        raise TokenRangeError(describe("draft session", f"token id in {what}", outside, f"0..{_LAST_TOKEN}"))
+        raise QueryError(describe("draft session", f"token id in {what}", outside, f"0..{_LAST_TOKEN}"))
     return np.ascontiguousarray(array, np.int32)
 
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.limits import DraftLimits, TopK
-from rest_store.errors import TreeError, describe
+from rest_store.errors import ArgumentError, describe
 
 
 class Origins(NamedTuple):
@@ -124,21 +124,21 @@ def require_tree(where: str, tree: object, max_nodes: int) -> None:
     """Check a tree as it comes from a member, which may be anybody's code.
 
     Raises:
-        TreeError: it is no `TokenTree`, has more than `max_nodes` nodes, a negative token, no scores or origins, or a
+        ArgumentError: it is no `TokenTree`, has more than `max_nodes` nodes, a negative token, no scores or origins, or a
             score that is not between 0 and its parent's (1 for a child of the context).
     """
     if not isinstance(tree, TokenTree):
-        raise TreeError(describe(where, "tree", f"a {type(tree).__name__}", "a TokenTree"))
+        raise ArgumentError(describe(where, "tree", f"a {type(tree).__name__}", "a TokenTree"))
     if len(tree) > max_nodes:
-        raise TreeError(describe(where, "number of nodes", len(tree), f"at most {max_nodes}"))
+        raise ArgumentError(describe(where, "number of nodes", len(tree), f"at most {max_nodes}"))
     if tree.scores is None or tree.origins is None:
-        raise TreeError(describe(where, "tree", "without scores or origins", "both"))
+        raise ArgumentError(describe(where, "tree", "without scores or origins", "both"))
     if not len(tree):
         return
     if (least := int(tree.tokens.min())) < 0:
-        raise TreeError(describe(where, "a token", least, "an id"))
+        raise ArgumentError(describe(where, "a token", least, "an id"))
     of_parents = np.append(tree.scores, np.float32(1))[tree.parents]  # the last one stands for parent -1
     wrong = np.flatnonzero(~((tree.scores >= 0) & (tree.scores <= of_parents)))  # not a number is wrong, too
     if wrong.size:
         node = int(wrong[0])
-        raise TreeError(describe(where, f"the score of node {node}", float(tree.scores[node]), "0 to its parent's"))
+        raise ArgumentError(describe(where, f"the score of node {node}", float(tree.scores[node]), "0 to its parent's"))

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.limits import DraftLimits
-from rest_store.errors import TreeError
+from rest_store.errors import ArgumentError
 
 
 def merge_trees(trees: Sequence[TokenTree], limits: DraftLimits) -> tuple[TokenTree, list[npt.NDArray[np.int32]]]:
@@ -30,7 +30,7 @@ def merge_trees(trees: Sequence[TokenTree], limits: DraftLimits) -> tuple[TokenT
         the merged tree that it is part of; -1: it was cut.
 
     Raises:
-        TreeError: a tree has no scores or origins, or a score that is not between 0 and its parent's.
+        ArgumentError: a tree has no scores or origins, or a score that is not between 0 and its parent's.
 
     Thread-safe.
     """
@@ -38,7 +38,7 @@ def merge_trees(trees: Sequence[TokenTree], limits: DraftLimits) -> tuple[TokenT
     try:
         (packed, scores, origins), nodes = native_kernel().merge_trees(columns, *limits)
     except ValueError as error:
-        raise TreeError(f"merge_trees: {error}") from None
+        raise ArgumentError(f"merge_trees: {error}") from None
     merged = TokenTree.from_packed(packed, (0, 0), scores, origins)
     return merged, [np.frombuffer(indices, np.int32) for indices in nodes]
 
@@ -55,5 +55,5 @@ def part_of(tree: TokenTree, nodes: npt.NDArray[np.intp]) -> TokenTree:
 
 def _packed(tree: TokenTree) -> tuple[bytes, bytes, bytes]:
     if tree.scores is None or tree.origins is None:
-        raise TreeError("merge_trees: a tree without scores or origins")
+        raise ArgumentError("merge_trees: a tree without scores or origins")
     return tree.packed, tree.scores.tobytes(), tree.origins.tobytes()

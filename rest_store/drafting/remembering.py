@@ -28,7 +28,7 @@ from rest_store.datastore.store import Store
 from rest_store.drafting.limits import references_of
 from rest_store.drafting.output_document import OutputDocument
 from rest_store.drafting.sources import kind_of
-from rest_store.errors import DraftingWarning, RememberError, describe, error_text
+from rest_store.errors import DraftingWarning, SourceError, describe, error_text
 
 _MOST_TOKENS = 1 << 20  # that wait for one target: 4 MB
 _MOST_EARLIER = 32  # documents of a group that are read
@@ -124,7 +124,7 @@ _flushes_in = 0  # the process of `multiprocessing` that flushes when it ends
 
 
 def require_target(target: object) -> None:
-    """Raise RememberError unless `target` is None, or an object with a method `add` that may write."""
+    """Raise SourceError unless `target` is None, or an object with a method `add` that may write."""
     if target is None:
         return
     add, fault = getattr(target, "add", None), ""
@@ -136,7 +136,7 @@ def require_target(target: object) -> None:
         fault = f"{kind_of(target)} opened for reading"
     if fault:
         expected = "a LiveDatastore for writing, a DatastoreClient, or another object with add(documents, ids=None)"
-        raise RememberError(describe("generate", "remember", fault, expected))
+        raise SourceError(describe("generate", "remember", fault, expected))
 
 
 def add_to(target: Any, documents: Sequence[OutputDocument]) -> list[str]:

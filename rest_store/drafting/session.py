@@ -17,7 +17,7 @@ from rest_store.drafting.kernel_session import append
 from rest_store.drafting.limits import DraftLimits, references_of, tokens_of, top_k_of
 from rest_store.drafting.session_sources import Drop, SessionSources, draft_step
 from rest_store.drafting.sources import require_source_timeout, require_sources
-from rest_store.errors import CalibrationError, EmptyContextError, describe
+from rest_store.errors import DataFileError, QueryError, describe
 
 _MAX_ERROR_LENGTH = 300  # characters
 
@@ -77,9 +77,9 @@ class DraftSession:
         SourceError: an object is not a source, is given twice, or there are too many; or there are references, but no
             prompt lookup.
         DatastoreClosedError, DatastoreUnavailableError: a datastore is closed, or a page of it could not be read.
-        CalibrationError: `calibration` is something else.
-        LimitError: `source_timeout` out of range.
-        ContextTypeError, TokenRangeError: `prompt`, or a reference, is not 1-D integers of 0 .. 2^31 - 1.
+        DataFileError: `calibration` is something else.
+        ArgumentError: `source_timeout` out of range.
+        ContextTypeError, QueryError: `prompt`, or a reference, is not 1-D integers of 0 .. 2^31 - 1.
         NativeKernelError: the kernel was not compiled.
 
     Learning keeps scores accurate on new text: about as many tokens are accepted as the scores promise. With `costs`,
@@ -107,9 +107,7 @@ class DraftSession:
         require_source_timeout("draft session", source_timeout)
         if calibration is not None and not isinstance(calibration, Calibration):
             expected = "a Calibration; Calibration.load(path) reads one"
-            raise CalibrationError(
-                describe("draft session", "calibration", f"a {type(calibration).__name__}", expected)
-            )
+            raise DataFileError(describe("draft session", "calibration", f"a {type(calibration).__name__}", expected))
         self.calibration = Calibration.default() if calibration is None else calibration
         self.statistics = SessionStatistics()
         self.sources = SessionSources(  # for batches, too; no public interface
@@ -153,7 +151,7 @@ class DraftSession:
             The draft, with `scores` and `origins`; its counts are zero. The parents of a chain are -1, 0, 1 ..
 
         Raises:
-            LimitError: `max_nodes` out of range, `costs` that are not 1-D positive numbers, or an
+            ArgumentError: `max_nodes` out of range, `costs` that are not 1-D positive numbers, or an
                 unknown `shape`.
             SessionClosedError: after `close`.
 
@@ -179,13 +177,13 @@ class DraftSession:
                 the last `accept`, in its order, accepted or not. Without such a tree, N is 0.
 
         Raises:
-            ContextTypeError, EmptyContextError, TokenRangeError: `tokens`, or a top-k, is not as above.
+            ContextTypeError, QueryError: `tokens`, or a top-k, is not as above.
             SessionClosedError: after `close`.
         """
         self.sources.require_open("accept")
         new = tokens_of("tokens", tokens)
         if new.size == 0:
-            raise EmptyContextError(describe("accept", "tokens", "empty", "at least one token"))
+            raise QueryError(describe("accept", "tokens", "empty", "at least one token"))
         rows, node_rows = top_k_of("top_k", top_k), top_k_of("node_top_k", node_top_k)
         append(self.sources.native, new, rows, self.sources.rows_here(node_rows))
         self.sources.accept(new, rows, node_rows)

@@ -13,7 +13,7 @@ from rest_store.datastore.store import Store
 from rest_store.datastore.validation import real
 from rest_store.drafting.grammar import Grammar
 from rest_store.drafting.members import MemberSource
-from rest_store.errors import LimitError, SourceError, describe
+from rest_store.errors import ArgumentError, SourceError, describe
 
 if TYPE_CHECKING:
     from rest_store._kernel import NativeRecycledLogits
@@ -107,10 +107,10 @@ def require_source_timeout(where: str, timeout: object) -> None:
     """Check the seconds that a step waits for services.
 
     Raises:
-        LimitError: `timeout` is neither None nor a time that a thread can wait.
+        ArgumentError: `timeout` is neither None nor a time that a thread can wait.
     """
     if timeout is not None and not 0 <= real(timeout) <= TIMEOUT_MAX:
-        raise LimitError(describe(where, "source_timeout", repr(timeout), "None or seconds from 0 on"))
+        raise ArgumentError(describe(where, "source_timeout", repr(timeout), "None or seconds from 0 on"))
 
 
 def kind_of(value: object) -> str:

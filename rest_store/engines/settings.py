@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rest_store.drafting.sources import require_source_timeout
-from rest_store.errors import EngineSettingsError, LimitError, describe
+from rest_store.errors import ArgumentError, describe
 from rest_store.service.options import Access
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def _are_texts(value: object) -> bool:
 def _is_timeout(value: object) -> bool:
     try:
         require_source_timeout("", value)
-    except LimitError:
+    except ArgumentError:
         return False
     return value is not None
 
@@ -87,18 +87,18 @@ class EngineSettings:
             where: its key in the configuration, for messages.
 
         Raises:
-            EngineSettingsError: not an object, an unknown key, or a value of the wrong type; the message is one line.
+            ArgumentError: not an object, an unknown key, or a value of the wrong type; the message is one line.
         """
         if not isinstance(settings, Mapping):
             found = "absent" if settings is None else f"a {type(settings).__name__}"
-            raise EngineSettingsError(describe(where, "the object of settings", found, "{'datastores': [...]}"))
+            raise ArgumentError(describe(where, "the object of settings", found, "{'datastores': [...]}"))
         known = [field.name for field in fields(cls)]
         for name, value in settings.items():
             if name not in known:
-                raise EngineSettingsError(describe(where, "a key", ascii(name), f"one of {', '.join(known)}"))
+                raise ArgumentError(describe(where, "a key", ascii(name), f"one of {', '.join(known)}"))
             holds, expected = cls.kinds.get(name, (_is_text, "a string"))
             if not holds(value):
-                raise EngineSettingsError(describe(where, name, reprlib.repr(value), expected))
+                raise ArgumentError(describe(where, name, reprlib.repr(value), expected))
         return cls(**settings)
 
     def access(self) -> dict[str, Any]:

@@ -21,13 +21,7 @@ from rest_store.drafting.remembering import RememberTarget, flush
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
 from rest_store.engines.settings import EngineSettings
-from rest_store.errors import (
-    DeadlineError,
-    ServiceUnavailableError,
-    TokenizerLoadError,
-    TokenRangeError,
-    describe,
-)
+from rest_store.errors import DeadlineError, QueryError, ServiceUnavailableError, TokenizerLoadError, describe
 from rest_store.live.opening import open_store
 
 _CLIENT_SECONDS = 0.1  # of a step, which waits for `source_timeout` at most
@@ -118,7 +112,7 @@ class EngineSources:
             self._identity.require_same(store.tokenizer, store.path)
             if store.vocabulary_size > vocabulary_size:
                 found, expected = store.vocabulary_size, f"at most the model's {vocabulary_size}"
-                raise TokenRangeError(describe(store.path, "vocabulary size", found, expected))
+                raise QueryError(describe(store.path, "vocabulary size", found, expected))
 
     @property
     def stores(self) -> Sequence[Store]:
@@ -130,7 +124,7 @@ class EngineSources:
 
         Raises:
             TokenizerLoadError: one is a text, but the engine has no tokenizer.
-            ContextTypeError, TokenRangeError: one is neither a text nor 1-D integers of 0 .. 2^31 - 1.
+            ContextTypeError, QueryError: one is neither a text nor 1-D integers of 0 .. 2^31 - 1.
         """
         if self._tokenizer is None and any(isinstance(reference, str) for reference in references):
             raise TokenizerLoadError(describe("engine", "tokenizer", "absent", "one, for references that are texts"))

@@ -12,7 +12,7 @@ import torch
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from rest_store.datastore.tree import TokenTree
-from rest_store.errors import ModeNotSupportedError, describe
+from rest_store.errors import NotSupportedError, describe
 from rest_store.generation.output import Piece
 from rest_store.generation.rows import Row
 from rest_store.generation.top_k import TopTokens
@@ -52,14 +52,14 @@ class Stops:
         """Return whether the row `ids`, int64[1, length], has ended; for any criteria.
 
         Raises:
-            ModeNotSupportedError: a criterion answers for several rows.
+            NotSupportedError: a criterion answers for several rows.
         """
         ended = False
         for criterion in self._criteria:
             answer = criterion(ids, scores)
             if isinstance(answer, torch.Tensor) and answer.numel() != 1:
                 shape, expected = f"of shape {list(answer.shape)}", "for one row: each call is about one"
-                raise ModeNotSupportedError(describe(type(criterion).__name__, "its answer", shape, expected))
+                raise NotSupportedError(describe(type(criterion).__name__, "its answer", shape, expected))
             ended = bool(answer) or ended
         return ended
 

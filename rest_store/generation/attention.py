@@ -22,7 +22,7 @@ from transformers.masking_utils import (
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from rest_store.errors import ModelNotSupportedError, describe
+from rest_store.errors import NotSupportedError, describe
 
 NAME = "rest_store_grouped_sdpa"
 _SINCE = "2.5"  # torch, whose sdpa takes fewer heads of keys than of queries
@@ -72,7 +72,7 @@ def require_attention(model: Any) -> None:
     """Check that the attention of a tree computes the same as a model's own.
 
     Raises:
-        ModelNotSupportedError: its own is a function that somebody has registered with transformers, perhaps under one
+        NotSupportedError: its own is a function that somebody has registered with transformers, perhaps under one
             of the usual names.
     """
     name = model.config.get_text_config(decoder=True)._attn_implementation
@@ -85,7 +85,7 @@ def require_attention(model: Any) -> None:
         if function not in same:
             found = f"{getattr(function, '__qualname__', function)} (registered as {name!r})"
             expected = "sdpa, eager, flash or flex attention of transformers, which a tree's can take the place of"
-            raise ModelNotSupportedError(describe(type(model).__name__, f"the {what}", found, expected))
+            raise NotSupportedError(describe(type(model).__name__, f"the {what}", found, expected))
 
 
 class TreeAttention:
@@ -102,7 +102,7 @@ class TreeAttention:
         name: the implementation in use.
 
     Raises:
-        ModelNotSupportedError: the implementation cannot be replaced.
+        NotSupportedError: the implementation cannot be replaced.
     """
 
     def __init__(self, model: Any, device: torch.device) -> None:
@@ -117,7 +117,7 @@ class TreeAttention:
                 self._set("eager")
             if self._config._attn_implementation not in _WITH_MASKS:
                 expected = "sdpa or eager, which take the mask of a tree"
-                raise ModelNotSupportedError(
+                raise NotSupportedError(
                     describe(type(model).__name__, "the attention implementation", repr(name), expected)
                 )
         on_cpu = self._config._attn_implementation == "sdpa" and device.type == "cpu"

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer, DynamicSlidingWindowLayer
 
-from rest_store.errors import CacheNotSupportedError, describe
+from rest_store.errors import NotSupportedError, describe
 
 _GROWTH = 256  # slots added when a cache that may grow is full
 
@@ -184,7 +184,7 @@ class TreeKVCache(Cache):
         has_states: whether there are recurrent states beside.
 
     Raises:
-        CacheNotSupportedError: a layer of `cache` is of a kind that cannot hold a tree (quantized...).
+        NotSupportedError: a layer of `cache` is of a kind that cannot hold a tree (quantized...).
     """
 
     has_states = False
@@ -290,15 +290,15 @@ def require_cache(cache: Cache) -> None:
     """Check that ours can take over `cache`, filled or not.
 
     Raises:
-        CacheNotSupportedError: a layer is of another kind than dynamic or recurrent, or the cache is offloaded.
+        NotSupportedError: a layer is of another kind than dynamic or recurrent, or the cache is offloaded.
     """
     if cache.offloading:
-        raise CacheNotSupportedError(describe("verification", "the cache", "offloaded", "on the model's device"))
+        raise NotSupportedError(describe("verification", "the cache", "offloaded", "on the model's device"))
     kinds = _DYNAMIC | (_WITH_STATES if has_states(cache) else set())
     for kind in map(type, cache.layers):
         if kind.__name__ not in kinds or kind.__module__ != Cache.__module__:
             expected = "attention with a dynamic cache, whole or with a sliding window, or recurrent states"
-            raise CacheNotSupportedError(describe("verification", "a layer of the cache", kind.__name__, expected))
+            raise NotSupportedError(describe("verification", "a layer of the cache", kind.__name__, expected))
 
 
 def _of_attention(cache: Cache) -> list[int]:

@@ -13,7 +13,7 @@ import torch
 from transformers import DynamicCache
 
 from rest_store.datastore.tree import TokenTree
-from rest_store.errors import ModelNotSupportedError, describe
+from rest_store.errors import NotSupportedError, describe
 from rest_store.generation.deferred import DeferredVerifier
 from rest_store.generation.draft_sessions import EMPTY
 from rest_store.generation.prefill import prefill
@@ -57,7 +57,7 @@ def require_continuation(model: Any) -> None:
     A model of no known family is tried once: about ten passes over a few tokens.
 
     Raises:
-        ModelNotSupportedError: they do something else, or raise an error.
+        NotSupportedError: they do something else, or raise an error.
     """
     family = model.config.get_text_config(decoder=True).model_type
     of_transformers = type(model).__module__.startswith("transformers.models.")
@@ -76,9 +76,9 @@ def require_continuation(model: Any) -> None:
         raise _refusal(model, f"something else ({rounding})")
 
 
-def _refusal(model: Any, found: str) -> ModelNotSupportedError:
+def _refusal(model: Any, found: str) -> NotSupportedError:
     what = "reading several tokens behind its recurrent state"
-    return ModelNotSupportedError(describe(type(model).__name__, what, found, "the same as reading them one by one"))
+    return NotSupportedError(describe(type(model).__name__, what, found, "the same as reading them one by one"))
 
 
 def difference(model: Any) -> float:

@@ -22,7 +22,8 @@ from rest_store.drafting.session import DraftSession
 from rest_store.errors import (
     DatastoreClosedError,
     DraftingWarning,
-    SessionError,
+    SessionClosedError,
+    SourceError,
     error_text,
 )
 
@@ -74,7 +75,7 @@ class DraftSessions:
         waited: seconds that they spent on services in the latest step.
 
     Raises:
-        SessionError: a `DraftSession` has wrong sources.
+        SourceError: a `DraftSession` has wrong sources.
         DatastoreClosedError: a source is closed before the generation begins.
     """
 
@@ -94,7 +95,7 @@ class DraftSessions:
         for row, prompt in enumerate(prompts):
             try:
                 self._sessions[row] = None if make is None else make(prompt)
-            except (SessionError, DatastoreClosedError):
+            except (SourceError, SessionClosedError, DatastoreClosedError):
                 self._close_all()
                 raise
             except Exception as error:

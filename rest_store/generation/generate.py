@@ -17,7 +17,7 @@ import torch
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.remembering import RememberTarget
-from rest_store.errors import ModeNotSupportedError, describe
+from rest_store.errors import NotSupportedError, describe
 from rest_store.generation.loop import Generation
 from rest_store.generation.options import Options
 from rest_store.generation.seam import streamer_of_the_call
@@ -79,21 +79,21 @@ def generate(
         many forward passes were needed, and what was drafted and accepted.
 
     Raises:
-        ModelNotSupportedError: not a decoder-only model whose keys and values can be kept for one path of a tree.
-        ModeNotSupportedError: not greedy search or sampling, inputs other than token ids, a processor or criterion that
-            does not judge rows one by one, a streamer for several rows, or two streamers; typical acceptance in greedy
-            search or with a SynthID watermark.
-        CacheNotSupportedError: a quantized or offloaded cache, a static one of yours, or one that was not made for the
+        NotSupportedError: not a decoder-only model whose keys and values can be kept for one path
+            of a tree; or not greedy search or sampling, inputs other than token ids, a processor or
+            criterion that does not judge rows one by one, a streamer for several rows, or two
+            streamers; typical acceptance in greedy search or with a SynthID watermark; or a
+            quantized or offloaded cache, a static one of yours, or one that was not made for the
             recurrent states of the model.
         TokenizerMismatchError: datastores in `drafter` and `remember` have different tokenizers.
-        SourceError: `drafter` is no list, one of it is not a source or is given twice, or there are too many; or there
-            are references, but no prompt lookup.
-        ContextTypeError, TokenRangeError: a reference is not 1-D token ids.
-        LimitError: `max_nodes`, `acceptance` or `epoch` is out of range.
+        SourceError: `drafter` is no list, one of it is not a source or is given twice, or there are
+            too many; or there are references, but no prompt lookup; or nothing can be added to
+            `remember`.
+        ContextTypeError, QueryError: a reference is not 1-D token ids.
+        ArgumentError: `max_nodes`, `acceptance` or `epoch` is out of range.
         DocumentError: `group` is not a valid name of a group.
         NativeKernelError: the kernel was not compiled.
-        RememberError: nothing can be added to `remember`.
-        CalibrationError: `calibration` is not a `Calibration`.
+        DataFileError: `calibration` is not a `Calibration`.
         DatastoreClosedError: one of the sources is closed.
 
     A session or source that fails later changes nothing but speed. It is counted in `statistics.drafts`; one
@@ -103,7 +103,7 @@ def generate(
     """
     streamer = streamer_of_the_call()
     if streamer is not None and stream_to is not None:
-        raise ModeNotSupportedError(describe("generate", "streamer", "given beside stream_to", "one of them"))
+        raise NotSupportedError(describe("generate", "streamer", "given beside stream_to", "one of them"))
     generation = Generation(
         model,
         input_ids,

@@ -21,10 +21,9 @@ from rest_store.drafting.members import MemberSource
 from rest_store.drafting.remembering import RememberTarget, flush
 from rest_store.drafting.sources import RecycledLogits, source_names
 from rest_store.errors import (
+    ArgumentError,
     DraftingWarning,
-    ModeNotSupportedError,
-    NoTokenizerError,
-    PromptError,
+    NotSupportedError,
     PromptWarning,
     TokenizerLoadError,
     describe,
@@ -105,13 +104,13 @@ class Generator:
             Tokens, text, and what drafting gave.
 
         Raises:
-            GenerationError: as `rest_store.generate`; PromptError for a bad prompt, NoTokenizerError for text without a
-                tokenizer, ModeNotSupportedError for a `streamer`, and for `compare` with a cache of yours, which can be
+            RestStoreError: as `rest_store.generate`; ArgumentError for a bad prompt, ArgumentError for text without a
+                tokenizer, NotSupportedError for a `streamer`, and for `compare` with a cache of yours, which can be
                 continued once.
         """
         if compare and (name := name_of_cache_in(options)) is not None:
             expected = "none: each of several generations would continue it"
-            raise ModeNotSupportedError(describe("Generator", name, "passed with compare=True", expected))
+            raise NotSupportedError(describe("Generator", name, "passed with compare=True", expected))
         drafting = replace(self._options, references=self._tokens_of(references), group=group, epoch=epoch)
         options = self._with_stop_strings(options)
         comparison = self._compare(prompt, drafting, options) if compare else None
@@ -144,7 +143,7 @@ class Generator:
         """Call `model.generate`, which calls `drive` with a generation; return what it returns."""
         if options.get("streamer") is not None:
             expected = "none: iterate over the pieces of Generator.stream"
-            raise ModeNotSupportedError(describe("Generator", "streamer", "passed", expected))
+            raise NotSupportedError(describe("Generator", "streamer", "passed", expected))
 
         def loop(
             model: Any,
@@ -260,7 +259,7 @@ class Generator:
         """Return a prompt as arguments of `model.generate`, each of one row or several, on the model's device.
 
         Raises:
-            PromptError: they are no tensors, or no token ids of the model.
+            ArgumentError: they are no tensors, or no token ids of the model.
         """
         if isinstance(prompt, str):
             prompt = tokenized(self._needed_tokenizer(), prompt)
@@ -295,7 +294,7 @@ class Generator:
 
     def _needed_tokenizer(self) -> Any:
         if self.tokenizer is None:
-            raise NoTokenizerError(describe("Generator", "tokenizer", "None", "a tokenizer, for text and stop strings"))
+            raise ArgumentError(describe("Generator", "tokenizer", "None", "a tokenizer, for text and stop strings"))
         return self.tokenizer
 
 
@@ -325,16 +324,16 @@ def _rows(name: str, values: Any) -> torch.Tensor:
     try:
         tensor = torch.as_tensor(values)
     except (TypeError, ValueError, RuntimeError, OverflowError) as error:  # text, ragged rows, anything else
-        raise PromptError(describe("Generator", name, f"a {type(values).__name__} ({error})", _EXPECTED)) from error
+        raise ArgumentError(describe("Generator", name, f"a {type(values).__name__} ({error})", _EXPECTED)) from error
     return tensor if tensor.ndim > 1 else tensor[None]
 
 
 def _token_ids(rows: torch.Tensor, vocabulary: int) -> torch.Tensor:
     """Return int64[rows, length]: models read no narrower ids, such as the uint16 of numpy."""
     if rows.is_floating_point() or rows.is_complex() or rows.dtype == torch.bool or rows.ndim != 2 or not rows.numel():
-        raise PromptError(describe("Generator", "input_ids", f"{rows.dtype} of shape {list(rows.shape)}", _EXPECTED))
+        raise ArgumentError(describe("Generator", "input_ids", f"{rows.dtype} of shape {list(rows.shape)}", _EXPECTED))
     rows = rows.long()
     outside = rows[(rows < 0) | (rows >= vocabulary)]
     if outside.numel():
-        raise PromptError(describe("Generator", "a token id in input_ids", int(outside[0]), f"0..{vocabulary - 1}"))
+        raise ArgumentError(describe("Generator", "a token id in input_ids", int(outside[0]), f"0..{vocabulary - 1}"))
     return rows

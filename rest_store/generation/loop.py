@@ -15,7 +15,7 @@ from rest_store.drafting.costs import DraftPolicy
 from rest_store.drafting.limits import TOP_K
 from rest_store.drafting.output_document import PROMPT_TOKENS, OutputDocument
 from rest_store.drafting.remembering import RememberTarget, remember
-from rest_store.errors import ModeNotSupportedError, describe
+from rest_store.errors import NotSupportedError, describe
 from rest_store.generation.acceptance import Acceptance, Stops
 from rest_store.generation.attention import require_attention
 from rest_store.generation.detokenizer import Detokenizer
@@ -88,7 +88,7 @@ class Generation:
         typical = options.acceptance != ACCEPTANCES[0]
         if typical:
             require_typical(sample, logits_processor)
-        require_model(model, input_ids.shape[0])
+        require_model(model)
         require_attention(model)
         most = self._stops.max_length or math.inf  # tokens of a row
         held = prompt_length(input_ids, model_kwargs) - input_ids.shape[1]  # in a cache, beside those of the row
@@ -292,11 +292,11 @@ class Generation:
             has_prompt: whether it was given the prompt before.
 
         Raises:
-            ModeNotSupportedError: a streamer for several rows, which do not all get a token in the same step.
+            NotSupportedError: a streamer for several rows, which do not all get a token in the same step.
         """
         if streamer is not None and len(self._rows) != 1:
             found = f"given for {len(self._rows)} rows"
-            raise ModeNotSupportedError(describe("generate", "a streamer", found, "one row"))
+            raise NotSupportedError(describe("generate", "a streamer", found, "one row"))
         with self:
             if streamer is not None and not has_prompt:
                 streamer.put(self._input_ids.cpu())

@@ -17,7 +17,7 @@ from rest_store.drafting.limits import references_of
 from rest_store.drafting.remembering import earlier, require_target
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, require_sources
-from rest_store.errors import CalibrationError, LimitError, describe
+from rest_store.errors import ArgumentError, DataFileError, describe
 from rest_store.generation.typical import ACCEPTANCES
 
 
@@ -31,11 +31,11 @@ class Options:
     Raises:
         SourceError, NativeKernelError: `drafter` cannot draft.
         TokenizerMismatchError: a datastore in this process, or one that is to remember, has another tokenizer.
-        ContextTypeError, TokenRangeError: a reference is not token ids.
-        LimitError: something else than a number, or one that is out of range.
-        RememberError: nothing can be added to `remember`.
+        ContextTypeError, QueryError: a reference is not token ids.
+        ArgumentError: something else than a number, or one that is out of range.
+        SourceError: nothing can be added to `remember`.
         DocumentError: `group` is not a valid name of a group.
-        CalibrationError: `calibration` is not a `Calibration`.
+        DataFileError: `calibration` is not a `Calibration`.
     """
 
     drafter: Sequence[object] | None = None
@@ -60,10 +60,10 @@ class Options:
         limit("epoch", self.epoch, 2**62, least=0, where="generate")
         if self.calibration is not None and not isinstance(self.calibration, Calibration):
             found, expected = f"a {type(self.calibration).__name__}", "a Calibration, such as Calibration.load(path)"
-            raise CalibrationError(describe("generate", "calibration", found, expected))
+            raise DataFileError(describe("generate", "calibration", found, expected))
         if self.acceptance not in ACCEPTANCES:
             expected = " or ".join(map(repr, ACCEPTANCES))
-            raise LimitError(describe("generate", "acceptance", repr(self.acceptance), expected))
+            raise ArgumentError(describe("generate", "acceptance", repr(self.acceptance), expected))
         self._require_one_tokenizer()
 
     def _require_one_tokenizer(self) -> None:

@@ -12,7 +12,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from rest_store.datastore.render import counted
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.remembering import RememberCounts
-from rest_store.errors import ModeNotSupportedError, NoTokenizerError, describe
+from rest_store.errors import ArgumentError, NotSupportedError, describe
 from rest_store.generation.comparison import Comparison
 from rest_store.generation.draft_sessions import DraftCounts
 from rest_store.generation.rows import Row
@@ -169,8 +169,8 @@ class GeneratorOutput:
         """The text of the only row.
 
         Raises:
-            NoTokenizerError: the generator has no tokenizer.
-            ModeNotSupportedError: there are several rows: `texts` has the text of each.
+            ArgumentError: the generator has no tokenizer.
+            NotSupportedError: there are several rows: `texts` has the text of each.
         """
         return only_text("GeneratorOutput", self.texts)
 
@@ -247,11 +247,11 @@ def accepted_by_source(origins: Sequence[Sequence[int]], names: Sequence[str]) -
 
 
 def only_text(where: str, texts: Sequence[str] | None) -> str:
-    """Return the only one of `texts`; raise NoTokenizerError for None, ModeNotSupportedError for several."""
+    """Return the only one of `texts`; raise ArgumentError for None, NotSupportedError for several."""
     if texts is None:
-        raise NoTokenizerError(
+        raise ArgumentError(
             describe(where, "text", "unknown", "Generator(model, tokenizer, ...), to decode the tokens")
         )
     if len(texts) != 1:
-        raise ModeNotSupportedError(describe(where, "text", f"that of {len(texts)} rows", "one row"))
+        raise NotSupportedError(describe(where, "text", f"that of {len(texts)} rows", "one row"))
     return texts[0]

@@ -92,7 +92,7 @@ class TreePasses(Generic[Kind]):
         cache: what the model has read.
 
     Raises:
-        ModelNotSupportedError: the model's attention takes no mask and cannot be switched to one that does.
+        NotSupportedError: the model's attention takes no mask and cannot be switched to one that does.
     """
 
     def __init__(self, model: Any, prompt: PrefilledPrompt, kind: type[Kind], room: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from transformers import Cache, DynamicCache, StaticCache
 
-from rest_store.errors import CacheNotSupportedError, ModelNotSupportedError, describe
+from rest_store.errors import NotSupportedError, describe
 from rest_store.generation.cache import Pattern, has_states, holds_keys, require_cache
 from rest_store.generation.seam import cache_in, name_of_cache
 from rest_store.generation.support import patterns_of, require_inputs
@@ -68,8 +68,7 @@ def require_prompt(model: Any, config: Any, model_kwargs: dict[str, Any]) -> Non
             a static one of `cache_implementation`.
 
     Raises:
-        ModeNotSupportedError: as in `require_inputs`.
-        CacheNotSupportedError: as in `require_cache`.
+        NotSupportedError: as in `require_inputs`; or as in `require_cache`.
     """
     require_inputs(model_kwargs)
     cache, made = cache_in(model_kwargs), DynamicCache(config=model.config.get_text_config(decoder=True))
@@ -79,10 +78,10 @@ def require_prompt(model: Any, config: Any, model_kwargs: dict[str, Any]) -> Non
     require_cache(cache)
     if has_states(made) and not has_states(cache):
         expected = "made for the model: DynamicCache(config=model.config)"
-        raise CacheNotSupportedError(describe("verification", "the cache", "without recurrent states", expected))
+        raise NotSupportedError(describe("verification", "the cache", "without recurrent states", expected))
     if not holds_keys(cache) and cache.has_previous_state():
         expected = "empty: without keys it does not say how many tokens it holds"
-        raise CacheNotSupportedError(describe("verification", "the cache", "filled", expected))
+        raise NotSupportedError(describe("verification", "the cache", "filled", expected))
 
 
 def prefill(
@@ -97,7 +96,7 @@ def prefill(
         model_kwargs: what `generate` prepared for the forward pass, checked by `require_prompt`.
 
     Raises:
-        ModelNotSupportedError: the model does not keep the keys and values of all tokens.
+        NotSupportedError: the model does not keep the keys and values of all tokens.
     """
     model_kwargs["use_cache"] = True
     held = held_tokens(cache_in(model_kwargs))
@@ -113,7 +112,7 @@ def prefill(
         if not isinstance(cache, Cache) or (holds_keys(cache) and cache.get_seq_length() != end):
             kept = f"of {int(cache.get_seq_length())} tokens" if isinstance(cache, Cache) else "absent"
             expected = f"keys and values of {end} tokens, which can be kept for one path of a tree"
-            raise ModelNotSupportedError(describe(type(model).__name__, "the key-value cache", kept, expected))
+            raise NotSupportedError(describe(type(model).__name__, "the key-value cache", kept, expected))
     mask = model_kwargs.get("attention_mask")
     positions = inputs.get("position_ids")
     if positions is None:  # the model has none

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from rest_store.errors import ModelNotSupportedError, describe
+from rest_store.errors import NotSupportedError, describe
 from rest_store.generation.threads import fitting_threads
 
 _ROWS = 16  # of the input that the blocks are chosen for; other numbers work too
@@ -41,13 +41,13 @@ def prepacked_weights(model: torch.nn.Module) -> Iterator[int]:
         The number of prepacked layers.
 
     Raises:
-        ModelNotSupportedError: there is no such layer, or this torch has no oneDNN.
+        NotSupportedError: there is no such layer, or this torch has no oneDNN.
     """
     pack, linear = _operators()
     layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear) and _can_be_packed(module)]
     if not layers:
         expected = "at least one: a torch.nn.Linear with its own forward and plain weights, in float32, on the CPU"
-        raise ModelNotSupportedError(describe(type(model).__name__, "number of linear layers", 0, expected))
+        raise NotSupportedError(describe(type(model).__name__, "number of linear layers", 0, expected))
     weights = {layer.weight: pack(layer.weight.detach(), _ROWS) for layer in layers}  # tied ones once
     packed = [(layer, weights[layer.weight]) for layer in layers]
     with fitting_threads(lambda: _pass(packed, linear, _ROWS)):
@@ -69,7 +69,7 @@ def _operators() -> tuple[Callable[..., Any], _Linear]:
             return operators._reorder_linear_weight, operators._linear_pointwise
     except AttributeError:
         pass
-    raise ModelNotSupportedError(
+    raise NotSupportedError(
         describe("prepacked_weights", f"torch {torch.__version__}", "without oneDNN", "one that has it")
     )
 

@@ -16,7 +16,7 @@ from transformers.generation.logits_process import (
     RepetitionPenaltyLogitsProcessor,
 )
 
-from rest_store.errors import ModeNotSupportedError, describe
+from rest_store.errors import NotSupportedError, describe
 
 Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _Kind = tuple[str, str]  # the package of a class, and its name
@@ -57,7 +57,7 @@ def for_row(processor: Any, row: int, rows: int) -> Processor:
         rows: of the batch.
 
     Raises:
-        ModeNotSupportedError: it cannot be copied, or holds something for another number of rows.
+        NotSupportedError: it cannot be copied, or holds something for another number of rows.
     """
     if isinstance(processor, PrefixConstrainedLogitsProcessor):  # asks a function about an index in the batch
         return lambda ids, scores: processor(ids.expand(rows, -1), scores.expand(rows, -1).clone())[row : row + 1]
@@ -70,12 +70,12 @@ def for_row(processor: Any, row: int, rows: int) -> Processor:
                 setattr(own, name, _of_row(processor, name, held, row, rows))
                 own.batch_size = 1
         return copy.deepcopy(own, _copies_in(own))  # type: ignore[no-any-return]
-    except ModeNotSupportedError:
+    except NotSupportedError:
         raise
     except Exception as error:  # a processor is anybody's code
         state = f"not copyable ({type(error).__name__}: {error})"
         expected = "a state that can be copied for each row of a batch"
-        raise ModeNotSupportedError(describe(type(processor).__name__, "its state", state, expected)) from error
+        raise NotSupportedError(describe(type(processor).__name__, "its state", state, expected)) from error
 
 
 def _kind(value: object) -> _Kind:
@@ -86,7 +86,7 @@ def _of_row(processor: Any, name: str, held: Any, row: int, rows: int) -> Any:
     """Return the part of `held`, which has one entry for each prompt of a batch or for each row, that one row needs."""
     count = len(held)
     if count and rows % count:
-        raise ModeNotSupportedError(
+        raise NotSupportedError(
             describe(type(processor).__name__, f"number of {name}", count, f"1, or {rows}: one for each row")
         )
     index = row * count // rows

@@ -25,7 +25,7 @@ from transformers.cache_utils import (
     LinearAttentionLayer,
 )
 
-from rest_store.errors import CacheNotSupportedError, describe
+from rest_store.errors import NotSupportedError, describe
 from rest_store.generation.cache import Pattern, TreeKVCache, TreeLayer, require_cache
 
 _MIXED = (LinearAttentionAndFullAttentionLayer, LinearAttentionAndSlidingWindowAttentionLayer)
@@ -126,7 +126,7 @@ class RecurrentCache(TreeKVCache):
         rolls_back: whether any number of tokens of a pass can be kept. Otherwise all of them or none.
 
     Raises:
-        CacheNotSupportedError: as in `require_cache`.
+        NotSupportedError: as in `require_cache`.
     """
 
     has_states = True
@@ -203,7 +203,7 @@ def _rows(cache: Cache) -> int:
         for tensor in held:
             if tensor is not None:
                 return int(tensor.shape[0])
-    raise CacheNotSupportedError(describe("verification", "the cache", "empty", "one that the prompt was read into"))
+    raise NotSupportedError(describe("verification", "the cache", "empty", "one that the prompt was read into"))
 
 
 def _move_states(source: LinearAttentionLayer, target: LinearAttentionLayer) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from transformers import LogitsProcessorList
 
-from rest_store.errors import ModeNotSupportedError, describe
+from rest_store.errors import NotSupportedError, describe
 from rest_store.generation.processors import Processor, for_row
 
 
@@ -58,14 +58,14 @@ class Row:
             logits: [1, vocabulary], any floating-point type.
 
         Raises:
-            ModeNotSupportedError: a processor returns scores of another shape.
+            NotSupportedError: a processor returns scores of another shape.
         """
         scores = logits.to(copy=True, dtype=torch.float32, device=ids.device)
         for processor in self._processors:
             scores = processor(ids, scores)
             if scores.shape != logits.shape:
                 expected = f"{list(logits.shape)}: each call is about one row"
-                raise ModeNotSupportedError(
+                raise NotSupportedError(
                     describe(type(processor).__name__, "the shape of its scores", list(scores.shape), expected)
                 )
         return scores
@@ -94,7 +94,7 @@ def rows_of(input_ids: torch.Tensor, processors: LogitsProcessorList, *, sample:
     from torch's.
 
     Raises:
-        ModeNotSupportedError: as in `for_row`.
+        NotSupportedError: as in `for_row`.
     """
     rows = input_ids.shape[0]
     if rows == 1:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from rest_store.errors import ModelNotSupportedError, ModeNotSupportedError, describe
+from rest_store.errors import NotSupportedError, describe
 from rest_store.generation.loop import Generation
 from rest_store.generation.output import Piece, Statistics
 
@@ -39,7 +39,7 @@ class Stream:
         name: of the model, for messages.
 
     Raises:
-        ModelNotSupportedError: `generate` did not run its loop. Any other error of `generate` from before the first
+        NotSupportedError: `generate` did not run its loop. Any other error of `generate` from before the first
             forward pass.
     """
 
@@ -95,10 +95,10 @@ class Stream:
             worker.drop()
 
 
-def loop_not_run(name: str) -> ModelNotSupportedError:
+def loop_not_run(name: str) -> NotSupportedError:
     """Return the error for a model whose `generate` ran no custom loop."""
     found, expected = "one that did not call its argument custom_generate", "that of transformers, or one that calls it"
-    return ModelNotSupportedError(describe(name, "generate", found, expected))
+    return NotSupportedError(describe(name, "generate", found, expected))
 
 
 class _Worker(threading.Thread):
@@ -137,7 +137,7 @@ class _Worker(threading.Thread):
             return None
         if not begins and not self.is_alive():
             expected = "one of this process: its thread is not copied"
-            raise ModeNotSupportedError(describe("Generator", "the stream", "that of the process forked", expected))
+            raise NotSupportedError(describe("Generator", "the stream", "that of the process forked", expected))
         try:
             if begins:
                 self.start()

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import SynthIDTextWatermarkLogitsProcessor
 
-from rest_store.errors import ModeNotSupportedError, describe
+from rest_store.errors import NotSupportedError, describe
 from rest_store.generation.rows import Row
 
 ACCEPTANCES = ("exact", "typical")
@@ -78,14 +78,14 @@ def require_typical(sample: bool, processors: Sequence[Any]) -> None:
         processors: the prepared logits processors.
 
     Raises:
-        ModeNotSupportedError: greedy search, or a processor that keeps a state from call to call: it is also called for
+        NotSupportedError: greedy search, or a processor that keeps a state from call to call: it is also called for
             drafts that are not written.
     """
     if not sample:
-        raise ModeNotSupportedError(
+        raise NotSupportedError(
             describe("generate", "acceptance", "'typical' in greedy search", "'exact', or do_sample=True")
         )
     for processor in processors:
         if isinstance(processor, SynthIDTextWatermarkLogitsProcessor):
             found = f"'typical' with {type(processor).__name__}, whose state follows every call"
-            raise ModeNotSupportedError(describe("generate", "acceptance", found, "'exact'"))
+            raise NotSupportedError(describe("generate", "acceptance", found, "'exact'"))

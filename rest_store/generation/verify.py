@@ -26,7 +26,7 @@ class TreeVerifier(Verifier):
         room: tokens of the first step, at most.
 
     Raises:
-        ModelNotSupportedError: the model's attention takes no mask and cannot be switched to one that does.
+        NotSupportedError: the model's attention takes no mask and cannot be switched to one that does.
     """
 
     def __init__(self, model: Any, prompt: PrefilledPrompt, room: int) -> None:
@@ -56,7 +56,7 @@ def require_verifier(model: Any, cache: Any) -> None:
     """Check before the prompt's pass that drafts can be verified with `model` and `cache`.
 
     Raises:
-        ModelNotSupportedError: its recurrent state goes wrong in passes over several tokens.
+        NotSupportedError: its recurrent state goes wrong in passes over several tokens.
     """
     if has_states(cache):
         from rest_store.generation.continuation import require_continuation

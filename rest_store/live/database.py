@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME
-from rest_store.errors import LiveFormatError, StorageError, describe
+from rest_store.errors import DatastoreFormatError, StorageError, describe
 
 _FORMAT = (1, 0x52535430)  # version and program ("RST0"), as the file says them
 _PATIENCE = 5_000  # milliseconds to wait for a lock of SQLite, and for readers of older states
@@ -49,7 +49,7 @@ class Database:
         is_replica: whether what a loss of power undoes may be stored again (`synchronous=NORMAL`).
 
     Raises:
-        LiveFormatError: the file is something else, or of another release.
+        DatastoreFormatError: the file is something else, or of another release.
         StorageError: SQLite cannot open it.
     """
 
@@ -70,13 +70,13 @@ class Database:
                 raise
 
     def _has_no_tables(self) -> bool:
-        """Return whether the file is still empty; raise LiveFormatError unless it is that or in this format."""
+        """Return whether the file is still empty; raise DatastoreFormatError unless it is that or in this format."""
         found = self._number("PRAGMA user_version"), self._number("PRAGMA application_id")
         if found == _FORMAT:
             return False
         if found != (0, 0) or self._number("SELECT count(*) FROM sqlite_master"):
             words = [f"{version} (of {application:#x})" for version, application in (found, _FORMAT)]
-            raise LiveFormatError(describe(self.path, "format version", *words))
+            raise DatastoreFormatError("live", describe(self.path, "format version", *words))
         return True
 
     def close(self) -> None:

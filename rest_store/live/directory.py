@@ -8,7 +8,7 @@ from pathlib import Path
 from rest_store.datastore.file_lock import take_lock
 from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME, TOKENIZER_FILE_NAME
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
-from rest_store.errors import DatastoreNotFoundError, LiveFormatError, StorageError, WriterError, describe
+from rest_store.errors import DatastoreFormatError, DatastoreNotFoundError, StorageError, WriterError, describe
 
 _LOCK_NAME = "writer.lock"
 _BEGUN = {_LOCK_NAME, TOKENIZER_FILE_NAME}  # in a directory that was being begun when the process was killed
@@ -27,7 +27,7 @@ def require_live(directory: Path, *, new: bool) -> None:
 
     Raises:
         DatastoreNotFoundError: there is none.
-        LiveFormatError: it holds a frozen datastore, or something else.
+        DatastoreFormatError: it holds a frozen datastore, or something else.
         StorageError: it cannot be read, or is a file.
     """
     if is_live(directory):
@@ -40,9 +40,13 @@ def require_live(directory: Path, *, new: bool) -> None:
     except OSError as error:
         raise StorageError(f"{directory}: the directory cannot be read ({error.strerror})") from error
     if MANIFEST_NAME in entries:
-        raise LiveFormatError(describe(directory, "datastore", "a frozen one", "a live one, or a new directory"))
+        raise DatastoreFormatError(
+            "live", describe(directory, "datastore", "a frozen one", "a live one, or a new directory")
+        )
     if entries:
-        raise LiveFormatError(describe(directory, what, "a directory of something else", "one, or a new directory"))
+        raise DatastoreFormatError(
+            "live", describe(directory, what, "a directory of something else", "one, or a new directory")
+        )
     if not new:
         raise DatastoreNotFoundError(describe(directory, what, "absent", "one; give a tokenizer for a new one"))
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from rest_store.datastore.tokenizer import TokenizerIdentity
-from rest_store.errors import LimitError, LiveFormatError, ManifestError, StorageError, describe
+from rest_store.errors import ArgumentError, DatastoreFormatError, StorageError, describe
 from rest_store.live.database import SCHEMA, Database
 from rest_store.live.retention import Limits, Retention
 from rest_store.live.upstream import Changes, DocumentRecord, Removal, is_time
@@ -67,7 +67,7 @@ class Documents(Database):
         (text,) = self._properties("tokenizer")
         try:
             return TokenizerIdentity.from_manifest(json.loads(str(text)), self.path)
-        except (ValueError, ManifestError) as error:
+        except (ValueError, DatastoreFormatError) as error:
             raise StorageError(describe(self.path, "tokenizer", f"unreadable ({error})", "its identity")) from None
 
     def limits(self) -> Limits:
@@ -75,7 +75,7 @@ class Documents(Database):
         rows = self._rows("SELECT * FROM namespaces")
         try:
             return Limits({name: Retention.checked(*limits) for name, *limits in rows})
-        except LimitError as error:
+        except ArgumentError as error:
             raise StorageError(describe(self.path, "limits", f"damaged ({error})", "as they were set")) from None
 
     def datastore_id(self) -> str:
@@ -83,11 +83,11 @@ class Documents(Database):
         return str(self._properties("id")[0])
 
     def require_location(self, location: str) -> None:
-        """Raise LiveFormatError unless this is a replica of the upstream at `location`; "": of none."""
+        """Raise DatastoreFormatError unless this is a replica of the upstream at `location`; "": of none."""
         (found,) = self._properties("location")
         if found != location:
             words = (f"a replica of {name}" if name else "one that is no replica" for name in (found, location))
-            raise LiveFormatError(describe(self.path.parent, "live datastore", *words))
+            raise DatastoreFormatError("live", describe(self.path.parent, "live datastore", *words))
 
     def records(self) -> list[SegmentRecord]:
         """Return the records of the segments in files, oldest first."""

@@ -10,7 +10,7 @@ from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
 from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest, ShardRecord
 from rest_store.datastore.shard import Shard
-from rest_store.errors import EmptyCorpusError, describe
+from rest_store.errors import CorpusError, describe
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.live.namespace import Namespace
 from rest_store.live.segment import write_shard
@@ -27,14 +27,14 @@ def export(live: LiveDatastore | Namespace, out: Path) -> Datastore:
         The datastore, opened.
 
     Raises:
-        EmptyCorpusError: there are no documents.
+        CorpusError: there are no documents.
         OutputError: something else is at `out`, or another process builds there.
         StorageError: a shard cannot be written.
-        ChecksumError, ShardHeaderError: the files of a segment have been damaged since they were opened.
+        DatastoreFormatError: the files of a segment have been damaged since they were opened.
     """
     views = [view for view in live.snapshot.views if view.entry_count]
     if not views:
-        raise EmptyCorpusError(describe(live.path, "live datastore", "empty", "one with documents"))
+        raise CorpusError(describe(live.path, "live datastore", "empty", "one with documents"))
     with Staging(out) as staging:
         staging.start()
         records = []

@@ -26,7 +26,7 @@ class Follower:
     Raises:
         DatastoreNotFoundError: it is empty.
         TokenizerMismatchError: it has another tokenizer.
-        LiveFormatError: it is a replica of another upstream.
+        DatastoreFormatError: it is a replica of another upstream.
         StorageError, DatastoreError: documents or segments cannot be read.
 
     Attributes:

@@ -17,12 +17,7 @@ import pydivsufsort  # noqa: F401 - what sorts segments
 from rest_store.datastore import locations
 from rest_store.datastore.render import counted
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
-from rest_store.errors import (
-    DatastoreClosedError,
-    LimitError,
-    WriterError,
-    describe,
-)
+from rest_store.errors import ArgumentError, DatastoreClosedError, WriterError, describe
 from rest_store.live.background import Background
 from rest_store.live.directory import make_directory, require_live
 from rest_store.live.documents import Documents
@@ -115,12 +110,12 @@ class LiveDatastore(Namespace):
 
         Raises:
             DatastoreNotFoundError: there is none, and no `tokenizer` to begin one with; or no path can be as `path` is.
-            LiveFormatError: the directory holds a frozen datastore, or something else.
+            DatastoreFormatError: the directory holds a frozen datastore, or something else.
             TokenizerLoadError: there is no such `tokenizer`.
             TokenizerMismatchError: `tokenizer` differs from the datastore's.
             WriterError: another process writes it.
             StorageError: the directory or the documents cannot be read or written.
-            LimitError: a limit is not positive, or given for a replica, whose limits are the service's.
+            ArgumentError: a limit is not positive, or given for a replica, whose limits are the service's.
             ServiceError: there is no replica yet, and the service cannot be reached or refuses.
         """
         is_replica = locations.is_remote(path)
@@ -129,7 +124,7 @@ class LiveDatastore(Namespace):
         absolute = directory.absolute()  # also when the program changes its working directory
         retention = Retention.checked(max_tokens, max_age, max_epochs)
         if is_replica and retention != Retention():
-            raise LimitError(describe(str(path), "a limit", "given for a replica", "set where the datastore is"))
+            raise ArgumentError(describe(str(path), "a limit", "given for a replica", "set where the datastore is"))
         require_live(directory, new=is_replica or (tokenizer is not None and not read_only))
         loaded = None if isinstance(tokenizer, TokenizerIdentity | None) else load_tokenizer(tokenizer)
         named = loaded if isinstance(tokenizer, str | os.PathLike) else tokenizer  # a path is not loaded again

@@ -91,7 +91,7 @@ class Namespace(Store):
         Raises:
             DocumentError: a document is empty, larger than 2^24 tokens or than `max_tokens`, or neither tokens nor
                 text; or an id or a group is invalid. Nothing was added; likewise with the next two.
-            TokenRangeError: a token is outside the vocabulary.
+            QueryError: a token is outside the vocabulary.
             TokenizerLoadError: a text, but the datastore was begun without a tokenizer that can encode it.
             TokenizerMismatchError: a text, but the file of the tokenizer holds another one by now.
             StorageError: they cannot be written; of more than a million tokens, those before may have been.
@@ -134,7 +134,7 @@ class Namespace(Store):
         """Keep so much from now on, whatever other namespaces keep; limits as in `LiveDatastore.open`, None: as before.
 
         Raises:
-            LimitError: a limit is not positive.
+            ArgumentError: a limit is not positive.
             WriterError, StorageError, DatastoreClosedError: as in `add`.
         """
         self.live.writer().limit(self.name, Retention.checked(max_tokens, max_age, max_epochs))
@@ -148,7 +148,7 @@ class Namespace(Store):
 
         Raises:
             DocumentError: that is no group.
-            LimitError: `latest` is not positive.
+            ArgumentError: `latest` is not positive.
             StorageError: they cannot be read.
             DatastoreClosedError: after `close`.
         """

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.locations import is_remote
-from rest_store.errors import DeadlineError, LiveFormatError, ServiceUnavailableError
+from rest_store.errors import DatastoreFormatError, DeadlineError, ServiceUnavailableError
 from rest_store.live.directory import is_live
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def open_store(
         return LiveDatastore.open(path, tokenizer=tokenizer, read_only=True)
     try:
         return LiveDatastore.open(path, tokenizer=tokenizer, read_only=True, cache=cache, token=token, tls=tls)
-    except (LiveFormatError, ServiceUnavailableError, DeadlineError):  # it is frozen, or the service cannot say so
+    except (DatastoreFormatError, ServiceUnavailableError, DeadlineError):  # it is frozen, or the service cannot say so
         return Datastore.open(path, tokenizer=tokenizer, cache=cache, token=token, tls=tls)
 
 

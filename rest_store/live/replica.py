@@ -15,14 +15,7 @@ import numpy as np
 from rest_store.datastore.header import token_width
 from rest_store.datastore.shard import decode_symbols
 from rest_store.datastore.tokenizer import TokenizerIdentity
-from rest_store.errors import (
-    DatastoreNotFoundError,
-    DeadlineError,
-    ProtocolError,
-    StorageError,
-    WriterError,
-    describe,
-)
+from rest_store.errors import DatastoreNotFoundError, DeadlineError, ProtocolError, StorageError, WriterError, describe
 from rest_store.live.directory import is_live, make_directory
 from rest_store.live.follower import Follower
 from rest_store.live.retention import Limits, Retention
@@ -54,7 +47,7 @@ class Replica:
     Raises:
         RestStoreError: there is no copy yet, and the upstream cannot be reached or refuses.
         TokenizerMismatchError: the copy, or else the upstream, has another tokenizer.
-        LiveFormatError: the directory has a copy of something else.
+        DatastoreFormatError: the directory has a copy of something else.
         StorageError: it cannot be read or written.
 
     Attributes:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rest_store.datastore.validation import limit, real
-from rest_store.errors import LimitError, describe
+from rest_store.errors import ArgumentError, describe
 
 if TYPE_CHECKING:
     from rest_store.live.segment import Segment
@@ -40,13 +40,13 @@ class Retention:
         """Return limits as they are stored.
 
         Raises:
-            LimitError: one is neither None nor positive: whole numbers of tokens and epochs, and seconds.
+            ArgumentError: one is neither None nor positive: whole numbers of tokens and epochs, and seconds.
         """
         tokens = None if max_tokens is None else limit("max_tokens", max_tokens, 2**62, where="live datastore")
         epochs = None if max_epochs is None else limit("max_epochs", max_epochs, 2**62, where="live datastore")
         age = None if max_age is None else real(max_age)
         if age is not None and not 0 < age < 2**62:
-            raise LimitError(describe("live datastore", "max_age", repr(max_age), "None or positive seconds"))
+            raise ArgumentError(describe("live datastore", "max_age", repr(max_age), "None or positive seconds"))
         return cls(tokens, age, epochs)
 
     @property

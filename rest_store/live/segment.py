@@ -14,7 +14,7 @@ import numpy as np
 from build_index.suffix_array import sorted_suffixes
 from rest_store.datastore.header import TAIL_SIZE, TokensHeader, entry_bits, separator_id, token_width
 from rest_store.datastore.shard import Shard, ShardView, write_file, write_suffixes
-from rest_store.errors import ChecksumError, StorageError, describe
+from rest_store.errors import DatastoreFormatError, StorageError, describe
 from rest_store.live.documents import SegmentRecord
 from rest_store.live.upstream import DocumentRecord
 
@@ -148,7 +148,9 @@ def open_segment(directory: Path, record: SegmentRecord, vocabulary_size: int, *
     shard = Shard.open(directory, record.name)
     shard.require_vocabulary(vocabulary_size)
     if (found := shard.tokens.header.sha256) != record.sha256:
-        raise ChecksumError(describe(shard.tokens.path, "SHA-256 of the payload", found.hex(), record.sha256.hex()))
+        raise DatastoreFormatError(
+            "checksum", describe(shard.tokens.path, "SHA-256 of the payload", found.hex(), record.sha256.hex())
+        )
     if verify:
         shard.require_checksums()
     span = record.first, record.last, record.oldest, record.newest

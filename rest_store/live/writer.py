@@ -44,7 +44,7 @@ class Writer:
     Raises:
         DatastoreNotFoundError: it is empty, and there is no `tokenizer`.
         TokenizerMismatchError: it has another tokenizer.
-        LiveFormatError: it is a replica of another upstream, or of none.
+        DatastoreFormatError: it is a replica of another upstream, or of none.
         WriterError: another process writes it.
         StorageError: documents cannot be read, or segments cannot be written.
 

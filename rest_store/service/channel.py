@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import grpc
 
 from rest_store.datastore.validation import real
-from rest_store.errors import LimitError, ServeError, ServiceError, TargetError, describe
+from rest_store.errors import ArgumentError, ServeError, describe
 from rest_store.service.address import Address, is_name
 from rest_store.service.tokens import TOKEN_EXPECTED, is_token
 
@@ -53,11 +53,11 @@ class Tls:
 
 
 def target_of(text: object) -> str:
-    """Return an address as gRPC takes it; raise TargetError if it is neither `HOST:PORT` nor `unix:/path`."""
+    """Return an address as gRPC takes it; raise ArgumentError if it is neither `HOST:PORT` nor `unix:/path`."""
     if isinstance(text, str):
         with suppress(ServeError):
             return Address.parse(text).text
-    raise TargetError(describe("client", "target", ascii(text), "HOST:PORT, [IPv6]:PORT or unix:/path"))
+    raise ArgumentError(describe("client", "target", ascii(text), "HOST:PORT, [IPv6]:PORT or unix:/path"))
 
 
 def split_location(location: str) -> tuple[str, str | None]:
@@ -73,7 +73,7 @@ def target_groups(targets: Targets) -> list[list[str]]:
         targets: as for `DatastoreClient`.
 
     Raises:
-        TargetError: an address is invalid, or there are none.
+        ArgumentError: an address is invalid, or there are none.
     """
     parts: Sequence[object] = [targets]
     if isinstance(targets, str):
@@ -87,7 +87,7 @@ def _addresses(part: object) -> list[str]:
     endpoints = part.split(",") if isinstance(part, str) else part
     if not isinstance(endpoints, list | tuple) or not endpoints:
         found = "empty" if isinstance(endpoints, list | tuple) else f"a {type(endpoints).__name__}"
-        raise TargetError(describe("client", "targets", found, "an address, or addresses for each part"))
+        raise ArgumentError(describe("client", "targets", found, "an address, or addresses for each part"))
     return [target_of(endpoint) for endpoint in endpoints]
 
 
@@ -99,25 +99,25 @@ class Dialer:
         tls: certificates, or None for no TLS.
 
     Raises:
-        TargetError: `tls` is of another type, its files or its name cannot be used, or the token is invalid.
+        ArgumentError: `tls` is of another type, its files or its name cannot be used, or the token is invalid.
     """
 
     def __init__(self, token: str | None, tls: Tls | None) -> None:
         if token is not None and not is_token(token):
-            raise TargetError(describe("client", "token", "not a token", TOKEN_EXPECTED))
+            raise ArgumentError(describe("client", "token", "not a token", TOKEN_EXPECTED))
         if not isinstance(tls, Tls | None):
-            raise TargetError(describe("client", "tls", type(tls).__name__, "a Tls or None"))
+            raise ArgumentError(describe("client", "tls", type(tls).__name__, "a Tls or None"))
         self.metadata = (("authorization", f"Bearer {token}"),) if token is not None else ()
         self._credentials: grpc.ChannelCredentials | None = None
         self._options = list(_OPTIONS)
         if tls is not None:
             if (tls.certificate is None) != (tls.key is None):
-                raise TargetError(describe("client", "certificate", "without its other half", "certificate and key"))
-            certificate, key, ca = read_certificates(tls.certificate, tls.key, tls.ca, TargetError)
+                raise ArgumentError(describe("client", "certificate", "without its other half", "certificate and key"))
+            certificate, key, ca = read_certificates(tls.certificate, tls.key, tls.ca, ArgumentError)
             self._credentials = grpc.ssl_channel_credentials(ca, key, certificate)
             if tls.server_name is not None:
                 if not is_name(tls.server_name):
-                    raise TargetError(describe("client", "server_name", ascii(tls.server_name), "the name of a host"))
+                    raise ArgumentError(describe("client", "server_name", ascii(tls.server_name), "the name of a host"))
                 self._options.append(("grpc.ssl_target_name_override", tls.server_name))
 
     def connect(self, target: str) -> grpc.Channel:
@@ -132,15 +132,18 @@ class Dialer:
 
 
 def seconds_of(timeout: float) -> float:
-    """Return a timeout; raise LimitError unless it is a positive number of seconds, up to about eleven days."""
+    """Return a timeout; raise ArgumentError unless it is a positive number of seconds, up to about eleven days."""
     seconds = real(timeout)
     if not 0 < seconds < 1e6:
-        raise LimitError(describe("client", "timeout", repr(timeout), "seconds, more than 0 and less than 1000000"))
+        raise ArgumentError(describe("client", "timeout", repr(timeout), "seconds, more than 0 and less than 1000000"))
     return seconds
 
 
 def read_certificates(
-    certificate: str | Path | None, key: str | Path | None, authority: str | Path | None, error: type[ServiceError]
+    certificate: str | Path | None,
+    key: str | Path | None,
+    authority: str | Path | None,
+    error: type[ServeError | ArgumentError],
 ) -> tuple[bytes | None, bytes | None, bytes | None]:
     """Return the content of PEM files, None for None. gRPC itself would only say that no connection can be made.
 
@@ -167,7 +170,7 @@ def read_certificates(
     return read
 
 
-def _read(path: str | Path | None, error: type[ServiceError]) -> bytes | None:
+def _read(path: str | Path | None, error: type[ServeError] | type[ArgumentError]) -> bytes | None:
     """Return the content of a file, None for None; raise `error` if it cannot be read."""
     if path is None:
         return None

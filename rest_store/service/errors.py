@@ -27,16 +27,21 @@ class Status(NamedTuple):
     code: str  # name of the grpc.StatusCode
     error: type[RestStoreError]  # what a server raises and a client gets
 
+    def error_with(self, message: str) -> RestStoreError:
+        """Return the error of this row, as a client raises it."""
+        if self.error is errors.DatastoreFormatError:  # of formats, clients meet this one alone
+            return errors.DatastoreFormatError("live", message)
+        return self.error(message)
+
 
 STATUSES = (
     Status("CONTEXT_TYPE", "INVALID_ARGUMENT", errors.ContextTypeError),
-    Status("EMPTY_CONTEXT", "INVALID_ARGUMENT", errors.EmptyContextError),
-    Status("TOKEN_RANGE", "INVALID_ARGUMENT", errors.TokenRangeError),
-    Status("LIMIT", "INVALID_ARGUMENT", errors.LimitError),
+    Status("QUERY", "INVALID_ARGUMENT", errors.QueryError),
+    Status("ARGUMENT", "INVALID_ARGUMENT", errors.ArgumentError),
     Status("DOCUMENT", "INVALID_ARGUMENT", errors.DocumentError),
-    Status("MESSAGE_ORDER", "FAILED_PRECONDITION", errors.MessageOrderError),
+    Status("PROTOCOL", "FAILED_PRECONDITION", errors.ProtocolError),
     Status("TOKENIZER_MISMATCH", "FAILED_PRECONDITION", errors.TokenizerMismatchError),
-    Status("WRONG_KIND", "FAILED_PRECONDITION", errors.LiveFormatError),
+    Status("WRONG_KIND", "FAILED_PRECONDITION", errors.DatastoreFormatError),
     Status("NO_SUCH_FILE", "NOT_FOUND", errors.FetchError),
     Status("UNKNOWN_DATASTORE", "NOT_FOUND", errors.UnknownDatastoreError),
     Status("OVERLOADED", "RESOURCE_EXHAUSTED", errors.OverloadedError),
@@ -46,7 +51,7 @@ STATUSES = (
     Status("PERMISSION_DENIED", "PERMISSION_DENIED", errors.PermissionDeniedError),
     Status("DRAINING", "UNAVAILABLE", errors.ServiceUnavailableError),
     Status("DATASTORE_UNAVAILABLE", "UNAVAILABLE", errors.DatastoreUnavailableError),
-    Status("INTERNAL", "INTERNAL", errors.ServiceInternalError),
+    Status("INTERNAL", "INTERNAL", errors.ServiceError),
 )
 _BY_REASON = {status.reason: status for status in STATUSES}
 
@@ -59,8 +64,8 @@ _BY_CODE: dict[str, tuple[type[RestStoreError], str]] = {
     "UNAUTHENTICATED": (errors.AuthenticationError, "service does not accept this client"),
     "PERMISSION_DENIED": (errors.AuthenticationError, "service does not accept this client"),
     "RESOURCE_EXHAUSTED": (errors.OverloadedError, "service is overloaded"),
-    "INTERNAL": (errors.ServiceInternalError, "service failed internally"),
-    "UNKNOWN": (errors.ServiceInternalError, "service failed internally"),
+    "INTERNAL": (errors.ServiceError, "service failed internally"),
+    "UNKNOWN": (errors.ServiceError, "service failed internally"),
 }
 
 # What gRPC says of a connection that cannot be made, and what that means.
@@ -94,7 +99,7 @@ def error_of_call(target: str, failure: Any) -> RestStoreError:
     code, details = failure.code().name, failure.details() or ""
     status = _BY_REASON.get(_reason(failure.trailing_metadata()))
     if status is not None:
-        return status.error(details)
+        return status.error_with(details)
     if code == "RESOURCE_EXHAUSTED" and "larger than max" in details:
         return errors.MessageSizeError(f"{target}: message is too large ({details})")
     if code == "CANCELLED" and details in ("", code):  # all that gRPC says when it drops a call that waits

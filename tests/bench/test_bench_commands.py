@@ -12,7 +12,7 @@ import pytest
 from rest_store.bench.options import Destination
 from rest_store.bench.recordings import read_recordings
 from rest_store.bench.results import data_hashes, environment, write_result
-from rest_store.errors import ResultsError
+from rest_store.errors import DataFileError
 from tests.shared.builds import write_tokenizer
 from tests.shared.commands import run
 from tests.shared.strategies import refused
@@ -83,5 +83,5 @@ def test_results_name_commit_machine_and_data(tmp_path: Path) -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\d", written["date"])
     assert str(tmp_path) not in json.dumps(written)
     refused(
-        ResultsError, lambda: write_result(Destination(tmp_path / "data" / "x.json"), "x", {}, (), 1), "not writable"
+        DataFileError, lambda: write_result(Destination(tmp_path / "data" / "x.json"), "x", {}, (), 1), "not writable"
     )

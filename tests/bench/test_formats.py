@@ -18,7 +18,7 @@ from rest_store.cli import main
 from rest_store.datastore.datastore import Datastore
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup
-from rest_store.errors import RecordingError
+from rest_store.errors import DataFileError
 from tests.shared.strategies import Corpus, refused, write_datastore
 
 COSTS = {"fixed": 0.006, "overhead": 0.001, "cached_token": 1e-8, "verified_token": 2e-5, "source": "a test"}
@@ -124,7 +124,7 @@ def test_costs_are_those_of_the_formula() -> None:
     ],
 )
 def test_lines_of_other_formats_are_refused(tmp_path: Path, line: Any, fragment: str) -> None:
-    refused(RecordingError, lambda: read(tmp_path, line), "line 1", fragment)
+    refused(DataFileError, lambda: read(tmp_path, line), "line 1", fragment)
 
 
 @pytest.mark.parametrize(
@@ -132,10 +132,10 @@ def test_lines_of_other_formats_are_refused(tmp_path: Path, line: Any, fragment:
 )
 def test_bad_cost_models_are_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "costs.json").write_text(content)
-    refused(RecordingError, lambda: CostModel.read(tmp_path / "costs.json"), "cost model")
-    refused(RecordingError, lambda: CostModel.read(tmp_path / "none"), "unreadable")
+    refused(DataFileError, lambda: CostModel.read(tmp_path / "costs.json"), "cost model")
+    refused(DataFileError, lambda: CostModel.read(tmp_path / "none"), "unreadable")
     (tmp_path / "costs.json").write_text('{"fixed": 1}')
-    refused(RecordingError, lambda: CostModel.read(tmp_path / "costs.json"), "cost model's overhead is absent")
+    refused(DataFileError, lambda: CostModel.read(tmp_path / "costs.json"), "cost model's overhead is absent")
 
 
 def test_the_model_of_the_package_is_read() -> None:

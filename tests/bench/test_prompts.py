@@ -13,7 +13,7 @@ import pytest
 from rest_store.bench.prompts import Prompt, interleaved, read_prompts
 from rest_store.bench.recordings import FIT_PARTS, LEAST_TO_FIT, Recording, part_of, split, unfitted, without
 from rest_store.drafting.calibration import Calibration
-from rest_store.errors import RecordingError
+from rest_store.errors import DataFileError
 from tests.shared.strategies import refused
 
 
@@ -58,7 +58,7 @@ def test_plain_prompts_are_of_one_family_and_numbered_by_line(tmp_path: Path) ->
 def test_what_is_no_prompt_is_refused_by_its_place(line: str, tmp_path: Path) -> None:
     lines = tmp_path / "prompts.jsonl"
     lines.write_text(f'"a"\n{line}\n')
-    refused(RecordingError, lambda: read_prompts(lines, encode), f"{lines}, line 2", "prompt is malformed")
+    refused(DataFileError, lambda: read_prompts(lines, encode), f"{lines}, line 2", "prompt is malformed")
 
 
 def test_families_take_turns_and_may_be_limited() -> None:
@@ -90,7 +90,7 @@ def test_recordings_are_left_out_that_the_calibration_was_fitted_to() -> None:
     assert reported == [*own, *held_out]
     shown = f"; left out: {30 - len(held_out)} that the calibration was fitted to, 1 without output"
     assert without([*own, *known, *empty], reported) == shown
-    refused(RecordingError, lambda: unfitted(empty, calibration, "x"), "x: number of recordings", "record more prompts")
+    refused(DataFileError, lambda: unfitted(empty, calibration, "x"), "x: number of recordings", "record more prompts")
     calibration.provenance["data"] = {"of": "another form"}
     assert unfitted(known, calibration, "x") == known
 
@@ -104,9 +104,9 @@ def test_the_default_calibration_names_what_it_was_fitted_to() -> None:
 def test_fitting_says_how_many_recordings_are_needed_and_there() -> None:
     few = [recording(number, file="mine") for number in range(LEAST_TO_FIT - 1)]
     fitting = sum(one.part < FIT_PARTS for one in few)
-    message = refused(RecordingError, lambda: split(few, "calibrate", least=LEAST_TO_FIT), "calibrate: number of")
+    message = refused(DataFileError, lambda: split(few, "calibrate", least=LEAST_TO_FIT), "calibrate: number of")
     assert f"is {len(few)}, by a hash {fitting} to fit to and {len(few) - fitting} to report on" in message
     assert f"expected at least {LEAST_TO_FIT}, " in message
     split([*few, recording(99, file="mine")], "calibrate", least=LEAST_TO_FIT)
     alike = [recording(7, file="mine")] * LEAST_TO_FIT
-    refused(RecordingError, lambda: split(alike, "calibrate", least=LEAST_TO_FIT), "some of each")
+    refused(DataFileError, lambda: split(alike, "calibrate", least=LEAST_TO_FIT), "some of each")

@@ -25,7 +25,7 @@ from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
-from rest_store.errors import RecordingError
+from rest_store.errors import DataFileError
 from tests.shared.strategies import Corpus, refused, write_datastore
 
 VOCABULARY = 300
@@ -190,13 +190,13 @@ def test_bad_recordings_are_refused_by_line(tmp_path: Path, recordings: list[Rec
         ('{"prompt": [1], "output": [1], "topk": [[1]]}', "shapes"),
     ):
         path.write_text(f"{good}\n\n{line}\n")
-        refused(RecordingError, lambda: read_recordings(path), f"{path}, line 3", fragment)
-    refused(RecordingError, lambda: read_recordings(tmp_path / "none"), "unreadable (No such file or directory)")
+        refused(DataFileError, lambda: read_recordings(path), f"{path}, line 3", fragment)
+    refused(DataFileError, lambda: read_recordings(tmp_path / "none"), "unreadable (No such file or directory)")
     path.write_bytes(b"\xff")
-    refused(RecordingError, lambda: read_recordings(path), "file is not UTF-8")
+    refused(DataFileError, lambda: read_recordings(path), "file is not UTF-8")
     (tmp_path / "bad.gz").write_bytes(b"no gzip")
-    refused(RecordingError, lambda: read_recordings(tmp_path / "bad.gz"), "unreadable")
-    refused(RecordingError, lambda: fit_calibration([]), "proposals")
+    refused(DataFileError, lambda: read_recordings(tmp_path / "bad.gz"), "unreadable")
+    refused(DataFileError, lambda: fit_calibration([]), "proposals")
     path.write_text('{"prompt": "a b", "answer": "c"}\n')
     assert read_recordings(path, lambda prompt, answer: ([1, 2], [3]))[0].output.tolist() == [3]
 

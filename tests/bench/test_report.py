@@ -8,7 +8,7 @@ from pathlib import Path
 from rest_store.bench.report import page
 from rest_store.bench.results import Result, read_results
 from rest_store.bench.tables import Table, shown, tables_of
-from rest_store.errors import ResultsError
+from rest_store.errors import DataFileError
 from tests.shared.commands import run
 from tests.shared.html import read
 from tests.shared.strategies import refused
@@ -62,14 +62,14 @@ def test_cells_are_shown_briefly() -> None:
 
 
 def test_bad_folders_are_refused_by_name(tmp_path: Path) -> None:
-    refused(ResultsError, lambda: read_results(tmp_path / "none"), "absent")
-    refused(ResultsError, lambda: read_results(tmp_path), "without any JSON file")
+    refused(DataFileError, lambda: read_results(tmp_path / "none"), "absent")
+    refused(DataFileError, lambda: read_results(tmp_path), "without any JSON file")
     (tmp_path / "file").touch()
-    refused(ResultsError, lambda: read_results(tmp_path / "file"), "folder is a file")
+    refused(DataFileError, lambda: read_results(tmp_path / "file"), "folder is a file")
     bad = ("{", "unreadable"), ("[" * 100_000, "unreadable"), ("[1]", "something else"), ('{"arguments": 3}', "else")
     for content, fragment in bad:
         (tmp_path / "one.json").write_text(content)
-        refused(ResultsError, lambda: read_results(tmp_path), str(tmp_path / "one.json"), fragment)
+        refused(DataFileError, lambda: read_results(tmp_path), str(tmp_path / "one.json"), fragment)
 
 
 def test_the_command_writes_a_page(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from rest_store.bench.prompts import Prompt, chat_tokens
 from rest_store.bench.recordings import FIT_PARTS, part_of
 from rest_store.bench.results import file_hash, read_results
 from rest_store.drafting.calibration import Calibration
-from rest_store.errors import RecordingError, SourceError
+from rest_store.errors import DataFileError, SourceError
 from tests.shared.commands import run
 from tests.shared.strategies import ONE_TO_NINE, open_datastore, refused
 from tests.shared.tiny import write_model
@@ -166,10 +166,10 @@ def test_all_of_ones_own_prompts_are_taken(folder: Path, tmp_path: Path) -> None
 
 
 def test_what_cannot_be_compared_is_refused(folder: Path, tmp_path: Path) -> None:
-    refused(RecordingError, lambda: speed.make_methods([], max_nodes=4, only=["magic"]), "magic", "plain")
+    refused(DataFileError, lambda: speed.make_methods([], max_nodes=4, only=["magic"]), "magic", "plain")
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     tokenizer.chat_template = None
-    refused(RecordingError, lambda: chat_tokens(tokenizer, "a"), "chat template is absent", str(folder / "model"))
+    refused(DataFileError, lambda: chat_tokens(tokenizer, "a"), "chat template is absent", str(folder / "model"))
     command = ["bench", "speed", "--model", folder / "model"]
     assert run(*command)[0] == 2
     command += ["--recordings", folder / "traces.jsonl"]

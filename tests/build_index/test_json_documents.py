@@ -8,7 +8,7 @@ import pytest
 
 from build_index.documents import Document
 from build_index.readers import json_records
-from rest_store.errors import DocumentSizeError
+from rest_store.errors import CorpusError
 from tests.shared.corpora import compressed, documents_of, read_corpus, write_files
 
 CELLS = [
@@ -67,7 +67,7 @@ def test_a_notebook_that_is_too_large_is_an_error_or_counted_in_a_directory(tmp_
     monkeypatch.setattr(json_records, "LARGEST_DOCUMENT_BYTES", 1000)
     monkeypatch.setattr(json_records, "_CHUNK", 64)
     write_files(tmp_path, {"a.ipynb": json.dumps(NOTEBOOK)})
-    with pytest.raises(DocumentSizeError, match=r"a.ipynb:1: the size of the record"):
+    with pytest.raises(CorpusError, match=r"a.ipynb:1: the size of the record"):
         documents_of(tmp_path / "a.ipynb")
     corpus, documents = read_corpus(tmp_path)
     assert (documents, corpus.counts.skipped) == ([], {"too large": 1})

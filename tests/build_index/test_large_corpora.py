@@ -14,7 +14,7 @@ from build_index.corpus import open_corpus
 from build_index.corpus_spec import CorpusSpec
 from build_index.documents import Document
 from build_index.readers import json_records, records
-from rest_store.errors import DocumentSizeError
+from rest_store.errors import CorpusError
 from tests.shared.corpora import documents_of as documents
 from tests.shared.corpora import read_corpus
 from tests.shared.models import conversation, decoded
@@ -57,9 +57,7 @@ def test_a_record_that_is_too_large_is_an_error_or_counted_in_a_directory(
     path = tmp_path / ("a.json" if "list" in form else "a.jsonl")
     path.write_text(FORMS[form])
     line = 1 if "first" in form else 2
-    with pytest.raises(
-        DocumentSizeError, match=rf"^{path}:{line}: the size of the record is above 1000 bytes, expected"
-    ):
+    with pytest.raises(CorpusError, match=rf"^{path}:{line}: the size of the record is above 1000 bytes, expected"):
         documents(path)
     corpus, found = read_corpus(tmp_path)
     assert found == SMALL
@@ -85,7 +83,7 @@ def test_a_record_of_just_the_limit_is_read(tmp_path, small_limit):
 def test_a_row_that_is_too_large_is_an_error_or_counted_in_a_directory(tmp_path, small_limit):
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": ["first", LARGE + "x", "last"]}), path)
-    with pytest.raises(DocumentSizeError, match=rf"^{path}:row 1: the size of the record is above 1000 bytes"):
+    with pytest.raises(CorpusError, match=rf"^{path}:row 1: the size of the record is above 1000 bytes"):
         documents(path)
     corpus, found = read_corpus(tmp_path)
     assert found == SMALL

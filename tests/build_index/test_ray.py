@@ -13,7 +13,7 @@ from build_index import ray_workers, slices
 from build_index.builder import build
 from build_index.cli import build as command
 from build_index.staging import kept_shards
-from rest_store.errors import ClusterError, CorpusFormatError, MemoryBudgetError, MissingExtraError, WorkerError
+from rest_store.errors import CorpusFormatError, MemoryBudgetError, MissingExtraError, WorkerError
 from tests.shared.builds import contents, documents, leftovers, options, write_jsonl
 from tests.shared.corpora import write_files
 
@@ -89,7 +89,7 @@ def test_a_wrong_address_is_refused(corpora, tokenizer, out, monkeypatch, words,
 
 def test_other_versions_on_a_node_are_refused(address, corpora, tokenizer, out, monkeypatch):
     monkeypatch.setattr("rest_store.__version__", "9.9.9")
-    with pytest.raises(ClusterError, match=r"node [0-9.]+: rest-store is [0-9.]+, expected 9\.9\.9, as in the build"):
+    with pytest.raises(WorkerError, match=r"node [0-9.]+: rest-store is [0-9.]+, expected 9\.9\.9, as in the build"):
         build(options(corpora, tokenizer, out, shard_tokens=1500, memory=MEMORY, ray=address))
     assert not out.exists()
 
@@ -100,10 +100,10 @@ def test_files_that_nodes_do_not_see_are_refused(address, corpora, tokenizer, tm
     descriptor = os.open(tmp_path, os.O_RDONLY)
     mine = Path(f"/proc/self/fd/{descriptor}")
     try:
-        with pytest.raises(ClusterError, match=rf"node .*: the corpus {mine}/corpus\.jsonl is absent"):
+        with pytest.raises(WorkerError, match=rf"node .*: the corpus {mine}/corpus\.jsonl is absent"):
             build(options(mine / "corpus.jsonl", tokenizer, tmp_path / "ds", memory=MEMORY, ray=address))
         monkeypatch.setattr("build_index.staging.building_directory", lambda directory: mine / "building")
-        with pytest.raises(ClusterError, match=rf"node .*: the output {mine}/building/slices is not visible, expected"):
+        with pytest.raises(WorkerError, match=rf"node .*: the output {mine}/building/slices is not visible, expected"):
             build(options(corpora, tokenizer, tmp_path / "ds", memory=MEMORY, ray=address))
     finally:
         os.close(descriptor)

@@ -11,7 +11,7 @@ import pytest
 
 from build_index.documents import Document
 from build_index.readers import records, sqlite
-from rest_store.errors import CorpusFormatError, DocumentSizeError
+from rest_store.errors import CorpusError, CorpusFormatError
 from tests.shared.corpora import documents_of, read_corpus
 
 
@@ -87,7 +87,7 @@ def test_a_row_that_is_too_large_is_an_error_or_counted_in_a_directory(tmp_path,
     for module in (records, sqlite):
         monkeypatch.setattr(module, "LARGEST_DOCUMENT_BYTES", 1000)
     path = database(tmp_path / "a.db", TABLES[0], rows={"notes": [(1, "x"), (2, "y" * 1001), (3, "z")]})
-    with pytest.raises(DocumentSizeError, match=r"a.db:notes, row 2: the size of the record is above 1000 bytes"):
+    with pytest.raises(CorpusError, match=r"a.db:notes, row 2: the size of the record is above 1000 bytes"):
         documents_of(path)
     corpus, documents = read_corpus(tmp_path, include=("*.db",))
     assert documents == [Document(text="x"), Document(text="z")]

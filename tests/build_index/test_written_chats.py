@@ -17,7 +17,7 @@ from build_index.documents import CorpusCounts, Document
 from build_index.readers.conversations import messages_of
 from build_index.tokenization import load_tokenizer
 from rest_store.datastore.manifest import Manifest
-from rest_store.errors import EmptyCorpusError
+from rest_store.errors import CorpusError
 from tests.shared.builds import build_quick, contents, run_build
 from tests.shared.models import CHATML, decoded
 
@@ -443,7 +443,7 @@ def test_counts_and_bytes_of_a_build_do_not_depend_on_how_it_is_cut(
 
 
 def test_a_corpus_of_refused_conversations_says_why(chats, byte_level_file, tmp_path):
-    with pytest.raises(EmptyCorpusError, match=r"100 refused by the chat template; .*chats.jsonl:1: .*\(never\)"):
+    with pytest.raises(CorpusError, match=r"100 refused by the chat template; .*chats.jsonl:1: .*\(never\)"):
         build_quick(chats, byte_level_file, tmp_path / "ds", chat_template="{{ raise_exception('never') }}")
 
 

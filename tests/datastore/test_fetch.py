@@ -19,7 +19,7 @@ from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.fetch import fetch
 from rest_store.datastore.file_lock import take_lock
 from rest_store.datastore.manifest import FILE_NAME, TOKENIZER_FILE_NAME, Manifest
-from rest_store.errors import AuthenticationError, FetchError, ManifestError, ServiceUnavailableError
+from rest_store.errors import AuthenticationError, DatastoreFormatError, FetchError, ServiceUnavailableError
 from tests.shared.builds import contents
 from tests.shared.strategies import Corpus, write_datastore
 
@@ -184,7 +184,7 @@ def test_another_tokenizer_is_refused(source: Path, tmp_path: Path) -> None:
 def test_a_manifest_that_is_none_leaves_nothing(source: Path, tmp_path: Path, manifest: bytes, message: str) -> None:
     reader = Reader(source)
     reader.replaced[FILE_NAME] = manifest
-    with pytest.raises(ManifestError, match=rf"^far:1/ds: {message}"):
+    with pytest.raises(DatastoreFormatError, match=rf"^far:1/ds: {message}"):
         fetch(reader, tmp_path)
     assert contents(tmp_path) == {}
 
@@ -194,7 +194,7 @@ def test_names_that_lead_out_of_the_cache_are_refused(source: Path, tmp_path: Pa
     shards = (replace(manifest.shards[0], name="../../escaped"),)
     reader = Reader(source)
     reader.replaced[FILE_NAME] = replace(manifest, shards=shards).to_json().encode()
-    with pytest.raises(ManifestError, match=r"shard name is '\.\./\.\./escaped'"):
+    with pytest.raises(DatastoreFormatError, match=r"shard name is '\.\./\.\./escaped'"):
         fetch(reader, tmp_path)
     assert reader.reads == []
 

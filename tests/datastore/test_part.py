@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.manifest import ShardRecord
 from rest_store.datastore.part import Part
-from rest_store.errors import MissingShardError
+from rest_store.errors import DatastoreFormatError
 from tests.shared.strategies import Corpus, write_datastore
 
 RECORD = ShardRecord("shard", 0, 0, 0, 0, "", 0, "")
@@ -64,5 +64,5 @@ def test_only_the_files_of_the_part_need_to_be_there(directory: Path) -> None:
         if path.stem not in names:
             path.unlink()
     assert Datastore.open(directory, part="1/2").count([1]) > 0
-    with pytest.raises(MissingShardError):
+    with pytest.raises(DatastoreFormatError):
         Datastore.open(directory, part="2/2")

@@ -12,7 +12,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
-from rest_store.errors import ManifestError, TokenizerLoadError, TokenizerMismatchError
+from rest_store.errors import DatastoreFormatError, TokenizerLoadError, TokenizerMismatchError
 from rest_store.loading import encoding_sample
 from rest_store.loading.encoding_sample import sample_of
 from tests.shared.models import byte_level_bpe, serialized, unigram, word_level, word_piece
@@ -148,7 +148,7 @@ def test_the_manifest_gives_the_identity_back(identity):
 )
 def test_a_bad_field_of_the_manifest_is_refused(identity, change):
     expected = "^ds/manifest.json: tokenizer is malformed, expected as in FORMAT.md"
-    with pytest.raises(ManifestError, match=expected):
+    with pytest.raises(DatastoreFormatError, match=expected):
         TokenizerIdentity.from_manifest({**identity.to_manifest(), **change}, "ds/manifest.json")
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_store.datastore.tree import SuffixMatch, TokenTree
-from rest_store.errors import TreeError
+from rest_store.errors import ArgumentError
 from tests.shared.strategies import refused
 
 Lists = tuple[list[int], list[int], list[int]]  # tokens, parents, counts
@@ -130,7 +130,7 @@ def test_a_tree_is_pickled_with_its_scores_and_origins() -> None:
     ],
 )
 def test_arrays_that_are_not_a_tree(tokens: list[int], parents: list[int], counts: list[int], message: str) -> None:
-    assert refused(TreeError, lambda: TokenTree(tokens, parents, counts)) == f"draft tree: {message}"
+    assert refused(ArgumentError, lambda: TokenTree(tokens, parents, counts)) == f"draft tree: {message}"
 
 
 @pytest.mark.parametrize(
@@ -147,4 +147,4 @@ def test_arrays_that_are_not_a_tree(tokens: list[int], parents: list[int], count
     ],
 )
 def test_scores_and_origins_that_are_not_those_of_the_nodes(columns: dict[str, Any], message: str) -> None:
-    assert refused(TreeError, lambda: TokenTree([1], [-1], [1], **columns)) == f"draft tree: {message}"
+    assert refused(ArgumentError, lambda: TokenTree([1], [-1], [1], **columns)) == f"draft tree: {message}"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.arbitration import Head, with_chain
-from rest_store.errors import TreeError
+from rest_store.errors import ArgumentError
 from tests.shared.members import scored
 from tests.shared.strategies import refused
 
@@ -82,7 +82,9 @@ def test_what_was_not_verified_teaches_nothing() -> None:
 
 
 def test_a_tree_without_scores_is_refused() -> None:
-    refused(TreeError, lambda: head(3.0).plan(TokenTree([1], [-1], [1]), COSTS), "head: scores of the tree is absent")
+    refused(
+        ArgumentError, lambda: head(3.0).plan(TokenTree([1], [-1], [1]), COSTS), "head: scores of the tree is absent"
+    )
 
 
 def test_promises_of_trees_are_believed_as_far_as_they_are_kept() -> None:

@@ -14,14 +14,7 @@ from rest_store.datastore.datastore import Datastore
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession, SessionStatistics
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
-from rest_store.errors import (
-    BatchError,
-    ContextTypeError,
-    EmptyContextError,
-    LimitError,
-    SessionClosedError,
-    TokenRangeError,
-)
+from rest_store.errors import ArgumentError, ContextTypeError, QueryError, SessionClosedError
 from rest_store.live.live_datastore import LiveDatastore
 from tests.shared.strategies import ONE_TO_NINE, contexts, corpora, identity, open_datastore, refused
 
@@ -75,19 +68,19 @@ def test_a_batch_that_cannot_be_asked_is_refused_before_anything_happens(store: 
     one, other, closed = (DraftSession([store], [1, 2]) for _ in range(3))
     closed.close()
     for both in ([one, other, one], [one, None], [one, store]):
-        refused(BatchError, lambda both=both: draft_all(both), "draft_all: session")  # type: ignore[misc]
-        refused(BatchError, lambda both=both: accept_all(both, [[3]] * len(both)), "accept_all: session")  # type: ignore[misc]
+        refused(ArgumentError, lambda both=both: draft_all(both), "draft_all: session")  # type: ignore[misc]
+        refused(ArgumentError, lambda both=both: accept_all(both, [[3]] * len(both)), "accept_all: session")  # type: ignore[misc]
     refused(SessionClosedError, lambda: draft_all([one, closed]), "closed")
     refused(SessionClosedError, lambda: accept_all([one, closed], [[3], [3]]), "closed")
-    refused(BatchError, lambda: draft_all([one, other], [8]), "max_nodes", "1", "2")
-    refused(BatchError, lambda: accept_all([one, other], [[3]]), "tokens", "1", "2")
-    refused(LimitError, lambda: draft_all([one, other], [8, 1025]), "max_nodes")
-    refused(LimitError, lambda: draft_all([one, other], 1.5), "max_nodes")  # type: ignore[arg-type]
-    refused(LimitError, lambda: draft_all([one, other], shape="path"), "shape")
-    refused(EmptyContextError, lambda: accept_all([one, other], [[3], []]), "tokens")
+    refused(ArgumentError, lambda: draft_all([one, other], [8]), "max_nodes", "1", "2")
+    refused(ArgumentError, lambda: accept_all([one, other], [[3]]), "tokens", "1", "2")
+    refused(ArgumentError, lambda: draft_all([one, other], [8, 1025]), "max_nodes")
+    refused(ArgumentError, lambda: draft_all([one, other], 1.5), "max_nodes")  # type: ignore[arg-type]
+    refused(ArgumentError, lambda: draft_all([one, other], shape="path"), "shape")
+    refused(QueryError, lambda: accept_all([one, other], [[3], []]), "tokens")
     refused(ContextTypeError, lambda: accept_all([one, other], [[3], [[4]]]), "tokens")  # type: ignore[list-item]
-    refused(TokenRangeError, lambda: accept_all([one, other], [[3], [-1]]), "-1")
-    refused(BatchError, lambda: accept_all([one, other], [[3], [3]], [None]), "top_k", "1", "2")
+    refused(QueryError, lambda: accept_all([one, other], [[3], [-1]]), "-1")
+    refused(ArgumentError, lambda: accept_all([one, other], [[3], [3]], [None]), "top_k", "1", "2")
     refused(ContextTypeError, lambda: accept_all([one, other], [[3], [3]], [None, [1]]), "top_k")
     refused(
         ContextTypeError, lambda: accept_all([one, other], [[3], [3, 4]], [None, [[1]]]), "accept_all: top_k", "[1, 1]"

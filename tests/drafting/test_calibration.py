@@ -12,7 +12,7 @@ from rest_store import _kernel  # type: ignore[attr-defined]
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup
-from rest_store.errors import CalibrationError
+from rest_store.errors import DataFileError
 from tests.shared.strategies import refused
 
 FEATURES = int(_kernel.FEATURES)
@@ -69,25 +69,25 @@ def test_the_same_rows_give_the_same_trees() -> None:
 
 def test_rows_that_do_not_belong_together_are_refused() -> None:
     features, labels, ends = places(6, 10)
-    refused(CalibrationError, lambda: Calibration.fit(features[:, 1:], labels, ends), str(FEATURES))
-    refused(CalibrationError, lambda: Calibration.fit(features[1:], labels, ends))
-    refused(CalibrationError, lambda: Calibration.fit(features, labels, ends[:-1]))
-    refused(CalibrationError, lambda: Calibration.fit(features, labels, ends[::-1]))
+    refused(DataFileError, lambda: Calibration.fit(features[:, 1:], labels, ends), str(FEATURES))
+    refused(DataFileError, lambda: Calibration.fit(features[1:], labels, ends))
+    refused(DataFileError, lambda: Calibration.fit(features, labels, ends[:-1]))
+    refused(DataFileError, lambda: Calibration.fit(features, labels, ends[::-1]))
     for wrong, fragment in (([10**9, 40], "ascend"), ([20, 20, 40], "ascend"), ([40, 4, 40], "ascend")):
-        refused(CalibrationError, lambda wrong=wrong: Calibration.fit(features, labels, wrong), fragment)  # type: ignore[misc]
+        refused(DataFileError, lambda wrong=wrong: Calibration.fit(features, labels, wrong), fragment)  # type: ignore[misc]
     high = labels * 200
-    refused(CalibrationError, lambda: Calibration.fit(features, high, ends), "label")
+    refused(DataFileError, lambda: Calibration.fit(features, high, ends), "label")
     several = np.ones_like(labels)
-    refused(CalibrationError, lambda: Calibration.fit(features, several, ends), "several right")
+    refused(DataFileError, lambda: Calibration.fit(features, several, ends), "several right")
     for value in (np.nan, np.inf):
         holed = features.copy()
         holed[17, 3] = value
-        refused(CalibrationError, lambda holed=holed: Calibration.fit(holed, labels, ends), "finite")  # type: ignore[misc]
-    refused(CalibrationError, lambda: Calibration.fit(features, labels, [-1, 40]))
+        refused(DataFileError, lambda holed=holed: Calibration.fit(holed, labels, ends), "finite")  # type: ignore[misc]
+    refused(DataFileError, lambda: Calibration.fit(features, labels, [-1, 40]))
     for options in ({"rate": float("nan")}, {"row_share": 0.0}, {"row_share": 1.5}, {"trees": -1}):
-        refused(CalibrationError, lambda options=options: Calibration.fit(features, labels, ends, **options))  # type: ignore[misc]
-    refused(CalibrationError, lambda: Calibration(b"gbdt"))
-    refused(CalibrationError, lambda: Calibration(bytes(4), [0.0]))
+        refused(DataFileError, lambda options=options: Calibration.fit(features, labels, ends, **options))  # type: ignore[misc]
+    refused(DataFileError, lambda: Calibration(b"gbdt"))
+    refused(DataFileError, lambda: Calibration(bytes(4), [0.0]))
 
 
 def gbdt(base: float = 0.0, leaf: float = 0.0, threshold: float = 0.0) -> bytes:
@@ -100,13 +100,13 @@ def gbdt(base: float = 0.0, leaf: float = 0.0, threshold: float = 0.0) -> bytes:
 def test_numbers_that_are_not_finite_are_refused(bad: float) -> None:
     Calibration(gbdt(1, 1, 1))
     for one in (gbdt(base=bad), gbdt(leaf=bad), gbdt(threshold=bad)):
-        refused(CalibrationError, lambda one=one: Calibration(one), "finite")  # type: ignore[misc]
-        refused(CalibrationError, lambda one=one: Calibration(gbdt(), live_gbdt=one), "finite")  # type: ignore[misc]
-    refused(CalibrationError, lambda: Calibration(gbdt(leaf=3e38)), "finite")  # sums would not be
+        refused(DataFileError, lambda one=one: Calibration(one), "finite")  # type: ignore[misc]
+        refused(DataFileError, lambda one=one: Calibration(gbdt(), live_gbdt=one), "finite")  # type: ignore[misc]
+    refused(DataFileError, lambda: Calibration(gbdt(leaf=3e38)), "finite")  # sums would not be
     for place in range(5):
         weights = [0.0] * 5
         weights[place] = bad
-        refused(CalibrationError, lambda weights=weights: Calibration(gbdt(), weights), "finite")  # type: ignore[misc]
+        refused(DataFileError, lambda weights=weights: Calibration(gbdt(), weights), "finite")  # type: ignore[misc]
 
 
 def evaluated(calibration: Calibration, features: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
@@ -212,8 +212,8 @@ def test_bad_files_are_refused_by_what_is_wrong(tmp_path: Path) -> None:
         path = tmp_path / "bad"
         if bad is not None:
             path.write_bytes(bad)
-        refused(CalibrationError, lambda path=path: Calibration.load(path), fragment)  # type: ignore[misc]
+        refused(DataFileError, lambda path=path: Calibration.load(path), fragment)  # type: ignore[misc]
     for place in (tmp_path, tmp_path / ("x" * 300)):
-        refused(CalibrationError, lambda place=place: Calibration.load(place), "calibration is unreadable")  # type: ignore[misc]
+        refused(DataFileError, lambda place=place: Calibration.load(place), "calibration is unreadable")  # type: ignore[misc]
     for place in (tmp_path / "no" / "where", tmp_path / ("x" * 300), "", "."):
-        refused(CalibrationError, lambda place=place: Calibration.default().save(place), "writable")  # type: ignore[misc]
+        refused(DataFileError, lambda place=place: Calibration.default().save(place), "writable")  # type: ignore[misc]

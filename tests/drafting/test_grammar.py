@@ -13,7 +13,7 @@ from rest_store.drafting.grammar import Grammar
 from rest_store.drafting.grammar_matchers import GrammarDefinition, GrammarMatcher
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
-from rest_store.errors import LimitError, SourceError
+from rest_store.errors import ArgumentError, SourceError
 from tests.shared.grammars import END, ID, TOKENS, TextsMatcher, grammar_of, spelled
 from tests.shared.members import ScriptedSource, scored
 from tests.shared.strategies import refused
@@ -231,4 +231,4 @@ def test_there_is_one_grammar_at_most() -> None:
 
 
 def test_something_else_is_no_grammar() -> None:
-    refused(LimitError, lambda: Grammar({"type": "object"}), "grammar: compiled is a dict")
+    refused(ArgumentError, lambda: Grammar({"type": "object"}), "grammar: compiled is a dict")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.limits import DraftLimits
 from rest_store.drafting.merge import merge_trees
-from rest_store.errors import TreeError
+from rest_store.errors import ArgumentError
 from tests.shared.members import scored
 
 Path = tuple[int, ...]
@@ -124,5 +124,5 @@ def test_trees_are_merged_by_the_plain_rule(trees: list[Paths], data: st.DataObj
     ],
 )
 def test_what_is_no_scored_tree_is_refused(tree: TokenTree) -> None:
-    with pytest.raises(TreeError, match=r"^merge_trees: a (tree|score|parent)"):
+    with pytest.raises(ArgumentError, match=r"^merge_trees: a (tree|score|parent)"):
         merge_trees([scored([1], [-1], [0.5]), tree], DraftLimits(8))

@@ -20,13 +20,12 @@ from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import (
-    CalibrationError,
+    ArgumentError,
     ContextTypeError,
-    EmptyContextError,
-    LimitError,
+    DataFileError,
+    QueryError,
     SessionClosedError,
     SourceError,
-    TokenRangeError,
 )
 from tests.shared.strategies import (
     ONE_TO_NINE,
@@ -146,7 +145,7 @@ def test_drafts_follow_references_and_text_but_cross_no_end(references: list[lis
         ([1, 2, 3], ContextTypeError, "references[0] is 0-D"),
         ([[1], [[2]]], ContextTypeError, "references[1] is 2-D"),
         ([["def"]], ContextTypeError, "references[0] is 1-D"),
-        ([[1, -1]], TokenRangeError, "references[0] is -1"),
+        ([[1, -1]], QueryError, "references[0] is -1"),
         ([[1, 2]], SourceError, "without a PromptLookup"),
     ],
 )
@@ -309,22 +308,22 @@ def test_bad_input_is_refused_by_name(store: Datastore, calibration: Calibration
         return DraftSession(sources, prompt, calibration=calibration, **options)
 
     other: Any = "mine.calibration"
-    refused(CalibrationError, lambda: DraftSession([store], calibration=other), "a str", "Calibration.load(path)")
+    refused(DataFileError, lambda: DraftSession([store], calibration=other), "a str", "Calibration.load(path)")
     refused(ContextTypeError, lambda: opened(store, prompt=[[1], [2]]), "prompt")
     refused(ContextTypeError, lambda: opened(store, prompt=[1.5]), "prompt")
     refused(ContextTypeError, lambda: opened(store, prompt=[[1], [2, 3]]), "prompt")
-    refused(TokenRangeError, lambda: opened(store, prompt=[1, -1]), "-1")
-    refused(TokenRangeError, lambda: opened(store, prompt=[2**31]), str(2**31))
+    refused(QueryError, lambda: opened(store, prompt=[1, -1]), "-1")
+    refused(QueryError, lambda: opened(store, prompt=[2**31]), str(2**31))
     session = opened(store)
     for limit in (-1, 1025, 1.5, None):
-        refused(LimitError, lambda limit=limit: session.draft(limit), "max_nodes")  # type: ignore[misc]
+        refused(ArgumentError, lambda limit=limit: session.draft(limit), "max_nodes")  # type: ignore[misc]
     numbers = ([], [[1.0]], [0.0], [1.0, -1.0], [float("nan")], [10**400], 3.0)
     for costs in (*numbers, "fast"):
-        refused(LimitError, lambda costs=costs: session.draft(4, costs), "costs")  # type: ignore[misc]
+        refused(ArgumentError, lambda costs=costs: session.draft(4, costs), "costs")  # type: ignore[misc]
     for shape in ("Chain", None, ["chain"]):
-        refused(LimitError, lambda shape=shape: session.draft(4, shape=shape), "shape")  # type: ignore[misc]
-    refused(EmptyContextError, lambda: session.accept([]), "tokens")
-    refused(TokenRangeError, lambda: session.accept([-5]), "-5")
+        refused(ArgumentError, lambda shape=shape: session.draft(4, shape=shape), "shape")  # type: ignore[misc]
+    refused(QueryError, lambda: session.accept([]), "tokens")
+    refused(QueryError, lambda: session.accept([-5]), "-5")
     refused(ContextTypeError, lambda: session.accept([3], top_k=[[1]] * 4), "top_k")
     refused(ContextTypeError, lambda: session.accept([3], node_top_k=[1, 2]), "node_top_k")
     size = len(session.draft())

@@ -11,7 +11,7 @@ import pytest
 import rest_store
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_source_timeout, require_sources
-from rest_store.errors import LimitError, NativeKernelError, SourceError
+from rest_store.errors import ArgumentError, NativeKernelError, SourceError
 from tests.shared.members import ScriptedSource, scored
 from tests.shared.strategies import refused
 
@@ -60,5 +60,7 @@ def test_timeouts_are_numbers_of_seconds(timeout: Any) -> None:
 
 @pytest.mark.parametrize("timeout", ["1", True, float("nan"), -1, float("inf"), 1e30, [1], np.float32(-1), 1j])
 def test_other_timeouts_are_refused(timeout: Any) -> None:
-    refused(LimitError, lambda: require_source_timeout("here", timeout), "here: source_timeout")
-    refused(LimitError, lambda: DraftSession([PromptLookup()], source_timeout=timeout), "draft session: source_timeout")
+    refused(ArgumentError, lambda: require_source_timeout("here", timeout), "here: source_timeout")
+    refused(
+        ArgumentError, lambda: DraftSession([PromptLookup()], source_timeout=timeout), "draft session: source_timeout"
+    )

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rest_store.engines.settings import EngineSettings
-from rest_store.errors import EngineSettingsError
+from rest_store.errors import ArgumentError
 
 WHERE = "additional_config.rest_store"
 
@@ -39,7 +39,7 @@ def test_settings_are_read_as_json_has_them() -> None:
     ],
 )
 def test_what_is_wrong_is_named(given: Any, message: str) -> None:
-    with pytest.raises(EngineSettingsError) as raised:
+    with pytest.raises(ArgumentError) as raised:
         EngineSettings.read(given, WHERE)
     assert str(raised.value).startswith(f"{WHERE}: {message}")
     assert len(str(raised.value).splitlines()) == 1

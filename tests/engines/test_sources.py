@@ -19,11 +19,10 @@ from rest_store.engines.settings import EngineSettings
 from rest_store.engines.sources import EngineSources
 from rest_store.errors import (
     DatastoreNotFoundError,
-    LiveFormatError,
+    QueryError,
     RestStoreError,
     SourceError,
     TokenizerMismatchError,
-    TokenRangeError,
     WriterError,
 )
 from rest_store.live.live_datastore import LiveDatastore
@@ -66,7 +65,7 @@ def refused(error: type[RestStoreError], message: str, **settings: Any) -> None:
 def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
     place, absent = datastore(tmp_path / "a"), str(tmp_path / "absent")
     refused(DatastoreNotFoundError, absent, datastores=[place, absent])
-    refused(LiveFormatError, place, remember=place)
+    refused("live", place, remember=place)
     many = [datastore(tmp_path / f"{number}") for number in range(7)]
     refused(SourceError, "settings: number of sources with counts is 7, expected at most 6", datastores=many)
 
@@ -76,7 +75,7 @@ def test_other_tokenizers_are_refused(tmp_path: Path) -> None:
     refused(TokenizerMismatchError, "'model'", datastores=[place], tokenizer=_tokenizer(301))
     refused(TokenizerMismatchError, other, datastores=[place, other], vocabulary_size=400)
     message = "vocabulary size is 300, expected at most the model's 299"
-    refused(TokenRangeError, message, datastores=[place], vocabulary_size=299)
+    refused(QueryError, message, datastores=[place], vocabulary_size=299)
 
 
 def _tokenizer(size: int) -> object:
@@ -92,7 +91,7 @@ def _tokenizer(size: int) -> object:
 
 def test_what_was_opened_is_closed_when_another_fails(tmp_path: Path) -> None:
     memory = str(tmp_path / "m")
-    refused(TokenRangeError, "vocabulary size", remember=memory, tokenizer=identity(VOCABULARY), vocabulary_size=9)
+    refused(QueryError, "vocabulary size", remember=memory, tokenizer=identity(VOCABULARY), vocabulary_size=9)
     made = opened(remember=memory)
     refused(WriterError, memory, remember=memory)
     made.close()

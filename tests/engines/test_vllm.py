@@ -22,7 +22,7 @@ from rest_store.drafting.remembering import flush
 from rest_store.engines import metrics, request_drafter
 from rest_store.engines.vllm import plugin, speculator
 from rest_store.engines.vllm.candidates import Candidate, drafts_on_device
-from rest_store.errors import DatastoreNotFoundError, EngineSettingsError, TokenizerMismatchError
+from rest_store.errors import ArgumentError, DatastoreNotFoundError, TokenizerMismatchError
 from tests.shared.engine import VOCABULARY, Engine, Request, ScriptedHead, Vllm, cyclic, plain_output, written_datastore
 from tests.shared.members import scored
 from tests.shared.strategies import ONE_TO_NINE, Corpus, identity, write_datastore
@@ -359,9 +359,9 @@ def test_without_settings_vllm_is_left_alone(vllm: Vllm) -> None:
 
 
 def test_settings_are_checked_at_the_start(vllm: Vllm, tmp_path: Path, place: str) -> None:
-    with pytest.raises(EngineSettingsError, match=r"additional_config\.rest_store: a key is 'datastors'"):
+    with pytest.raises(ArgumentError, match=r"additional_config\.rest_store: a key is 'datastors'"):
         Engine(vllm, {"datastors": [place]}, MODEL)
-    with pytest.raises(EngineSettingsError, match="lag is 1, expected true or false"):
+    with pytest.raises(ArgumentError, match="lag is 1, expected true or false"):
         Engine(vllm, {"lag": 1}, MODEL)
     with pytest.raises(DatastoreNotFoundError):
         Engine(vllm, {"datastores": [str(tmp_path / "absent")]}, MODEL)
@@ -423,7 +423,7 @@ def test_one_line_says_why_settings_are_not_used(
         assert arguments(config).create_engine_config() is config
     said = [record.getMessage() for record in caplog.records]
     assert said == ([f"rest-store: {reason}: no drafts, nothing is remembered"] if reason else [])
-    with pytest.raises(EngineSettingsError, match=r"additional_config\.rest_store: a key is 'datastors'"):
+    with pytest.raises(ArgumentError, match=r"additional_config\.rest_store: a key is 'datastors'"):
         arguments(vllm.config({"datastors": []})).create_engine_config()
 
 

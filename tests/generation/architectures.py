@@ -21,7 +21,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 import rest_store
 from rest_store.bench.options import Destination, result_options
 from rest_store.bench.results import write_result
-from rest_store.errors import CacheNotSupportedError, ModelNotSupportedError, ModeNotSupportedError, first_line
+from rest_store.errors import NotSupportedError, first_line
 from rest_store.generation.cache import has_states
 from rest_store.generation.seam import CACHE
 from tests.shared.families import family_model
@@ -30,7 +30,7 @@ from tests.shared.tiny import SCRIPTS, Drafted, Scripted, futures_of, prompts
 TREES, CHAINS, REFUSED, NOT_MADE, WRONG = "equal, trees", "equal, chains", "refused", "not made", "wrong"
 FAMILIES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 ROWS = 3
-REFUSALS = (ModelNotSupportedError, ModeNotSupportedError, CacheNotSupportedError)
+REFUSALS = (NotSupportedError,)
 FIXED = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": None}
 _LENGTH = 14  # of the prompts
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rest_store.errors import PromptError
+from rest_store.errors import ArgumentError
 from rest_store.generation.conversation import Conversation, tokenized
 from rest_store.generation.generator import Generator
 from tests.shared.strategies import refused
@@ -36,12 +36,12 @@ def test_a_chat_has_a_history() -> None:
 def test_a_prompt_has_a_token() -> None:
     bare = text_tokenizer()
     bare._tokenizer.post_processor = None
-    refused(PromptError, lambda: tokenized(bare, ""), "the prompt is empty")
+    refused(ArgumentError, lambda: tokenized(bare, ""), "the prompt is empty")
 
 
 def test_a_prompt_is_unicode() -> None:
     """Words of a command line that are not UTF-8 come as halves of surrogate pairs."""
     tokenizer = text_tokenizer()
-    refused(PromptError, lambda: tokenized(tokenizer, "caf\udce9"), "the prompt is not Unicode ('\\udce9' at 3)")
+    refused(ArgumentError, lambda: tokenized(tokenizer, "caf\udce9"), "the prompt is not Unicode ('\\udce9' at 3)")
     generator = Generator(tiny_model("llama"), tokenizer)
-    refused(PromptError, lambda: generator.generate("caf\udce9", max_new_tokens=1), "the prompt is not Unicode")
+    refused(ArgumentError, lambda: generator.generate("caf\udce9", max_new_tokens=1), "the prompt is not Unicode")

@@ -16,13 +16,7 @@ import torch
 import transformers
 
 import rest_store
-from rest_store.errors import (
-    ModeNotSupportedError,
-    NoTokenizerError,
-    PromptError,
-    PromptWarning,
-    TokenizerMismatchError,
-)
+from rest_store.errors import ArgumentError, NotSupportedError, PromptWarning, TokenizerMismatchError
 from rest_store.generation.model import load_model
 from rest_store.generation.seam import CACHE
 from tests.shared.strategies import refused
@@ -79,10 +73,10 @@ def test_two_streamers_or_one_for_several_rows_are_refused() -> None:
     model, options = tiny_model("llama"), {**FIXED, "custom_generate": rest_store.generate}
     both = {"streamer": Collected(), "stream_to": Collected()}
     message = "streamer is given beside stream_to, expected one of them"
-    refused(ModeNotSupportedError, lambda: model.generate(**prompts(1), **options, **both), message)
+    refused(NotSupportedError, lambda: model.generate(**prompts(1), **options, **both), message)
     for name in both:
         given = {name: Collected()}
-        refused(ModeNotSupportedError, lambda given=given: model.generate(**prompts(3), **options, **given), "3 rows")
+        refused(NotSupportedError, lambda given=given: model.generate(**prompts(3), **options, **given), "3 rows")
 
 
 def test_the_reader_of_an_iterating_streamer_comes_to_an_end(model_directory: Path) -> None:
@@ -153,7 +147,7 @@ def test_text_in_and_stop_strings(model_directory: Path, monkeypatch: pytest.Mon
     assert torch.equal(output.sequences, plain)
     assert output.comparison is not None
     assert output.comparison.identical
-    refused(NoTokenizerError, lambda: without.generate(ids, **FIXED, stop_strings=[stop]), "stop strings")
+    refused(ArgumentError, lambda: without.generate(ids, **FIXED, stop_strings=[stop]), "stop strings")
     options = {"custom_generate": rest_store.generate, "drafter": [rest_store.PromptLookup()]}
     criteria = [transformers.StopStringCriteria(words, [stop])]  # what the error of `rest_store.generate` says to pass
     inputs = words(prompt, return_tensors="pt")
@@ -203,7 +197,7 @@ def test_stop_strings_may_be_in_a_generation_configuration(place: str, model_dir
     assert torch.equal(generator.stream(ids, **asked).result(), plain)
     assert (config.stop_strings, model.generation_config.stop_strings) == before
     without = rest_store.Generator(model, None, [rest_store.PromptLookup()])
-    refused(NoTokenizerError, lambda: without.generate(ids, **asked), "stop strings")
+    refused(ArgumentError, lambda: without.generate(ids, **asked), "stop strings")
 
 
 # --- Chats ------------------------------------------------------------------------------------------------------------
@@ -231,16 +225,16 @@ def test_messages_are_rendered_by_the_chat_template(model_directory: Path) -> No
 def test_messages_that_cannot_be_rendered_are_refused(model_directory: Path) -> None:
     model, words = load_model(str(model_directory))
     generator = rest_store.Generator(model, words)
-    refused(PromptError, lambda: generator.generate([{"content": "hi"}]), "message 0 is content, expected a role and")
-    refused(PromptError, lambda: generator.generate([{"role": "user"}, {}]), "message 1 is nothing")
+    refused(ArgumentError, lambda: generator.generate([{"content": "hi"}]), "message 0 is content, expected a role and")
+    refused(ArgumentError, lambda: generator.generate([{"role": "user"}, {}]), "message 1 is nothing")
     words.chat_template = "{{ raise_exception('roles must alternate') }}"
     message = "the prompt is refused by the chat template (roles must alternate)"
-    refused(PromptError, lambda: generator.generate([{"role": "user", "content": "hi"}]), message)
+    refused(ArgumentError, lambda: generator.generate([{"role": "user", "content": "hi"}]), message)
     words.chat_template = None
     message = "the prompt is messages of a chat, expected text: the tokenizer has no chat template"
-    refused(PromptError, lambda: generator.generate([{"role": "user", "content": "hi"}]), message)
+    refused(ArgumentError, lambda: generator.generate([{"role": "user", "content": "hi"}]), message)
     without = rest_store.Generator(model)
-    refused(NoTokenizerError, lambda: without.generate([{"role": "user", "content": "hi"}]), "tokenizer")
+    refused(ArgumentError, lambda: without.generate([{"role": "user", "content": "hi"}]), "tokenizer")
 
 
 def test_a_chat_model_that_ends_a_text_at_once_gets_a_hint(model_directory: Path) -> None:
@@ -331,7 +325,7 @@ def test_a_stream_is_of_its_process() -> None:
     if not child:
         try:
             next(stream)
-        except ModeNotSupportedError as error:
+        except NotSupportedError as error:
             os._exit(7 if "the stream is that of the process forked" in str(error) else 1)
         os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

@@ -11,7 +11,7 @@ import torch
 
 import rest_store
 from rest_store.datastore.tokenizer import identity_of
-from rest_store.errors import CalibrationError, ModeNotSupportedError, NoTokenizerError, SourceError
+from rest_store.errors import ArgumentError, DataFileError, NotSupportedError, SourceError
 from rest_store.generation import comparison
 from rest_store.generation.output import accepted_by_source
 from tests.shared.strategies import Corpus, refused, write_datastore
@@ -77,10 +77,10 @@ def test_rows_of_a_batch_have_a_text_each(model: Any) -> None:
     output = generator.generate({name: inputs.pop(name) for name in ("input_ids", "attention_mask")}, **inputs)
     assert output.tokens == output.sequences[:, 14:].tolist()
     assert output.texts == [generator.tokenizer.decode(row, skip_special_tokens=True) for row in output.tokens]
-    refused(ModeNotSupportedError, lambda: output.text, "GeneratorOutput: text is that of 3 rows")
+    refused(NotSupportedError, lambda: output.text, "GeneratorOutput: text is that of 3 rows")
     plain = rest_store.Generator(model).generate(prompts(1), **FIXED)
     assert plain.texts is None
-    refused(NoTokenizerError, lambda: plain.text, "Generator(model, tokenizer, ...)")
+    refused(ArgumentError, lambda: plain.text, "Generator(model, tokenizer, ...)")
     assert plain.sources == {"model": 24}
 
 
@@ -164,7 +164,7 @@ def test_what_is_no_calibration_is_refused() -> None:
         lambda: rest_store.Generator(model, calibration="a.path"),
         lambda: model.generate(**prompts(1), **options, **FIXED),
     ):
-        refused(CalibrationError, call, "generate: calibration is a str, expected a Calibration")
+        refused(DataFileError, call, "generate: calibration is a str, expected a Calibration")
 
 
 # --- Text of pieces ---------------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def test_pieces_have_the_text_that_they_add(generator: rest_store.Generator) -> 
     assert [len(piece.words[0]) for piece in pieces if piece.words] == [len(piece.tokens[0]) for piece in pieces]
     assert len(pieces) == whole.statistics.forward_passes
     without = next(rest_store.Generator(generator.model).stream(prompts(1), **FIXED))
-    refused(NoTokenizerError, lambda: without.text, "expected Generator(model, tokenizer")
+    refused(ArgumentError, lambda: without.text, "expected Generator(model, tokenizer")
 
 
 # --- References -------------------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ def test_what_is_no_reference_is_refused(model: Any, references: Any) -> None:
         lambda: generator.stream(PROMPT, references=references, **FIXED),
         lambda: model.generate(**prompts(1), custom_generate=rest_store.generate, references=references, **FIXED),
     ):
-        with pytest.raises((rest_store.RestStoreError, NoTokenizerError)):
+        with pytest.raises((rest_store.RestStoreError, ArgumentError)):
             call()
     without = rest_store.Generator(model, None, [rest_store.RecycledLogits()])
     refused(SourceError, lambda: without.generate(prompts(1), references=[[5]], **FIXED), "without a PromptLookup")

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import rest_store
-from rest_store.errors import GenerationError, ModelNotSupportedError
+from rest_store.errors import NotSupportedError, RestStoreError
 from rest_store.generation.stream import ThreadSettings
 from tests.shared.strategies import refused
 from tests.shared.tiny import prompts, tiny_model
@@ -156,7 +156,7 @@ def test_a_change_for_the_time_of_the_call_holds_for_all_passes(name: str, way: 
     assert torch.equal(plain, alone) == (name not in OTHER_TEXT)
     generator = rest_store.Generator(wrapped, None, [rest_store.PromptLookup()], adaptive=False)
     if name == "inputs":
-        refused(ModelNotSupportedError, lambda: WAYS[way](generator, prompt, **FIXED), "prepare_inputs_for_generation")
+        refused(NotSupportedError, lambda: WAYS[way](generator, prompt, **FIXED), "prepare_inputs_for_generation")
     else:
         assert torch.equal(WAYS[way](generator, prompt, **FIXED), plain)
     assert torch.equal(model.generate(**prompt, **FIXED), alone), "the model is as before"
@@ -225,7 +225,7 @@ def test_a_model_that_does_not_run_the_loop_is_refused() -> None:
     generator = rest_store.Generator(Elsewhere(tiny_model("llama"), hooks), None, [rest_store.PromptLookup()])
     for call in (generator.generate, generator.stream):
         refused(
-            ModelNotSupportedError,
+            NotSupportedError,
             lambda call=call: call(prompts(1), **FIXED),
             "Elsewhere: generate is one that did not call its argument custom_generate",
         )
@@ -315,7 +315,7 @@ def test_adapters_of_peft_hold_for_all_passes_or_are_refused_before_the_first(
     generator = rest_store.Generator(model, None, [rest_store.PromptLookup()], adaptive=False)
     try:
         written = WAYS[way](generator, prompt, **options)
-    except GenerationError:
+    except RestStoreError:
         assert not passes
         assert not name.startswith("LoRA"), "these can be verified"
     else:

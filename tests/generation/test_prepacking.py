@@ -12,7 +12,7 @@ import torch
 import transformers
 
 import rest_store
-from rest_store.errors import ModelNotSupportedError
+from rest_store.errors import NotSupportedError
 from rest_store.generation.model import load_model
 from tests.shared.models import write_gguf
 from tests.shared.tiny import prompts, tiny_model
@@ -107,7 +107,7 @@ def test_weights_of_a_tensor_class_are_left_as_they_are() -> None:
         torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-4)
     for layer in linear:
         layer.weight = torch.nn.Parameter(OneNumber(torch.tensor(0.01), layer.weight.shape), requires_grad=False)
-    with pytest.raises(ModelNotSupportedError, match=r"number of linear layers is 0, expected .* and plain weights"):
+    with pytest.raises(NotSupportedError, match=r"number of linear layers is 0, expected .* and plain weights"):
         rest_store.prepacked_weights(model).__enter__()
 
 
@@ -147,11 +147,11 @@ def test_a_model_with_nothing_to_pack_is_refused(kind: str, request: pytest.Fixt
         block = rest_store.prepacked_weights(model)
         block.__enter__()
         request.addfinalizer(lambda: block.__exit__(None, None, None))
-    with pytest.raises(ModelNotSupportedError, match=r"number of linear layers is 0, expected at least one"):
+    with pytest.raises(NotSupportedError, match=r"number of linear layers is 0, expected at least one"):
         rest_store.prepacked_weights(model).__enter__()
 
 
 def test_a_torch_without_onednn_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    with pytest.raises(ModelNotSupportedError, match=r"is without oneDNN, expected one that has it"):
+    with pytest.raises(NotSupportedError, match=r"is without oneDNN, expected one that has it"):
         rest_store.prepacked_weights(tiny_model("llama")).__enter__()

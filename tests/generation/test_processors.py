@@ -12,7 +12,7 @@ import torch
 from transformers import LogitsProcessor, WatermarkingConfig
 
 import rest_store
-from rest_store.errors import ModeNotSupportedError
+from rest_store.errors import NotSupportedError
 from tests.shared.strategies import refused
 from tests.shared.tiny import Drafted, Scripted, bushy, futures_of, prompts, text_tokenizer, tiny_model, write_model
 
@@ -132,7 +132,7 @@ def test_grammars_for_another_number_of_rows_are_refused(model: Any) -> None:
     processor = xgrammar_processor(PATTERNS[:2])
     options = {"logits_processor": [processor], "custom_generate": rest_store.generate, "max_new_tokens": 4}
     refused(
-        ModeNotSupportedError,
+        NotSupportedError,
         lambda: model.generate(**prompts(3), **options),
         "LogitsProcessor: number of compiled_grammars is 2, expected 1, or 3: one for each row",
     )

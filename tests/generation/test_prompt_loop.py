@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rest_store.cli import main
-from rest_store.errors import PromptError
+from rest_store.errors import ArgumentError
 from rest_store.generation.printer import Printer
 from tests.shared.tiny import text_tokenizer, write_model
 
@@ -78,7 +78,7 @@ def test_on_a_terminal_an_interrupt_ends_the_text_and_the_end_of_input_the_loop(
         def generate(self, inputs: Any, **_: Any) -> Any:
             prompt = self.tokenizer.decode(inputs["input_ids"][0], skip_special_tokens=True)
             written.append(prompt)
-            raise KeyboardInterrupt if prompt == "interrupted" else PromptError("no such luck")
+            raise KeyboardInterrupt if prompt == "interrupted" else ArgumentError("no such luck")
 
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setattr("builtins.input", lambda sign: next(lines, None) or _end())

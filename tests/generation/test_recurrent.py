@@ -10,7 +10,7 @@ import torch
 from transformers import DynamicCache
 
 import rest_store
-from rest_store.errors import CacheNotSupportedError, ModeNotSupportedError
+from rest_store.errors import NotSupportedError
 from rest_store.generation.loop import Generation
 from rest_store.generation.seam import name_of_cache
 from tests.shared.families import family_model
@@ -239,14 +239,14 @@ def test_a_filled_cache_without_keys_is_refused() -> None:
     name = cache_name(model)
     cache = DynamicCache(config=model.config)
     model(inputs["input_ids"], **{name: cache})
-    with pytest.raises(CacheNotSupportedError, match="does not say how many tokens"):
+    with pytest.raises(NotSupportedError, match="does not say how many tokens"):
         model.generate(**inputs, **FIXED, custom_generate=rest_store.generate, **{name: cache})
 
 
 def test_a_cache_that_was_not_made_for_the_model_is_refused() -> None:
     model = model_of("lfm2")
     options = {**FIXED, cache_name(model): DynamicCache()}
-    with pytest.raises(CacheNotSupportedError, match=r"without recurrent states, expected made for the model"):
+    with pytest.raises(NotSupportedError, match=r"without recurrent states, expected made for the model"):
         model.generate(**prompts(1), **options, custom_generate=rest_store.generate)
 
 
@@ -256,5 +256,5 @@ def test_generations_are_compared(model: Any) -> None:
     assert output.comparison is not None
     assert output.comparison.identical
     name = cache_name(model)
-    with pytest.raises(ModeNotSupportedError, match="compare=True"):
+    with pytest.raises(NotSupportedError, match="compare=True"):
         generator.generate(prompts(1), compare=True, **{name: DynamicCache(config=model.config)})

@@ -17,7 +17,7 @@ from rest_store.datastore.validation import IntSequence
 from rest_store.drafting import remembering
 from rest_store.drafting.output_document import PROMPT_TOKENS
 from rest_store.drafting.remembering import flush
-from rest_store.errors import DocumentError, DraftingWarning, LimitError, RememberError, StorageError
+from rest_store.errors import ArgumentError, DocumentError, DraftingWarning, SourceError, StorageError
 from rest_store.generation import comparison
 from tests.shared.services import PATIENCE
 from tests.shared.strategies import identity, refused
@@ -161,7 +161,7 @@ def test_a_group_that_cannot_be_read_costs_its_documents_alone(
     assert target.ids == output.statistics.remembered.ids
 
 
-@pytest.mark.parametrize(("options", "error"), [({"group": 7}, DocumentError), ({"epoch": -1}, LimitError)])
+@pytest.mark.parametrize(("options", "error"), [({"group": 7}, DocumentError), ({"epoch": -1}, ArgumentError)])
 def test_what_is_no_group_or_epoch_is_refused_at_once(
     model: Any, live: rest_store.LiveDatastore, options: dict[str, Any], error: type[rest_store.RestStoreError]
 ) -> None:
@@ -314,5 +314,5 @@ class Coroutine:
     ],
 )
 def test_what_takes_no_documents_is_refused_at_once(model: Any, target: Any, found: str) -> None:
-    refused(RememberError, lambda: write(model, prompts(1), remember=target), f"generate: remember is {found}")
-    refused(RememberError, lambda: rest_store.Generator(model, remember=target), found)
+    refused(SourceError, lambda: write(model, prompts(1), remember=target), f"generate: remember is {found}")
+    refused(SourceError, lambda: rest_store.Generator(model, remember=target), found)

@@ -18,7 +18,7 @@ from transformers import (
 import rest_store
 from rest_store.bench.baselines import tree_of
 from rest_store.datastore.tree import TokenTree
-from rest_store.errors import LimitError, ModeNotSupportedError
+from rest_store.errors import ArgumentError, NotSupportedError
 from rest_store.generation import typical
 from rest_store.generation.rows import rows_of
 from rest_store.generation.typical import typical_path
@@ -123,13 +123,13 @@ def test_it_is_refused_where_nothing_is_drawn_and_where_a_state_follows_every_ca
     model.register_forward_pre_hook(lambda *_: passes.append(1))
     ask = {"max_new_tokens": 4, "custom_generate": rest_store.generate, "acceptance": "typical"}
     refused(
-        ModeNotSupportedError,
+        NotSupportedError,
         lambda: model.generate(**inputs, do_sample=False, **ask),
         "acceptance is 'typical' in greedy search, expected 'exact', or do_sample=True",
     )
     watermark = SynthIDTextWatermarkingConfig(keys=[3, 5, 7], ngram_len=3)
     refused(
-        ModeNotSupportedError,
+        NotSupportedError,
         lambda: model.generate(**inputs, do_sample=True, watermarking_config=watermark, **ask),
         "SynthIDTextWatermarkLogitsProcessor",
     )
@@ -138,4 +138,4 @@ def test_it_is_refused_where_nothing_is_drawn_and_where_a_state_follows_every_ca
 
 def test_an_unknown_acceptance_is_refused() -> None:
     expected = "acceptance is 'lossy', expected 'exact' or 'typical'"
-    refused(LimitError, lambda: rest_store.Generator(tiny_model("llama"), acceptance="lossy"), expected)
+    refused(ArgumentError, lambda: rest_store.Generator(tiny_model("llama"), acceptance="lossy"), expected)

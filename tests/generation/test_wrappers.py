@@ -17,7 +17,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 import rest_store
-from rest_store.errors import ModelNotSupportedError
+from rest_store.errors import NotSupportedError
 from rest_store.generation import attention
 from tests.shared.strategies import refused
 from tests.shared.tiny import Drafted, Scripted, bushy, futures_of, prompts, right, tiny_model
@@ -340,7 +340,7 @@ def test_refused_before_the_model_runs(name: str) -> None:
     ]
     with wrapped.context():
         for way in ways:
-            refused(ModelNotSupportedError, way, "LlamaForCausalLM", fragment)
+            refused(NotSupportedError, way, "LlamaForCausalLM", fragment)
     assert not passes
 
 
@@ -348,7 +348,7 @@ def test_a_model_is_accepted_again_when_the_wrapper_is_gone() -> None:
     """Prompt tuning leaves the model's own method as an attribute of the model."""
     wrapped = prompt_learning(peft.PromptTuningConfig)()
     expected = tiny_model("llama").generate(**inputs(), **FIXED)
-    with pytest.raises(ModelNotSupportedError):
+    with pytest.raises(NotSupportedError):
         wrapped.model.generate(**inputs(), **FIXED, custom_generate=rest_store.generate)
     output = wrapped.plain.generate(**inputs(), **FIXED, custom_generate=rest_store.generate)
     assert torch.equal(output, expected)

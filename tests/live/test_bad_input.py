@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 
 from rest_store.errors import (
+    ArgumentError,
+    DatastoreFormatError,
     DatastoreNotFoundError,
     DocumentError,
-    LimitError,
-    LiveFormatError,
+    QueryError,
     RestStoreError,
     StorageError,
     TokenizerLoadError,
     TokenizerMismatchError,
-    TokenRangeError,
     WriterError,
 )
 from rest_store.live.live_datastore import LiveDatastore
@@ -32,9 +32,9 @@ DOCUMENTS: dict[str, tuple[Any, type[RestStoreError], str]] = {
     "ragged": ([[1, 2], [3]], DocumentError, "document 1 is list, expected 1-D integers or text"),
     "floats": ([1.0, 2.0], DocumentError, "document 1 is 1-D float64, expected 1-D integers or text"),
     "nothing": (None, DocumentError, "document 1 is NoneType, expected 1-D integers or text"),
-    "negative": ([1, -1], TokenRangeError, "token id in document 1 is -1, expected 0..299"),
-    "over the vocabulary": ([1, 300], TokenRangeError, "token id in document 1 is 300, expected 0..299"),
-    "the separator": ([65_535], TokenRangeError, "token id in document 1 is 65535, expected 0..299"),
+    "negative": ([1, -1], QueryError, "token id in document 1 is -1, expected 0..299"),
+    "over the vocabulary": ([1, 300], QueryError, "token id in document 1 is 300, expected 0..299"),
+    "the separator": ([65_535], QueryError, "token id in document 1 is 65535, expected 0..299"),
     "enormous": (
         np.zeros(2**24 + 1, np.uint16),
         DocumentError,
@@ -101,7 +101,7 @@ def test_ids_that_are_not_one_for_each_document(shared: LiveDatastore, ids: Any)
     ],
 )
 def test_bad_limits(tmp_path: Path, limit: str, value: Any) -> None:
-    refused(LimitError, lambda: new_live(tmp_path / "live", **{limit: value}), limit)
+    refused(ArgumentError, lambda: new_live(tmp_path / "live", **{limit: value}), limit)
     assert not (tmp_path / "live").exists()
 
 
@@ -152,9 +152,11 @@ def test_directories_of_something_else(tmp_path: Path) -> None:
     for name in ("frozen", "letters", "empty"):
         (tmp_path / name).mkdir()
     write_datastore(tmp_path / "frozen", ONE_TO_NINE)
-    require_refused(LiveFormatError, tmp_path / "frozen", "datastore is a frozen one", tokenizer=identity(300))
+    require_refused(DatastoreFormatError, tmp_path / "frozen", "datastore is a frozen one", tokenizer=identity(300))
     (tmp_path / "letters" / "letter.txt").write_text("Dear")
-    require_refused(LiveFormatError, tmp_path / "letters", "a directory of something else", tokenizer=identity(300))
+    require_refused(
+        DatastoreFormatError, tmp_path / "letters", "a directory of something else", tokenizer=identity(300)
+    )
     require_refused(DatastoreNotFoundError, tmp_path / "absent", "live datastore is absent")
     assert not (tmp_path / "absent").exists()
     require_refused(DatastoreNotFoundError, tmp_path / "empty", "live datastore is absent")
@@ -181,7 +183,7 @@ def test_a_database_of_another_release_or_program(tmp_path: Path, version: int, 
     database.execute(f"PRAGMA application_id={application}")
     database.close()
     require_refused(
-        LiveFormatError, tmp_path, f"format version is {version} (of {application:#x})", tokenizer=identity(3)
+        DatastoreFormatError, tmp_path, f"format version is {version} (of {application:#x})", tokenizer=identity(3)
     )
 
 

@@ -20,11 +20,8 @@ from build_index.tokenization import load_tokenizer
 from rest_store.cli import main
 from rest_store.datastore.check import check_datastore
 from rest_store.errors import (
-    ChecksumError,
     CorpusError,
     DatastoreNotFoundError,
-    EmptyCorpusError,
-    LiveFormatError,
     OutputError,
     StorageError,
     WriterError,
@@ -161,7 +158,7 @@ def test_what_cannot_be_frozen(live: Path, tmp_path: Path) -> None:
         refused(OutputError, lambda: export(store, tmp_path / "other"), "one with other content ('letter')")
         refused(OutputError, lambda: export(store, live), "one with other content")
     with rest_store.LiveDatastore.open(tmp_path / "empty", tokenizer=identity(300)) as store:
-        refused(EmptyCorpusError, lambda: export(store, tmp_path / "out"), "live datastore is empty")
+        refused(CorpusError, lambda: export(store, tmp_path / "out"), "live datastore is empty")
         assert not (tmp_path / "out").exists()
         store.add([[1, 2, 3]])
         assert export(store, tmp_path / "out").info().document_count == 1, "without a tokenizer's file, too"
@@ -188,7 +185,7 @@ def test_a_frozen_datastore_is_no_live_one(tmp_path: Path, tokenizer: Path) -> N
     build_quick(corpus, tokenizer, frozen)
     for words in (["add", corpus], ["add", corpus, "--tokenizer", tokenizer], ["delete", "x"]):
         assert f"{frozen}: datastore is a frozen one" in failed("live", words[0], frozen, *words[1:])
-    refused(LiveFormatError, lambda: rest_store.LiveDatastore.open(frozen), "a frozen one")
+    refused("live", lambda: rest_store.LiveDatastore.open(frozen), "a frozen one")
 
 
 def test_a_live_datastore_is_neither_a_frozen_one_nor_a_corpus(live: Path, tmp_path: Path, tokenizer: Path) -> None:
@@ -230,7 +227,7 @@ def test_a_live_datastore_is_checked(live: Path) -> None:
 def test_a_damaged_segment_is_said(live: Path) -> None:
     compact(live)
     edit_file(segment_file(live), lambda data: data.__setitem__(-20, data[-20] ^ 1))
-    refused(ChecksumError, lambda: check_live(live), "SHA-256 of the payload")
+    refused("checksum", lambda: check_live(live), "SHA-256 of the payload")
     assert failed("check", live).startswith("Error: ")
     with rest_store.LiveDatastore.open(live):
         pass

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import rest_store
-from rest_store.errors import DatastoreClosedError, DocumentError, LimitError
+from rest_store.errors import ArgumentError, DatastoreClosedError, DocumentError
 from rest_store.live.check import check_live
 from rest_store.live.documents import Documents
 from rest_store.live.export import export
@@ -67,7 +67,7 @@ def test_groups_and_epochs_are_kept(live: LiveDatastore) -> None:
     for latest, tokens in ((1, [[1, 3]]), (2, [[1, 2], [1, 3]]), (9, [[1, 2], [1, 3]])):
         assert [document.tokens.tolist() for document in one.documents(group="first", latest=latest)] == tokens
     assert [document.tokens.tolist() for document in one.documents(latest=2)] == [[1, 3], [1, 4]]
-    refused(LimitError, lambda: list(one.documents(latest=0)), "latest is 0")
+    refused(ArgumentError, lambda: list(one.documents(latest=0)), "latest is 0")
 
 
 def test_documents_of_a_group_are_found_without_reading_others(live: LiveDatastore) -> None:
@@ -134,4 +134,4 @@ def test_what_is_no_label_is_refused(live: LiveDatastore, label: Any) -> None:
 
 @pytest.mark.parametrize("epoch", [-1, 1.5, "1", 2**70])
 def test_what_is_no_epoch_is_refused(live: LiveDatastore, epoch: Any) -> None:
-    refused(LimitError, lambda: live.add([[1]], epoch=epoch), "epoch is")
+    refused(ArgumentError, lambda: live.add([[1]], epoch=epoch), "epoch is")

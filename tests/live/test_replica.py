@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from rest_store.errors import (
+    ArgumentError,
     DeadlineError,
-    LimitError,
-    LiveFormatError,
     ServiceUnavailableError,
     StorageError,
     TokenizerMismatchError,
@@ -358,11 +357,11 @@ def test_a_cache_of_another_service(live: LiveDatastore, service: Service, cache
     place = replica_directory(LOCATION, cache)
     place.rename(replica_directory("other:1/chat", cache))
     for location in ("other:1/chat", "other:1/chat"):
-        message = refused(LiveFormatError, lambda location=location: LiveDatastore.open(location, cache=cache))
+        message = refused("live", lambda location=location: LiveDatastore.open(location, cache=cache))
         assert message.endswith(f"is a replica of {LOCATION}, expected a replica of other:1/chat")
     moved = replica_directory("other:1/chat", cache)
-    refused(LiveFormatError, lambda: LiveDatastore.open(moved), f"a replica of {LOCATION}, expected one that is no")
+    refused("live", lambda: LiveDatastore.open(moved), f"a replica of {LOCATION}, expected one that is no")
     own = replica_directory(LOCATION, cache)
     new_live(own).close()
-    refused(LiveFormatError, lambda: opened(cache), "one that is no replica")
-    refused(LimitError, lambda: opened(cache, max_tokens=5), "given for a replica")
+    refused("live", lambda: opened(cache), "one that is no replica")
+    refused(ArgumentError, lambda: opened(cache, max_tokens=5), "given for a replica")

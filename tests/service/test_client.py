@@ -17,11 +17,10 @@ import rest_store
 from rest_store.cli import main
 from rest_store.datastore.datastore import Datastore
 from rest_store.errors import (
+    ArgumentError,
     AuthenticationError,
-    LimitError,
     RestStoreError,
     ServiceUnavailableError,
-    TargetError,
     TokenizerMismatchError,
     UnknownDatastoreError,
 )
@@ -174,15 +173,15 @@ def test_another_tokenizer_is_refused_saying_how(connect: Callable[..., Any], se
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), 1e6, "1", True, 1j])
 def test_timeouts_are_checked(connect: Callable[..., Any], timeout: Any) -> None:
-    refused(LimitError, lambda: connect("localhost:1", timeout=timeout), "timeout")
-    refused(LimitError, lambda: connect("localhost:1").info(timeout=timeout), "timeout")
+    refused(ArgumentError, lambda: connect("localhost:1", timeout=timeout), "timeout")
+    refused(ArgumentError, lambda: connect("localhost:1").info(timeout=timeout), "timeout")
 
 
 NEVER_WORK: list[tuple[type[RestStoreError], dict[str, Any]]] = [
-    *((TargetError, {"datastore": names}) for names in (["a", "a"], [], (), "", ["a", ""], ["a", None], 5, b"a")),
-    (TargetError, {"datastore": "\ud800"}),
-    *((TargetError, {"tls": tls}) for tls in ("ca.pem", True, Path("ca.pem"), {})),
-    *((TargetError, {"token": token}) for token in ("", " a", "two\nlines", "\xe4", 5, b"a")),
+    *((ArgumentError, {"datastore": names}) for names in (["a", "a"], [], (), "", ["a", ""], ["a", None], 5, b"a")),
+    (ArgumentError, {"datastore": "\ud800"}),
+    *((ArgumentError, {"tls": tls}) for tls in ("ca.pem", True, Path("ca.pem"), {})),
+    *((ArgumentError, {"token": token}) for token in ("", " a", "two\nlines", "\xe4", 5, b"a")),
 ]
 
 
@@ -208,7 +207,7 @@ TARGETS += ["a:1,", "a:1;", ["a:1;b:1"], [["a:1"], []], [["a:1"], 5]]
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: ascii(target)[:40])
 def test_targets_are_checked(connect: Callable[..., Any], target: Any) -> None:
-    refused(TargetError, lambda: connect(target), "client: ")
+    refused(ArgumentError, lambda: connect(target), "client: ")
 
 
 def test_files_that_are_no_certificates_are_named(connect: Callable[..., Any], tmp_path: Path) -> None:
@@ -217,8 +216,8 @@ def test_files_that_are_no_certificates_are_named(connect: Callable[..., Any], t
     binary = tmp_path / "binary"
     binary.write_bytes(bytes(range(256)))  # as in the format DER
     certificate, key = made.client
-    refused(TargetError, lambda: connect("a:1", tls=Tls(tmp_path / "absent")), "unreadable")
-    refused(TargetError, lambda: connect("a:1", tls=Tls(certificate=certificate)), "certificate")
+    refused(ArgumentError, lambda: connect("a:1", tls=Tls(tmp_path / "absent")), "unreadable")
+    refused(ArgumentError, lambda: connect("a:1", tls=Tls(certificate=certificate)), "certificate")
     for tls, file in (
         (Tls(garbage), garbage),
         (Tls(binary), binary),
@@ -227,9 +226,9 @@ def test_files_that_are_no_certificates_are_named(connect: Callable[..., Any], t
         (Tls(made.authority, certificate, made.authority), certificate),
         (Tls(made.authority, certificate, made.server[-1]), certificate),
     ):
-        refused(TargetError, lambda tls=tls: connect("a:1", tls=tls), "unusable", str(file))  # type: ignore[misc]
+        refused(ArgumentError, lambda tls=tls: connect("a:1", tls=tls), "unusable", str(file))  # type: ignore[misc]
     connect("a:1", tls=Tls(str(made.authority), str(certificate), str(key)))
-    refused(TargetError, lambda: connect("a:1", tls=Tls(server_name="\udcff")), "server_name")
+    refused(ArgumentError, lambda: connect("a:1", tls=Tls(server_name="\udcff")), "server_name")
 
 
 def test_certificates_and_tokens(connect: Callable[..., Any], directories: dict[str, Path], tmp_path: Path) -> None:

@@ -19,14 +19,13 @@ from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.fetch import fetch
 from rest_store.datastore.manifest import FILE_NAME, Manifest
 from rest_store.errors import (
+    ArgumentError,
+    DatastoreFormatError,
     DeadlineError,
     FetchError,
-    LiveFormatError,
-    ManifestError,
     ProtocolError,
     RestStoreError,
     ServiceUnavailableError,
-    TargetError,
     TokenizerMismatchError,
     UnknownDatastoreError,
 )
@@ -112,9 +111,9 @@ def test_a_copy_of_a_build_that_was_replaced_meanwhile_is_refused(tmp_path: Path
 @pytest.mark.parametrize(
     ("location", "error", "fragment"),
     [
-        ("{}/chat", LiveFormatError, "datastore 'chat' is live, expected a frozen one"),
+        ("{}/chat", DatastoreFormatError, "datastore 'chat' is live, expected a frozen one"),
         ("{}/none", UnknownDatastoreError, "name of a datastore is 'none'"),
-        ("{},{}/a", TargetError, "target"),
+        ("{},{}/a", ArgumentError, "target"),
     ],
 )
 def test_what_cannot_be_copied_is_named(
@@ -288,7 +287,7 @@ def test_pieces_that_cannot_be_are_named(tmp_path: Path) -> None:
     for sent, error, fragment in (
         ([sound, broken], ProtocolError, "checksum"),
         ([b"\xff"], ProtocolError, "malformed"),
-        ([endless] * 999, ManifestError, "size is more than"),
+        ([endless] * 999, DatastoreFormatError, "size is more than"),
     ):
         liar = Impostor(Fetch=sent)
         files = ServiceFiles(f"{liar.target}/a")
@@ -323,12 +322,12 @@ def test_without_a_name_a_location_is_the_only_datastore_of_its_kind(tmp_path: P
         with Datastore.open(service.target, cache=tmp_path) as copy:
             assert copy.vocabulary_size == 302
     with running(f"a={frozen}", f"b={frozen}") as service:
-        refused(LiveFormatError, lambda: ServiceUpstream(service.target).tokenizer, "frozen, expected a live one")
+        refused("live", lambda: ServiceUpstream(service.target).tokenizer, "frozen, expected a live one")
 
 
 def test_a_frozen_datastore_or_another_tokenizer_is_not_followed(service: Service) -> None:
     upstream = ServiceUpstream(f"{service.target}/a")
-    refused(LiveFormatError, lambda: upstream.tokenizer, "datastore 'a' is frozen, expected a live one")
+    refused("live", lambda: upstream.tokenizer, "datastore 'a' is frozen, expected a live one")
     liar = Impostor(vocabulary_size=301)
     upstream = ServiceUpstream(f"{liar.target}/chat")
     assert upstream.tokenizer.vocabulary_size == 301

@@ -10,7 +10,7 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.rpc import error_details_pb2, status_pb2
 
 from rest_store import errors
-from rest_store.errors import MessageOrderError
+from rest_store.errors import ProtocolError
 from rest_store.service.errors import DETAILS_KEY, DOMAIN, STATUSES, Status, error_of_call, status_of
 from tests.service.test_proto import ROOT
 
@@ -41,14 +41,14 @@ def test_a_row_leads_from_error_to_reason_and_back(status: Status) -> None:
 
 
 def test_a_message_out_of_order_is_a_value_error() -> None:
-    raised = error_of("served:1", "FAILED_PRECONDITION", "a second opening", metadata_of("MESSAGE_ORDER"))
-    assert type(raised) is MessageOrderError
+    raised = error_of("served:1", "FAILED_PRECONDITION", "a second opening", metadata_of("PROTOCOL"))
+    assert type(raised) is ProtocolError
     assert isinstance(raised, ValueError)
 
 
 @pytest.mark.parametrize(
     "metadata",
-    [None, [], metadata_of("SOMETHING_NEWER"), metadata_of("LIMIT", domain="another"), [(DETAILS_KEY, b"\xff")]],
+    [None, [], metadata_of("SOMETHING_NEWER"), metadata_of("ARGUMENT", domain="another"), [(DETAILS_KEY, b"\xff")]],
 )
 def test_without_a_reason_of_ours_the_status_decides(metadata: list[tuple[str, bytes]] | None) -> None:
     raised = error_of("served:1", "UNAVAILABLE", "gone", metadata)
@@ -74,7 +74,7 @@ def test_the_protocol_says_what_each_reason_means() -> None:
         ("UNAVAILABLE", "connection refused", errors.ServiceUnavailableError),
         ("DEADLINE_EXCEEDED", "Deadline Exceeded", errors.DeadlineError),
         ("UNAUTHENTICATED", "", errors.AuthenticationError),
-        ("UNKNOWN", "Stream removed", errors.ServiceInternalError),
+        ("UNKNOWN", "Stream removed", errors.ServiceError),
         ("UNIMPLEMENTED", "Method not found!", errors.ProtocolError),
     ],
 )

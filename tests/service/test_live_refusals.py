@@ -12,13 +12,7 @@ import grpc
 import numpy as np
 import pytest
 
-from rest_store.errors import (
-    DocumentError,
-    LiveFormatError,
-    OverloadedError,
-    TokenRangeError,
-    UnknownDatastoreError,
-)
+from rest_store.errors import DatastoreFormatError, DocumentError, OverloadedError, QueryError, UnknownDatastoreError
 from rest_store.live.added import AddedDocuments
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.service.client.client import DatastoreClient
@@ -65,22 +59,22 @@ REFUSED = {
     ),
     "outside the vocabulary": (
         addition(document(), document([1, VOCABULARY])),
-        "TOKEN_RANGE",
+        "QUERY",
         "token id in document 1 is 300, expected 0..299",
     ),
-    "negative": (addition(document([2**32 - 1])), "TOKEN_RANGE", "token id in document 0 is -1"),
+    "negative": (addition(document([2**32 - 1])), "QUERY", "token id in document 0 is -1"),
     "empty": (addition(document(), document([])), "DOCUMENT", "document 1 is empty"),
     "cut off": (addition(pb.Document(tokens=b"\1\0\0\0\1", id="x")), "DOCUMENT", "document 0 is 5 bytes, expected"),
     "too large to keep": (addition(document([1] * (MOST_TOKENS + 1))), "DOCUMENT", "document 0 is 4001 tokens"),
     "too large a message": (addition(document([1] * 1_100_000)), "MESSAGE_SIZE", "request: size is 440"),
-    "too many": (addition(*[document()] * 33), "LIMIT", "number of documents is 33, expected at most 32"),
+    "too many": (addition(*[document()] * 33), "ARGUMENT", "number of documents is 33, expected at most 32"),
     "no id": (addition(document(id="")), "DOCUMENT", "add: an id is ''"),
     "long id": (addition(document(id="x" * 257)), "DOCUMENT", "an id is 'xxxx"),
     "id with NUL": (addition(document(id="x\0y")), "DOCUMENT", r"an id is 'x\x00y'"),
     "delete in a frozen one": (pb.DeleteRequest(datastore="a", ids=["kept"]), "WRONG_KIND", "datastore 'a' is frozen"),
     "delete no id": (pb.DeleteRequest(datastore="chat", ids=[""]), "DOCUMENT", "delete: an id is ''"),
     "delete a long id": (pb.DeleteRequest(datastore="chat", ids=["x" * 10_000]), "DOCUMENT", "an id is 'xxxx"),
-    "delete too many": (pb.DeleteRequest(datastore="chat", ids=["kept"] * 33), "LIMIT", "number of ids is 33"),
+    "delete too many": (pb.DeleteRequest(datastore="chat", ids=["kept"] * 33), "ARGUMENT", "number of ids is 33"),
 }
 
 
@@ -109,8 +103,8 @@ BAD_DOCUMENTS: dict[str, tuple[Any, Any, str]] = {
     "2-D": ([[[1]]], DocumentError, "document 0 is 2-D int64"),
     "ragged": ([[1, [2]]], DocumentError, "document 0 is list"),
     "empty": ([[1], []], DocumentError, "document 1 is empty"),
-    "outside": ([[1], [2, VOCABULARY]], TokenRangeError, "token id in document 1 is 300"),
-    "negative": ([[-1]], TokenRangeError, "token id in document 0 is -1"),
+    "outside": ([[1], [2, VOCABULARY]], QueryError, "token id in document 1 is 300"),
+    "negative": ([[-1]], QueryError, "token id in document 0 is -1"),
     "too large to keep": ([[1] * (MOST_TOKENS + 1)], DocumentError, "the size of document 0 is 4001 tokens"),
 }
 BAD_IDS: dict[str, tuple[Any, str]] = {
@@ -136,7 +130,7 @@ def test_what_clients_refuse(kind: Any, service: Service) -> None:
             if len(ids) != 2 and ids != []:
                 refused(DocumentError, lambda ids=ids: client.delete(ids), found)
         for name, error, found in (
-            ("a", LiveFormatError, "datastore 'a' is frozen"),
+            ("a", DatastoreFormatError, "datastore 'a' is frozen"),
             ("no", UnknownDatastoreError, "name of a datastore is 'no'"),
             ("", UnknownDatastoreError, "datastore to write to is ''"),
             (5, UnknownDatastoreError, "datastore to write to is 5"),
@@ -149,7 +143,7 @@ def test_what_clients_refuse(kind: Any, service: Service) -> None:
 
 def test_a_client_of_frozen_datastores_has_to_name_a_live_one(service: Service) -> None:
     with DatastoreClient(service.target, datastore="a", timeout=PATIENCE) as client:
-        refused(LiveFormatError, lambda: client.add([[1]]), "datastore 'a' is frozen, expected a live one")
+        refused("live", lambda: client.add([[1]]), "datastore 'a' is frozen, expected a live one")
         assert client.delete(client.add([[1]], datastore="chat"), datastore="chat") == 1
 
 

@@ -9,7 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from rest_store.errors import AuthenticationError, ServeError, TargetError
+from rest_store.errors import ArgumentError, AuthenticationError, ServeError
 from rest_store.service.address import Address
 from rest_store.service.channel import Dialer, Tls, target_of
 from rest_store.service.client.client import DatastoreClient
@@ -177,7 +177,7 @@ def test_addresses_know_whether_they_are_local(text: str, local: bool) -> None:
 )
 def test_what_is_no_address_is_refused(text: str) -> None:
     refused(ServeError, lambda: Address.parse(text), ascii(text))
-    refused(TargetError, lambda: target_of(text), ascii(text))
+    refused(ArgumentError, lambda: target_of(text), ascii(text))
 
 
 BAD_TOKENS = {
@@ -195,7 +195,7 @@ BAD_TOKENS = {
 def test_what_no_client_can_send_is_no_token(token: str) -> None:
     """A service that took it would refuse everyone."""
     refused(ServeError, lambda: BearerTokens(token=token), "service: REST_STORE_TOKEN is not a token")
-    refused(TargetError, lambda: Dialer(token, None), "client: token is not a token")
+    refused(ArgumentError, lambda: Dialer(token, None), "client: token is not a token")
 
 
 @pytest.mark.parametrize("token", ["geheim~!", "x" * 4096])

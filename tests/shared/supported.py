@@ -19,7 +19,7 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import rest_store
-from rest_store.errors import CacheNotSupportedError, ModelNotSupportedError
+from rest_store.errors import NotSupportedError
 from rest_store.generation.cache import has_states
 from tests.shared.families import family_model
 from tests.shared.tiny import SCRIPTS, Drafted, Scripted, futures_of, prompts
@@ -60,7 +60,7 @@ def outcome_of(family: str) -> str:
             ours: dict[str, Any] = {"custom_generate": rest_store.generate, "drafter": [source], "adaptive": False}
             try:
                 drafted = model.generate(**inputs, **FIXED, **ours)
-            except (ModelNotSupportedError, CacheNotSupportedError) as error:
+            except NotSupportedError as error:
                 return f"refused: {str(error).split(', expected')[0].removeprefix(type(model).__name__ + ': ')}"
             assert torch.equal(drafted, plain), f"{rows} rows, {name}"
     return "equal, chains" if states else "equal, trees"

@@ -13,7 +13,7 @@ from sglang.version import __version__
 from rest_store.engines.sglang.checks import require_datastores
 from rest_store.engines.sglang.seam import NGRAM_ARGUMENTS, all_differences
 from rest_store.engines.sglang.settings import VARIABLE, read_settings
-from rest_store.errors import EngineSettingsError, describe
+from rest_store.errors import ArgumentError, describe
 
 if TYPE_CHECKING:
     from rest_store.engines.sglang.worker import RestStoreWorker
@@ -55,7 +55,7 @@ class RestStoreAlgorithm(CustomSpecAlgo):  # type: ignore[misc]  # SGLang need n
             server_args: SGLang's arguments; what is set here is what the server runs with.
 
         Raises:
-            EngineSettingsError: a setting is wrong, an argument does not go together with the algorithm, or this SGLang
+            ArgumentError: a setting is wrong, an argument does not go together with the algorithm, or this SGLang
                 is not like the one that the worker was written for.
             RestStoreError: of the subclass for the cause: a datastore in this place cannot be opened, or has another
                 tokenizer than the model.
@@ -110,7 +110,7 @@ def _require_arguments(arguments: Any) -> None:
     ]
     for fits, what, value, expected in checks:
         if not fits:
-            raise EngineSettingsError(describe(NAME, what, value, expected))
+            raise ArgumentError(describe(NAME, what, value, expected))
 
 
 def _require_no_ngram_arguments(arguments: Any) -> None:
@@ -121,7 +121,7 @@ def _require_no_ngram_arguments(arguments: Any) -> None:
     for name in NGRAM_ARGUMENTS:
         if (value := getattr(arguments, name)) != getattr(defaults, name):
             expected = f"absent: {NAME} drafts from the datastores that {VARIABLE} names"
-            raise EngineSettingsError(describe(NAME, f"--{name.replace('_', '-')}", value, expected))
+            raise ArgumentError(describe(NAME, f"--{name.replace('_', '-')}", value, expected))
 
 
 def _require_seam() -> None:
@@ -130,4 +130,4 @@ def _require_seam() -> None:
 
     if differences := all_differences(RestStoreWorker):
         found, expected = "; ".join(differences[:_MOST_DIFFERENCES]), "what 0.5.23 has"
-        raise EngineSettingsError(describe(f"SGLang {__version__}", "what the plug-in relies on", found, expected))
+        raise ArgumentError(describe(f"SGLang {__version__}", "what the plug-in relies on", found, expected))

@@ -24,7 +24,7 @@ from rest_store.engines.request_drafter import RequestDrafter
 from rest_store.engines.sglang.batch_drafts import BatchDrafts
 from rest_store.engines.sglang.settings import VARIABLE, read_settings
 from rest_store.engines.sources import EngineSources
-from rest_store.errors import EngineSettingsError
+from rest_store.errors import ArgumentError
 
 _log = logging.getLogger(__name__)
 _GREEDY = ("cpu", "xpu")  # devices on which SGLang has no kernel that samples while it verifies
@@ -116,8 +116,8 @@ class RestStoreWorker(NGRAMWorker):  # type: ignore[misc]  # SGLang need not be 
             self._drafts.drop(rids)
 
 
-def _no_corpora() -> EngineSettingsError:
-    return EngineSettingsError(f"REST_STORE drafts from datastores: name them in {VARIABLE}")
+def _no_corpora() -> ArgumentError:
+    return ArgumentError(f"REST_STORE drafts from datastores: name them in {VARIABLE}")
 
 
 def _batch_drafts(target: TpModelWorker, nodes: int, shape: str) -> BatchDrafts:

@@ -31,7 +31,7 @@ def settings_of(config: Any) -> VllmSettings | None:
         config: a `VllmConfig`.
 
     Raises:
-        EngineSettingsError: they are not as `VllmSettings` has them.
+        ArgumentError: they are not as `VllmSettings` has them.
     """
     additional = config.additional_config
     if not isinstance(additional, dict) or _SECTION not in additional:

@@ -13,7 +13,7 @@ from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.datastore.validation import Contexts, IntSequence, batch, label, limits, tail, tails
 from rest_store.drafting.members import MemberSettings
-from rest_store.errors import TargetError, describe
+from rest_store.errors import ArgumentError, describe
 from rest_store.live.added import AddedDocuments
 from rest_store.service.address import is_name
 from rest_store.service.channel import Dialer, Targets, Tls, seconds_of, split_location, target_groups
@@ -56,8 +56,8 @@ class DatastoreClient:
             model writes from then on.
 
     Raises:
-        TargetError: an address, certificate, list of datastores or name that is not valid.
-        LimitError: a number out of range.
+        ArgumentError: an address, certificate, list of datastores or name that is not valid; or a
+            number out of range.
         DocumentError: `namespace` is not a name.
         TokenizerLoadError: `tokenizer` is not a tokenizer.
     """
@@ -103,7 +103,7 @@ class DatastoreClient:
 
         Raises:
             TokenizerMismatchError: its tokenizer is not the one passed in; says what differs.
-            PartError: the parts are not those of one build.
+            DatastoreFormatError: the parts are not those of one build.
             ServiceError: no answer; the subclass says why.
         """
         return self._parts.describe(_ends(timeout))
@@ -211,9 +211,9 @@ class DatastoreClient:
             `LiveDatastore.add`. After a repeated attempt, what the first one added counts as there.
 
         Raises:
-            DocumentError, TokenRangeError, StorageError: as `LiveDatastore.add`.
-            LimitError, MessageSizeError: more than the service takes in one message.
-            LiveFormatError: the datastore is frozen.
+            DocumentError, QueryError, StorageError: as `LiveDatastore.add`.
+            ArgumentError, MessageSizeError: more than the service takes in one message.
+            DatastoreFormatError: the datastore is frozen.
             UnknownDatastoreError: there is none of that name, or none was named and there are others than one.
             PermissionDeniedError: the token of this client may only read.
             ServiceError: no answer; the subclass says why.
@@ -241,7 +241,7 @@ class DatastoreClient:
 
         Raises:
             DocumentError: an id is invalid.
-            LimitError, LiveFormatError, UnknownDatastoreError, PermissionDeniedError, StorageError, ServiceError: as
+            ArgumentError, DatastoreFormatError, UnknownDatastoreError, PermissionDeniedError, StorageError, ServiceError: as
                 `add`.
         """
         return self._write(lambda some: some.delete(ids, datastore, namespace), timeout)
@@ -286,7 +286,7 @@ def _ends(timeout: float) -> float:
 
 
 def _names(datastore: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the names of the datastores to ask; raise TargetError unless they are distinct names."""
+    """Return the names of the datastores to ask; raise ArgumentError unless they are distinct names."""
     if datastore is None:
         return ()
     several = [datastore] if isinstance(datastore, str) else datastore
@@ -295,5 +295,5 @@ def _names(datastore: str | Sequence[str] | None) -> tuple[str, ...]:
     except TypeError:
         names = ()
     if not names or not all(map(is_name, names)) or len(set(names)) < len(names):
-        raise TargetError(describe("client", "datastore", repr(datastore), "one or more names, each once, or None"))
+        raise ArgumentError(describe("client", "datastore", repr(datastore), "one or more names, each once, or None"))
     return names

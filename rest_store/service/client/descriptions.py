@@ -10,8 +10,7 @@ from typing import NamedTuple
 
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import (
-    ManifestError,
-    PartError,
+    DatastoreFormatError,
     ProtocolError,
     TokenizerMismatchError,
     UnknownDatastoreError,
@@ -122,7 +121,7 @@ def _datastore(message: pb.DatastoreDescription, target: str) -> ServedDatastore
     try:
         tokenizer = TokenizerIdentity.from_manifest(described, f"{target}: datastore '{message.name}'")
         built = datetime.fromtimestamp(message.built, timezone.utc) if message.built else None
-    except (ManifestError, ValueError, OverflowError, OSError) as error:
+    except (DatastoreFormatError, ValueError, OverflowError, OSError) as error:
         raise ProtocolError(describe(target, "description", f"wrong ({error})", "one of a datastore")) from None
     part = None
     if message.HasField("part"):
@@ -161,13 +160,15 @@ def _chosen(
 
 
 def require_one_build(infos: Sequence[ServiceInfo], parts: int) -> None:
-    """Raise PartError unless descriptions are those of different parts of one build that has so many `parts`."""
+    """Raise DatastoreFormatError unless descriptions are those of different parts of one build that has so many `parts`."""
     served = [datastore for info in infos for datastore in info.datastores]
     builds = {frozenset((one.name, one.part and one.part.build) for one in info.datastores) for info in infos}
     are_of_so_many = all(one.part is not None and one.part.parts == parts for one in served)
     if not are_of_so_many or len(builds) > 1 or len({(one.name, one.part) for one in served}) < len(served):
         found = [f"{info.target} ({', '.join(map(str, info.datastores))})" for info in infos]
-        raise PartError(describe("client", "what is served", ", ".join(found), f"{parts} parts of one build"))
+        raise DatastoreFormatError(
+            "partitions", describe("client", "what is served", ", ".join(found), f"{parts} parts of one build")
+        )
 
 
 def info_of_parts(infos: Sequence[ServiceInfo]) -> ServiceInfo:

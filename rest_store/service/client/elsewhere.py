@@ -48,7 +48,7 @@ class ServiceFiles:
         tls: as for `DatastoreClient`.
 
     Raises:
-        TargetError: the address, the token or a certificate is not valid.
+        ArgumentError: the address, the token or a certificate is not valid.
     """
 
     def __init__(self, location: str, token: str | None = None, tls: Tls | None = None) -> None:
@@ -85,7 +85,7 @@ class ServiceUpstream:
         tls: likewise.
 
     Raises:
-        TargetError: the address, the token or a certificate is not valid.
+        ArgumentError: the address, the token or a certificate is not valid.
     """
 
     def __init__(self, location: str, token: str | None = None, tls: Tls | None = None) -> None:
@@ -96,7 +96,7 @@ class ServiceUpstream:
 
     @property
     def tokenizer(self) -> TokenizerIdentity:
-        """Identity of the tokenizer that the tokens are from; raises LiveFormatError for a frozen datastore, too."""
+        """Identity of the tokenizer that the tokens are from; raises DatastoreFormatError for a frozen datastore, too."""
         self._requests.live_name(None)
         return self._requests.info.tokenizer
 

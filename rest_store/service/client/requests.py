@@ -20,7 +20,7 @@ from rest_store.datastore.validation import (
     tail,
     too_many_tokens,
 )
-from rest_store.errors import LiveFormatError, ProtocolError, UnknownDatastoreError, describe
+from rest_store.errors import DatastoreFormatError, ProtocolError, UnknownDatastoreError, describe
 from rest_store.live.added import AddedDocuments
 from rest_store.service.address import is_name
 from rest_store.service.client.descriptions import ServiceInfo
@@ -143,7 +143,7 @@ class Requests:
 
         Raises:
             DocumentError: a document is not 1-D integers, or ids are invalid or not one for each.
-            TokenRangeError: a token is outside the vocabulary.
+            QueryError: a token is outside the vocabulary.
             UnknownDatastoreError: none is named, and there is not exactly one.
         """
         name = self.live_name(datastore)
@@ -200,7 +200,7 @@ class Requests:
         """Return the name of the live datastore to write to: `name`, or the only one that is asked.
 
         Raises:
-            LiveFormatError: none is named, and the only datastore that is asked is frozen.
+            DatastoreFormatError: none is named, and the only datastore that is asked is frozen.
             UnknownDatastoreError: none is named, and there are others than one.
         """
         asked = self.info.datastores
@@ -208,7 +208,9 @@ class Requests:
         if name is None and len(live) == 1:
             return live[0]
         if name is None and len(asked) == 1:
-            raise LiveFormatError(describe(self.info.target, f"datastore '{asked[0].name}'", "frozen", "a live one"))
+            raise DatastoreFormatError(
+                "live", describe(self.info.target, f"datastore '{asked[0].name}'", "frozen", "a live one")
+            )
         if not is_name(name):
             found = f"{len(live)} live ones asked" if name is None else ascii(name)
             raise UnknownDatastoreError(describe("client", "datastore to write to", found, "the name of a live one"))

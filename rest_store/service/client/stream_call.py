@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from rest_store.errors import DeadlineError, RestStoreError, ServiceInternalError, ServiceUnavailableError
+from rest_store.errors import DeadlineError, RestStoreError, ServiceError, ServiceUnavailableError
 from rest_store.service.errors import error_of_call
 
 _Requests = queue.SimpleQueue[bytes | None]  # None ends the stream
@@ -84,7 +84,7 @@ def _read(call: Any, requests: _Requests, answers: _Answers, target: str) -> Non
         if isinstance(failure, DeadlineError):  # after which an answer might still come
             failure = ServiceUnavailableError(str(failure))
     except Exception as error:
-        failure = ServiceInternalError(f"{target}: the stream failed ({error!r})")
+        failure = ServiceError(f"{target}: the stream failed ({error!r})")
     answers.put(failure)
     requests.put(None)  # else gRPC's thread waits for one until the stream is closed
 

@@ -15,8 +15,8 @@ from rest_store.datastore.manifest import TOKENIZER_FILE_NAME
 from rest_store.datastore.part import Part
 from rest_store.errors import (
     DatastoreClosedError,
+    DatastoreFormatError,
     DatastoreUnavailableError,
-    LiveFormatError,
     RestStoreError,
     ServeError,
     TokenizerMismatchError,
@@ -112,7 +112,7 @@ class Catalog:
 
     Raises:
         ServeError: no datastore, an invalid name, two with the same name, or a part of a live datastore.
-        PartError: a datastore has fewer shards than there are parts.
+        DatastoreFormatError: a datastore has fewer shards than there are parts.
         DatastoreError: a datastore cannot be opened.
 
     Thread-safe.
@@ -155,7 +155,7 @@ class Catalog:
         """Return the datastore of a name, or the only live or frozen one for an empty name.
 
         Raises:
-            LiveFormatError: it is frozen and not live, or live and not frozen.
+            DatastoreFormatError: it is frozen and not live, or live and not frozen.
             UnknownDatastoreError, TokenizerMismatchError: as `select`.
         """
         if not name:
@@ -164,14 +164,14 @@ class Catalog:
         served = self._named(name, fingerprint)
         if served.store.is_live != live:
             kinds = ("live", "a frozen one") if served.store.is_live else ("frozen", "a live one")
-            raise LiveFormatError(describe("request", f"datastore {name!r}", *kinds))
+            raise DatastoreFormatError("live", describe("request", f"datastore {name!r}", *kinds))
         return served
 
     def select(self, selection: pb.Selection, grant: Grant) -> tuple[HostedDatastore, ...]:
         """Return the datastores that `selection` stands for, in the order of their answers; live ones as its namespace.
 
         Raises:
-            LimitError: more names than there are datastores.
+            ArgumentError: more names than there are datastores.
             UnknownDatastoreError: no datastore has one of the names.
             TokenizerMismatchError: they have another tokenizer than the client, or several.
             PermissionDeniedError: `grant` does not allow to read the namespace.

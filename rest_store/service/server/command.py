@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import rest_store
-from rest_store.errors import PartError
+from rest_store.errors import ArgumentError
 from rest_store.options import FILE, FloatRange
 from rest_store.service.address import Address
 from rest_store.service.server.limits import ServiceLimits
@@ -55,7 +55,7 @@ def _part(text: str) -> Part:
 
     try:
         return Part.parse(text)
-    except PartError as error:
+    except ArgumentError as error:
         raise click.BadParameter(str(error)) from None
 
 

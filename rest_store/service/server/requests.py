@@ -14,15 +14,7 @@ import numpy.typing as npt
 from google.protobuf.message import DecodeError, Message
 
 from rest_store.datastore.kernel import MAX_NODES
-from rest_store.errors import (
-    ContextTypeError,
-    DocumentError,
-    EmptyContextError,
-    LimitError,
-    MessageSizeError,
-    TokenRangeError,
-    describe,
-)
+from rest_store.errors import ArgumentError, ContextTypeError, DocumentError, MessageSizeError, QueryError, describe
 from rest_store.v1 import datastore_pb2 as pb
 
 M = TypeVar("M", bound=Message)
@@ -56,9 +48,9 @@ def parse(kind: type[M], data: bytes) -> M:
 
 
 def require_few(what: str, number: int, most: int) -> None:
-    """Raise LimitError if a request has more than `most` of something."""
+    """Raise ArgumentError if a request has more than `most` of something."""
     if number > most:
-        raise LimitError(describe("request", f"number of {what}", number, f"at most {most}"))
+        raise ArgumentError(describe("request", f"number of {what}", number, f"at most {most}"))
 
 
 def document_of(message: pb.Document, number: int) -> Tokens:
@@ -70,13 +62,13 @@ def document_of(message: pb.Document, number: int) -> Tokens:
 
 
 def require_token(token: int, vocabulary_size: int, what: str) -> None:
-    """Raise TokenRangeError if a token of a session is outside the vocabulary."""
+    """Raise QueryError if a token of a session is outside the vocabulary."""
     if not 0 <= token < vocabulary_size:
-        raise TokenRangeError(describe("session", f"token id in {what}", token, f"0..{vocabulary_size - 1}"))
+        raise QueryError(describe("session", f"token id in {what}", token, f"0..{vocabulary_size - 1}"))
 
 
 def text_of(data: bytes, vocabulary_size: int) -> Tokens:
-    """Return the text of an opening; raise ContextTypeError or TokenRangeError if it is none."""
+    """Return the text of an opening; raise ContextTypeError or QueryError if it is none."""
     if len(data) % 4:
         raise ContextTypeError(describe("session", "text", f"{len(data)} bytes", "tokens of 4 bytes each"))
     tokens = np.frombuffer(data, np.int32)
@@ -88,11 +80,11 @@ def text_of(data: bytes, vocabulary_size: int) -> Tokens:
 def top_k_of(message: pb.TopK, what: str) -> Tokens:
     """Return most likely tokens as int32[rows, k]; -1 ends a row, and so does one outside the vocabulary.
 
-    Raises LimitError for k out of range, ContextTypeError for what is not whole rows.
+    Raises ArgumentError for k out of range, ContextTypeError for what is not whole rows.
     """
     k, size = message.k, len(message.tokens)
     if not 1 <= k <= _MOST_TOP_K:
-        raise LimitError(describe("session", f"k of {what}", k, f"1..{_MOST_TOP_K}"))
+        raise ArgumentError(describe("session", f"k of {what}", k, f"1..{_MOST_TOP_K}"))
     if size % (4 * k):
         raise ContextTypeError(describe("session", what, f"{size} bytes", f"rows of {4 * k} bytes"))
     return np.frombuffer(message.tokens, np.int32).reshape(-1, k)
@@ -104,7 +96,7 @@ def accepted_of(messages: Sequence[pb.Accepted], vocabulary_size: int) -> list[A
     accepted = []
     for message in messages:
         if not message.tokens:
-            raise EmptyContextError(describe("request", "accepted", "empty", "at least one token"))
+            raise QueryError(describe("request", "accepted", "empty", "at least one token"))
         require_token(max(message.tokens), vocabulary_size, "accepted")
         tokens = np.fromiter(message.tokens, np.int32, len(message.tokens))
         top_k = top_k_of(message.top_k, "top_k") if message.HasField("top_k") else None
@@ -114,8 +106,8 @@ def accepted_of(messages: Sequence[pb.Accepted], vocabulary_size: int) -> list[A
 
 
 def step_costs(values: Sequence[float]) -> npt.NDArray[np.float64]:
-    """Return the costs of steps, float64[n + 1]; raise LimitError unless they are positive finite numbers."""
+    """Return the costs of steps, float64[n + 1]; raise ArgumentError unless they are positive finite numbers."""
     require_few("costs", len(values), 1 + MAX_NODES)
     if not all(0 < value < math.inf for value in values):
-        raise LimitError(describe("session", "costs", "other numbers", "positive finite ones"))
+        raise ArgumentError(describe("session", "costs", "other numbers", "positive finite ones"))
     return np.array(values, np.float64)

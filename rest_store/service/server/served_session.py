@@ -16,7 +16,7 @@ from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.kernel_session import OpenStore, append, follow_changes, kernel_session
 from rest_store.drafting.limits import DraftLimits
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
-from rest_store.errors import LimitError, describe
+from rest_store.errors import ArgumentError, describe
 from rest_store.service.server.catalog import HostedDatastore, reading, require_readable
 from rest_store.service.server.limits import Budget, ServiceLimits
 from rest_store.service.server.requests import Accepted, accepted_of, step_costs, text_of
@@ -53,7 +53,7 @@ class ServedSession:
         opens_at_once: whether `open` takes less than about a millisecond.
 
     Raises:
-        LimitError: the text is too long.
+        ArgumentError: the text is too long.
         OverloadedError: there is no memory for it.
     """
 
@@ -86,7 +86,7 @@ class ServedSession:
         """Reserve memory for so many more tokens of text, and for trees of so many nodes; raise as the constructor."""
         length = self._length + tokens
         if length > self._max_tokens:
-            raise LimitError(describe("session", "number of tokens", length, f"at most {self._max_tokens}"))
+            raise ArgumentError(describe("session", "number of tokens", length, f"at most {self._max_tokens}"))
         if length > self._tokens_reserved or nodes > self._nodes_reserved:
             reserved = self._tokens_reserved if length <= self._tokens_reserved else length + _TOKENS_AHEAD
             most_nodes = max(self._nodes_reserved, nodes)

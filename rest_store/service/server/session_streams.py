@@ -13,12 +13,7 @@ import grpc
 
 from rest_store.datastore.kernel import native_kernel
 from rest_store.drafting.sources import RecycledLogits
-from rest_store.errors import (
-    LimitError,
-    MessageOrderError,
-    RestStoreError,
-    describe,
-)
+from rest_store.errors import ArgumentError, ProtocolError, RestStoreError, describe
 from rest_store.service.server.calls import GRANT, Context, ending, shutting_down
 from rest_store.service.server.catalog import Catalog, HostedDatastore
 from rest_store.service.server.executor import Executor
@@ -106,7 +101,7 @@ class SessionStreams:
         request = parse(pb.DraftSessionRequest, data)
         if request.HasField("open") != (session is None):
             found, expected = ("absent", "first") if session is None else ("second", "none")
-            raise MessageOrderError(describe("session", "opening", found, f"{expected}: a session is opened once"))
+            raise ProtocolError(describe("session", "opening", found, f"{expected}: a session is opened once"))
         if session is None:
             served = self._catalog.select(request.open.selection, GRANT.get())
             session = stream.session = self._begin(request.open, served)
@@ -124,12 +119,12 @@ class SessionStreams:
         """Return a new session over the datastores `served`. Its text is not read yet.
 
         Raises:
-            LimitError: the text or a key is too long, or there are too many datastores.
+            ArgumentError: the text or a key is too long, or there are too many datastores.
             OverloadedError: the sessions take too much memory.
         """
         most = int(native_kernel().MAX_STORES)
         if len(served) > most:
-            raise LimitError(describe("session", "number of datastores", len(served), f"at most {most}"))
+            raise ArgumentError(describe("session", "number of datastores", len(served), f"at most {most}"))
         recycled = self._recycled_logits(opening.recycled_logits) if opening.recycled_logits else None
         return ServedSession(opening, served, recycled, self._limits, self.memory)
 
@@ -137,7 +132,7 @@ class SessionStreams:
         """Return what sessions with the same key share, and keep it for later ones."""
         if len(key) > _LONGEST_KEY:
             found, expected = f"{len(key)} bytes", f"at most {_LONGEST_KEY}"
-            raise LimitError(describe("session", "key of recycled logits", found, expected))
+            raise ArgumentError(describe("session", "key of recycled logits", found, expected))
         table = self._tables.pop(key, None)
         self._tables[key] = table = RecycledLogits() if table is None else table
         if len(self._tables) > _MOST_TABLES:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rest_store.engines.sglang.seam import PARTS
-from rest_store.errors import EngineSettingsError
+from rest_store.errors import ArgumentError
 from rest_store.seam import attributes_of
 from tests.engines.sglang import scheduler
 from tests.engines.sglang.engine import IN_SGLANG
@@ -56,7 +56,7 @@ class TestInSglang:
         monkeypatch.setattr(NGRAMWorker, "__init__", begin)
         monkeypatch.setattr(NGRAMWorker, "clear_cache_pool", clear_cache_pool)
         monkeypatch.delattr(ngram_worker.NGRAMWorker, "_prepare_draft_tokens")
-        with pytest.raises(EngineSettingsError) as raised:
+        with pytest.raises(ArgumentError) as raised:
             _require_seam()
         assert str(raised.value).startswith("SGLang 0.5.23: what the plug-in relies on is ")
         from rest_store.engines.sglang.seam import all_differences
@@ -82,5 +82,5 @@ class TestInSglang:
             assert not answered.success
             assert answered.message == message
         for refused in (lambda: one.add_external_corpus("a", [[1]]), lambda: one.commit_corpus_load("a", 1)):
-            with pytest.raises(EngineSettingsError, match=message):
+            with pytest.raises(ArgumentError, match=message):
                 refused()

@@ -12,7 +12,7 @@ import pytest
 
 from rest_store.engines.vllm.plugin import _warn_once
 from rest_store.engines.vllm.seam import CREATE, PARTS, PROPOSE
-from rest_store.errors import EngineSettingsError
+from rest_store.errors import ArgumentError
 from rest_store.seam import difference, differences
 from tests.engines.vllm.engine import IN_VLLM, SPECULATIVE
 
@@ -77,5 +77,5 @@ def test_a_wrong_setting_is_named_before_anything_starts(model: Path) -> None:
     from vllm.engine.arg_utils import EngineArgs
 
     settings = {"rest_store": {"datastore": ["code.ds"]}}
-    with pytest.raises(EngineSettingsError, match=r"additional_config\.rest_store: a key is 'datastore'"):
+    with pytest.raises(ArgumentError, match=r"additional_config\.rest_store: a key is 'datastore'"):
         EngineArgs(str(model), additional_config=settings, speculative_config=SPECULATIVE).create_engine_config()
