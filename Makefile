@@ -83,10 +83,11 @@ OLDEST_LIST := $(OLDEST)/oldest.txt
 test-oldest:
 	$(PYTHON) -m venv --clear $(OLDEST)
 	$(OLDEST_PIP) $(INSTALL) --upgrade pip uv
-	$(OLDEST)/bin/uv pip compile -q --python $(OLDEST)/bin/python --resolution lowest-direct --no-header --no-annotate \
-	  --no-emit-package torch \
-	  --extra build --extra live --extra server --extra hf --extra grammar --extra remote --extra ray pyproject.toml -o $(OLDEST_LIST)
 	$(OLDEST_PIP) $(INSTALL) "$(TORCH)"
+	$(OLDEST_PIP) list --format=freeze | sed -n 's/^\(torch==[0-9.]*\).*/\1/p' > $(OLDEST)/torch.txt
+	$(OLDEST)/bin/uv pip compile -q --python $(OLDEST)/bin/python --resolution lowest-direct --no-header --no-annotate \
+	  --no-emit-package torch -c $(OLDEST)/torch.txt \
+	  --extra build --extra live --extra server --extra hf --extra grammar --extra remote --extra ray pyproject.toml -o $(OLDEST_LIST)
 	$(OLDEST_PIP) $(INSTALL) $(BACKEND)
 	$(OLDEST_PIP) $(INSTALL) -c $(OLDEST_LIST) --no-build-isolation --config-settings build-dir=build/oldest/{wheel_tag} -e '.[$(TESTED)]'
 	$(OLDEST_PIP) $(INSTALL) --no-deps $(ALONE) xgrammar apache-tvm-ffi
