@@ -31,7 +31,7 @@ import rest_store
 from rest_store.bench.options import Destination, result_options
 from rest_store.bench.results import write_result
 from rest_store.datastore.tree import TokenTree
-from rest_store.drafting.limits import DraftLimits
+from rest_store.drafting.draft_options import DraftOptions
 from rest_store.drafting.members import MemberSettings
 from rest_store.generation.cache import has_states
 from rest_store.generation.continuation import difference
@@ -124,7 +124,7 @@ class Known:
         self._written = 0
         return [self]
 
-    def send(self, limits: DraftLimits) -> None:
+    def send(self, limits: DraftOptions) -> None:
         """Take what is asked for."""
         self._limits = limits
 

@@ -39,18 +39,18 @@ def build_plan(options: BuildOptions, corpora: Sequence[Corpus], tokenizer: Targ
     }
 
 
-def _listing(corpus: Corpus, most_bytes: int) -> dict[str, Any]:
+def _listing(corpus: Corpus, max_bytes: int) -> dict[str, Any]:
     """Return what changes if a file of a corpus is added, removed or written again, or other files are cut into slices.
 
     Args:
         corpus: the corpus.
-        most_bytes: of a file that is not cut.
+        max_bytes: of a file that is not cut.
     """
     sha256, number, cut = hashlib.sha256(), 0, 0
     for file in corpus.files(CorpusCounts()):
         sha256.update(json.dumps([file.relative, file.size, file.version, *file.rows]).encode())
         number += 1
-        cut += file.size > most_bytes
+        cut += file.size > max_bytes
     return {"files": number, "cut": cut, "sha256": sha256.hexdigest()[:_SHOWN_DIGITS]}
 
 

@@ -36,7 +36,7 @@ from build_index.memory import (
     resident_bytes,
     sufficient_budget,
 )
-from build_index.options import MOST_LOST, BuildOptions, BuildSummary
+from build_index.options import MAX_LOST_SHARE, BuildOptions, BuildSummary
 from build_index.progress import ProgressListener
 from build_index.ray_workers import RayWorkers, connected
 from build_index.readers.parquet import HeldAtOnceError
@@ -199,7 +199,7 @@ def _build(
     for corpus, without_tokens in zip(corpora, shard_tokens.without_tokens, strict=True):
         counts = corpus.counts.with_skipped("without tokens", without_tokens)
         total += counts
-        if (share := counts.lost_share()) > MOST_LOST:
+        if (share := counts.lost_share()) > MAX_LOST_SHARE:
             lost[well_formed(corpus.spec.path)] = share
             notes = ", ".join(reason_text(reason, number) for reason, number in counts.skipped.most_common())
             warnings.warn(f"{well_formed(corpus.spec.path)}: {share:.0%} was left out ({notes})", stacklevel=4)

@@ -40,10 +40,10 @@ _CERTAIN = 16  # characters of an answer that tell where it stands
 _CALLS_COMPARED = 64
 _PLACES = 64
 _STABLE = 4  # answers of a kind that tell how a template treats others
-_MOST_EFFORT = 1 << 25  # characters rendered for one conversation; what follows is stored as history shows it
+_MAX_EFFORT = 1 << 25  # characters rendered for one conversation; what follows is stored as history shows it
 _TURN = 512  # characters as which a turn counts at least
 _SEARCHED = 16  # characters searched take the time of one that is rendered
-_LONGEST_CONTROL = 256
+_MAX_CONTROL_LENGTH = 256
 
 
 class ConversationError(CorpusError):
@@ -350,7 +350,7 @@ class _Writing:
         """Return the text of the turns before `end`; None: it is refused, or all take too long."""
         if end == len(self._turns) and not prompt:
             return self._history
-        if self._effort > _MOST_EFFORT:
+        if self._effort > _MAX_EFFORT:
             return None
         try:
             rendered = self._writer.template.render(self._fields[:end], prompt=prompt)
@@ -443,7 +443,9 @@ class _Writing:
 
     def _before_control(self, text: str, place: int) -> int:
         """Return the beginning of the control token that a place lies in, or the place."""
-        for match in self._writer.controls.finditer(text, max(0, place - _LONGEST_CONTROL), place + _LONGEST_CONTROL):
+        for match in self._writer.controls.finditer(
+            text, max(0, place - _MAX_CONTROL_LENGTH), place + _MAX_CONTROL_LENGTH
+        ):
             if match.start() < place < match.end():
                 return match.start()
         return place
@@ -471,7 +473,7 @@ class _Writing:
         for turn in self._turns[self._done : end]:
             if not turn.is_assistant or not _holds_more(turn):
                 continue
-            if self._effort > _MOST_EFFORT and turn.shape in of_kinds:
+            if self._effort > _MAX_EFFORT and turn.shape in of_kinds:
                 self._left_out.update(of_kinds[turn.shape])
                 continue
             before = self._left_out.copy()

@@ -5,7 +5,7 @@
         ...
     corpus.provenance()                       # what was read and what was skipped
 
-The order of documents is fixed, and memory is bounded (`LARGEST_DOCUMENT_BYTES`). Malformed input is an error that
+The order of documents is fixed, and memory is bounded (`MAX_DOCUMENT_BYTES`). Malformed input is an error that
 names the file and the line or row. In a directory, damaged files and malformed records are skipped and counted, and so
 are files that are clearly not documents (binary files, text that is not UTF-8, tables without a known column).
 

@@ -3,7 +3,7 @@
 Resident at the peak are: the process with its packages and tokenizer; documents being read and tokenized; digests of
 documents already read; shards being sorted, whose bytes are known (`suffix_array.peak_bytes`); and worker processes,
 each with its own packages, tokenizer and documents. The size of shards does not depend on workers, which take what is
-left. A document is held whole; larger ones than `LARGEST_DOCUMENT_BYTES` are refused, and so are parquet and Arrow
+left. A document is held whole; larger ones than `MAX_DOCUMENT_BYTES` are refused, and so are parquet and Arrow
 files of which more than `decoder_bytes` have to be held at once.
 """
 
@@ -21,9 +21,9 @@ from build_index.suffix_array import max_positions, peak_bytes
 from rest_store.datastore.header import MAX_POSITIONS
 from rest_store.errors import BuildError, MemoryBudgetError, describe
 
-SMALLEST_SHARD = 1 << 20  # positions, unless the user sets the size
+MIN_SHARD_POSITIONS = 1 << 20  # positions, unless the user sets the size
 WORK_BYTES = 320 * MIB  # reading, tokenizing a batch, and what the allocator keeps of it
-LEAST_WORK_BYTES = 160 * MIB  # if not even the smallest shard fits beside these: for all but large compressed files
+MIN_WORK_BYTES = 160 * MIB  # if not even the smallest shard fits beside these: for all but large compressed files
 _PROCESS_STEP = 64 * MIB  # the process is rounded up to such steps, so that a few pages do not change the shards
 _BUDGET_STEP = 256 * MIB
 _DIGESTS_SHARE = 32
@@ -82,9 +82,9 @@ def plan_memory(
     limit = max_positions(vocabulary_size)
     if shard_positions is not None and not 2 <= shard_positions <= limit:
         raise BuildError(describe("shard", "the number of tokens", shard_positions, f"2..{limit}"))
-    bits = range(MAX_POSITIONS.bit_length() - 1, SMALLEST_SHARD.bit_length() - 2, -1)
+    bits = range(MAX_POSITIONS.bit_length() - 1, MIN_SHARD_POSITIONS.bit_length() - 2, -1)
     sizes = [min(1 << bit, limit) for bit in bits] if shard_positions is None else [shard_positions]
-    for positions, work in [*((size, WORK_BYTES) for size in sizes), (sizes[-1], LEAST_WORK_BYTES)]:
+    for positions, work in [*((size, WORK_BYTES) for size in sizes), (sizes[-1], MIN_WORK_BYTES)]:
         shard = peak_bytes(positions, vocabulary_size)
         spare = budget - process - digests - work - shard
         if spare >= 0:
@@ -94,7 +94,7 @@ def plan_memory(
             more_sorts = min(sorts - 1, spare // shard)
             decoder_bytes = 2 * work // 5 + (spare - more_sorts * shard) // (processes + 1)
             return MemoryPlan(budget, digests, decoder_bytes, positions, shard, 1 + more_sorts, processes)
-    needed = process + LEAST_WORK_BYTES + peak_bytes(sizes[-1], vocabulary_size)
+    needed = process + MIN_WORK_BYTES + peak_bytes(sizes[-1], vocabulary_size)
     needed = -(-needed * _DIGESTS_SHARE // (_DIGESTS_SHARE - 1))
     expected = f"at least {size_text(needed)} for shards of {sizes[-1]} tokens (--memory, --shard-tokens)"
     raise MemoryBudgetError(describe("build", "the memory budget", size_text(budget), expected))

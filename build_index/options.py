@@ -10,7 +10,7 @@ from typing import Any
 from build_index.corpus_spec import CorpusSpec, whole_number
 from rest_store.errors import BuildError, describe
 
-MOST_LOST = 0.5
+MAX_LOST_SHARE = 0.5
 """If a greater share of a corpus is lost, of its bytes or of its records, the build warns of it."""
 
 
@@ -55,7 +55,7 @@ class BuildSummary:
         skipped: number of skipped documents and files by reason.
         skipped_bytes: their bytes, by reason, where they are known.
         largest_skipped: of each reason, the largest: a file, a record, or an error that says what is wrong there.
-        lost: share of each corpus that was left out though nothing asked for it, where it is above `MOST_LOST`.
+        lost: share of each corpus that was left out though nothing asked for it, where it is above `MAX_LOST_SHARE`.
         left_out: number of parts of stored conversations that the datastore does not have, by kind.
         refusal: the first conversation that the chat template refused, and why; empty: it refused none.
         split_documents: documents longer than a shard, stored in pieces.

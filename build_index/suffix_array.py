@@ -19,7 +19,7 @@ import numpy.typing as npt
 from rest_store.datastore.header import KEY_STRIDE, MAX_POSITIONS, TAIL_SIZE, entry_bits, token_width
 from rest_store.datastore.kernel import native_kernel
 
-_MOST_BYTES = 2**31 - 1  # a signed int counts them
+_MAX_BYTES = 2**31 - 1  # a signed int counts them
 _MIB = 1 << 20
 
 
@@ -72,4 +72,4 @@ def peak_bytes(positions: int, vocabulary_size: int) -> int:
 
 def max_positions(vocabulary_size: int) -> int:
     """Return the most positions that can be sorted: 2^30 - 1 if `V <= 65,535`, otherwise 715,827,882."""
-    return min(MAX_POSITIONS, _MOST_BYTES // token_width(vocabulary_size))
+    return min(MAX_POSITIONS, _MAX_BYTES // token_width(vocabulary_size))

@@ -22,7 +22,7 @@ from rest_store.errors import CorpusFormatError, describe
 
 _FILE_MAGIC = b"ARROW1"
 _STREAM_MARK = b"\xff\xff\xff\xff"
-_LARGEST_SCHEMA = 1 << 24
+_MAX_SCHEMA_BYTES = 1 << 24
 _KIND = "Arrow file"
 
 
@@ -33,7 +33,7 @@ def is_arrow(head: bytes) -> bool:
     if not head.startswith(_STREAM_MARK) or len(head) < 8:
         return False
     (length,) = struct.unpack_from("<i", head, 4)  # of the message with the schema, in units of eight bytes
-    return bool(0 < length < _LARGEST_SCHEMA and length % 8 == 0)
+    return bool(0 < length < _MAX_SCHEMA_BYTES and length % 8 == 0)
 
 
 def arrow_columns(file: BinaryIO, where: str, field: str | None) -> tuple[list[str], str]:
@@ -47,7 +47,7 @@ def arrow_columns(file: BinaryIO, where: str, field: str | None) -> tuple[list[s
 
 
 def read_arrow(
-    file: BinaryIO, where: str, records: RecordReader, most_bytes: int, rows: Sequence[str] = ()
+    file: BinaryIO, where: str, records: RecordReader, max_bytes: int, rows: Sequence[str] = ()
 ) -> Iterator[Document]:
     """Yield the documents of an Arrow file or stream; rows that are not UTF-8 are skipped and counted.
 
@@ -55,7 +55,7 @@ def read_arrow(
         file: its bytes.
         where: its name in messages.
         records: extracts the document of each row.
-        most_bytes: most bytes that pyarrow reads at once: a record batch.
+        max_bytes: most bytes that pyarrow reads at once: a record batch.
         rows: Arrow files with the numbers of the rows to read, in any order; none: all.
 
     Yields:
@@ -64,7 +64,7 @@ def read_arrow(
     Raises:
         CorpusFormatError: not an intact Arrow file, or the needed column is absent.
         CorpusError: not readable; or see `RecordReader.too_large`.
-        HeldAtOnceError: a record batch is larger than `most_bytes`.
+        HeldAtOnceError: a record batch is larger than `max_bytes`.
     """
     with _opened(file, where) as (table, _):
         columns = document_columns(table.schema, records.field)
@@ -75,7 +75,7 @@ def read_arrow(
         reader = TableReader(table.schema, columns, records, where)
     chosen = _row_numbers(rows) if rows else None
     first = 0  # row of the batch
-    with _opened(file, where, places, most_bytes) as (_, batches):
+    with _opened(file, where, places, max_bytes) as (_, batches):
         for unchecked in batches:
             batch = _checked(unchecked, columns)
             numbers = np.arange(first, first + batch.num_rows)
@@ -90,7 +90,7 @@ def read_arrow(
 
 @contextmanager
 def _opened(
-    file: BinaryIO, where: str, columns: list[int] | None = None, most_bytes: int | None = None
+    file: BinaryIO, where: str, columns: list[int] | None = None, max_bytes: int | None = None
 ) -> Iterator[tuple[Any, Iterator[Any]]]:
     """Give the reader of pyarrow, which has the schema, and the record batches.
 
@@ -98,13 +98,13 @@ def _opened(
         file: its bytes.
         where: its name in messages.
         columns: places of the columns to read; None: all.
-        most_bytes: most bytes read at once; None: no bound.
+        max_bytes: most bytes read at once; None: no bound.
     """
     with pyarrow_errors(where, _KIND) as pyarrow:
         file.seek(0)
         is_stream = not file.read(len(_FILE_MAGIC)).startswith(_FILE_MAGIC)
         file.seek(0)
-        bounded = _Bounded(file, where, most_bytes)
+        bounded = _Bounded(file, where, max_bytes)
         source = pyarrow.PythonFile(bounded, "r")
         options = pyarrow.ipc.IpcReadOptions(included_fields=columns, use_threads=False)
         try:
@@ -148,11 +148,11 @@ class _Bounded:
     closed = False
     error: HeldAtOnceError | None = None
 
-    def __init__(self, file: BinaryIO, where: str, most_bytes: int | None) -> None:
+    def __init__(self, file: BinaryIO, where: str, max_bytes: int | None) -> None:
         self.seek, self.tell = file.seek, file.tell
         self._file = file
         self._where = where
-        self._most_bytes = most_bytes
+        self._most_bytes = max_bytes
         self._size = file.seek(0, io.SEEK_END)
         file.seek(0)
 

@@ -19,7 +19,7 @@ from build_index.readers.unread import CACHED
 METADATA = "metadata of a data set"  # a reason to leave out
 _STATE, _INFO, _DICT = "state.json", "dataset_info.json", "dataset_dict.json"
 _DATA_FILES, _ROW_FILES = "_data_files", "_indices_data_files"
-_LARGEST_METADATA = 1 << 24
+_MAX_METADATA_BYTES = 1 << 24
 _HUB_CACHE = {"blobs", "refs", "snapshots"}  # of which `snapshots` has links to the files in `blobs`
 
 
@@ -50,7 +50,7 @@ class DatasetFolder:
         if names >= _HUB_CACHE:
             return cls(frozenset(_HUB_CACHE - {"snapshots"}))
         if _STATE in names:
-            state = _object(read(_STATE, _LARGEST_METADATA))
+            state = _object(read(_STATE, _MAX_METADATA_BYTES))
             data = _file_names(state.get(_DATA_FILES))
             if data is None:
                 return None
@@ -58,7 +58,7 @@ class DatasetFolder:
             there = frozenset(name for name in data if name in names)
             missing = tuple(name for name in (*data, *rows) if name not in names)
             return cls(frozenset({_STATE, _INFO}), there, rows, missing)
-        if _DICT in names and "splits" in _object(read(_DICT, _LARGEST_METADATA)):
+        if _DICT in names and "splits" in _object(read(_DICT, _MAX_METADATA_BYTES)):
             return cls(frozenset({_DICT}))
         has_tables = _INFO in names and any(name.endswith(".arrow") for name in names)
         return cls(frozenset({_INFO})) if has_tables else None

@@ -19,7 +19,7 @@ from rest_store.extras import named_extras
 
 FILE_NAME = ".gitignore"
 IGNORED = "ignored by .gitignore"  # a reason to leave out
-_MOST_BYTES = 1 << 20  # of a file of patterns; Git has such a limit, too
+_MAX_BYTES = 1 << 20  # of a file of patterns; Git has such a limit, too
 _NAMED_GROUP = re.compile(r"\(\?P<\w+>")
 _ANYWHERE = "^(?:.+/)?"  # how the expression of a pattern for names begins
 
@@ -102,7 +102,7 @@ def _level(directory: str, path: Path) -> tuple[tuple[str, tuple[_Rule, ...]], .
     """Return the level of a file of patterns, or none if it cannot be read or has none."""
     try:
         with regular_file(path) as file:
-            text = file.read(_MOST_BYTES).decode("utf-8-sig", "replace")
+            text = file.read(_MAX_BYTES).decode("utf-8-sig", "replace")
     except OSError:
         return ()
     rules = tuple(_rules(text.split("\n")))
@@ -143,7 +143,7 @@ def _exclude_file(git: Path) -> Path:
     """Return the file of patterns of a repository, which a work tree shares with the others of it."""
     if git.is_file():
         try:
-            text = git.read_text(encoding="utf-8", errors="surrogateescape")[:_MOST_BYTES]
+            text = git.read_text(encoding="utf-8", errors="surrogateescape")[:_MAX_BYTES]
             git = git.parent / text.removeprefix("gitdir:").strip()
         except OSError:
             return git

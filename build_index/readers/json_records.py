@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from build_index.documents import LARGEST_DOCUMENT_BYTES, Document
+from build_index.documents import MAX_DOCUMENT_BYTES, Document
 from build_index.readers.json_text import DECODER
 from build_index.readers.records import RecordReader
 from build_index.readers.rows import documents_of
@@ -45,7 +45,7 @@ def read_json(stream: io.BufferedReader, where: str, records: RecordReader) -> I
 class JsonValues:
     """The values of a JSON file, each with the line on which it begins; read in chunks.
 
-    Iterating yields TOO_LARGE for a value of more than LARGEST_DOCUMENT_BYTES characters.
+    Iterating yields TOO_LARGE for a value of more than MAX_DOCUMENT_BYTES characters.
 
     Args:
         stream: the content of the file from its beginning.
@@ -102,11 +102,11 @@ class JsonValues:
             except RecursionError as error:
                 raise self._error("JSON nested too deeply", "records") from error
             else:
-                if end - self._position > LARGEST_DOCUMENT_BYTES:
+                if end - self._position > MAX_DOCUMENT_BYTES:
                     return TOO_LARGE  # wherever chunks end
                 self._advance(end - self._position)
                 return value
-            if len(self._text) - self._position > LARGEST_DOCUMENT_BYTES:
+            if len(self._text) - self._position > MAX_DOCUMENT_BYTES:
                 return TOO_LARGE
             self._read(size)
             size *= 2  # so that a long record is scanned a few times, not once for each chunk

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, BinaryIO
 
 _HEADER_BYTES = 1 << 13  # read at once; statistics may make a header longer
-_LARGEST_HEADER = 1 << 24
+_MAX_HEADER_BYTES = 1 << 24
 _DICTIONARY_PAGE = 2
 _STOP, _TRUE, _FALSE, _BYTE, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 0, 1, 2, 3, 7, 8, 9, 10, 12
 _INTEGERS = (4, 5, 6)  # of 16, 32 and 64 bits: all of variable length
@@ -52,7 +52,7 @@ def _page_header(file: BinaryIO, start: int) -> tuple[dict[int, int], int]:
         try:
             return _struct(data, 0)
         except IndexError:
-            if len(data) < size or size >= _LARGEST_HEADER:
+            if len(data) < size or size >= _MAX_HEADER_BYTES:
                 raise
         size *= 8
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from build_index.documents import LARGEST_DOCUMENT_BYTES, CorpusCounts, Document, well_formed
+from build_index.documents import MAX_DOCUMENT_BYTES, CorpusCounts, Document, well_formed
 from build_index.readers.conversations import fields_text, kind_of, messages_of
 from build_index.size import size_text
 from rest_store.errors import CorpusError, CorpusFormatError, describe
@@ -61,7 +61,7 @@ class RecordReader:
         document = self._document(value, origin, field)
         if document.is_empty:
             self.counts.skip("empty", origin)
-        elif document.size > LARGEST_DOCUMENT_BYTES:
+        elif document.size > MAX_DOCUMENT_BYTES:
             self.too_large(origin)
         else:
             yield document
@@ -82,7 +82,7 @@ class RecordReader:
             CorpusError: `strict`.
         """
         if self.strict:
-            limit = size_text(LARGEST_DOCUMENT_BYTES)
+            limit = size_text(MAX_DOCUMENT_BYTES)
             raise CorpusError(describe(origin, "the size of the record", f"above {limit}", f"at most {limit}"))
         self.counts.skip("too large", origin)
 

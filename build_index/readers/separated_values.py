@@ -7,7 +7,7 @@ import csv
 import io
 from collections.abc import Iterator
 
-from build_index.documents import LARGEST_DOCUMENT_BYTES, Document
+from build_index.documents import MAX_DOCUMENT_BYTES, Document
 from build_index.readers.records import CONVERSATION_FIELDS, TEXT_FIELDS, RecordReader
 from build_index.readers.rows import documents_of, malformed
 from build_index.size import size_text
@@ -52,7 +52,7 @@ def read_separated_values(stream: io.BufferedReader, where: str, records: Record
     if header is None:
         raise CorpusFormatError(describe(where, "the first row", "without a known column", "the names of the columns"))
     delimiter, columns = header
-    csv.field_size_limit(LARGEST_DOCUMENT_BYTES + 1)
+    csv.field_size_limit(MAX_DOCUMENT_BYTES + 1)
     reader = csv.reader(lines, delimiter=delimiter)
     while True:
         lines.held = 0
@@ -90,14 +90,14 @@ class _Lines:
         return self
 
     def __next__(self) -> str:
-        data = self._stream.readline(LARGEST_DOCUMENT_BYTES + 1)
+        data = self._stream.readline(MAX_DOCUMENT_BYTES + 1)
         if not data:
             raise StopIteration
         self.number += 1
         self.held += len(data)
         where = f"{self._where}:{self.number}"
-        if self.held > LARGEST_DOCUMENT_BYTES:
-            limit = size_text(LARGEST_DOCUMENT_BYTES)
+        if self.held > MAX_DOCUMENT_BYTES:
+            limit = size_text(MAX_DOCUMENT_BYTES)
             expected = f"at most {limit}, and quotes that end"
             raise CorpusFormatError(describe(where, "the size of the row", f"above {limit}", expected))
         try:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from build_index.documents import LARGEST_DOCUMENT_BYTES, Document
+from build_index.documents import MAX_DOCUMENT_BYTES, Document
 from build_index.readers.records import CONVERSATION_FIELDS, TEXT_FIELDS, RecordReader
 from build_index.readers.rows import documents_of
 from rest_store.errors import CorpusFormatError, describe, first_line
@@ -78,11 +78,11 @@ def _rows(
     """Yield the documents of a table; what is too large is not read."""
     names = [_quoted(name) for name in columns]
     size = " + ".join(f"coalesce(length({name}), 0)" for name in names)
-    values = ", ".join(f"CASE WHEN {size} <= {LARGEST_DOCUMENT_BYTES} THEN {name} END" for name in names)
+    values = ", ".join(f"CASE WHEN {size} <= {MAX_DOCUMENT_BYTES} THEN {name} END" for name in names)
     rows = connection.execute(f"SELECT {size}, {values} FROM {_quoted(table)}")
     for number, (length, *row) in enumerate(rows, 1):
         origin = f"{where}:{table}, row {number}"
-        if length > LARGEST_DOCUMENT_BYTES:
+        if length > MAX_DOCUMENT_BYTES:
             records.too_large(origin)
         else:
             texts = (_text(value) if isinstance(value, bytes) else value for value in row)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from rest_store.bench.options import datastores_option, recordings_option, tokenizer_option
-from rest_store.bench.recordings import FIT_PARTS, LEAST_TO_FIT, read_all, split
+from rest_store.bench.recordings import FIT_PARTS, MIN_TO_FIT, read_all, split
 from rest_store.bench.replay import fit_calibration, replay
 from rest_store.bench.results import file_hash
 from rest_store.datastore.render import counted
@@ -51,7 +51,7 @@ def calibrate(
     """
     stores = open_datastores(datastores)
     require_sources("--datastore", list(stores.values()))
-    fitting, held_out = split(read_all(recordings, stores, tokenizer), "calibrate", least=LEAST_TO_FIT)
+    fitting, held_out = split(read_all(recordings, stores, tokenizer), "calibrate", minimum=MIN_TO_FIT)
     sources = [PromptLookup(), RecycledLogits(), *stores.values()]
     provenance = {
         "recordings": [path.name for path in recordings],

@@ -21,7 +21,7 @@ _MEAN_NOTE = (
     "Tokens of a forward pass; 1 without drafts. In a replay, each step drafts as many nodes as it may; generation "
     "cuts trees, so its M is lower. The line shows where M lies for 95% of such samples."
 )
-_MOST_BUDGETS = 2  # of which a replay's sources have a chart each
+_MAX_BUDGETS = 2  # of which a replay's sources have a chart each
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _means(figures: Mapping[str, Any]) -> Iterable[Chart]:
         bars = tuple(_mean(counted(row["nodes"], "node"), row) for row in sessions)
         yield Chart("M in replays", bars, _MEAN_NOTE)
         return
-    for session in sessions[:_MOST_BUDGETS]:
+    for session in sessions[:_MAX_BUDGETS]:
         nodes = session["nodes"]
         same = [row for row in by_source if row["nodes"] == nodes]
         bars = (_mean("all sources", session), *(_mean(_source(row["drafting"]), row) for row in same))

@@ -22,7 +22,7 @@ from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup
 
-_LONGEST = 20  # tokens that the recorded drafters drafted at most
+_MAX_LENGTH = 20  # tokens that the recorded drafters drafted at most
 _NO_TREE = TokenTree([], [], [], scores=[])
 _WRONG = -1  # stands for a token of the head that the model did not write: what it was is not recorded
 
@@ -44,7 +44,7 @@ def other_drafters(recordings: Sequence[Recording], batches: Sequence[Batch]) ->
     """Yield a line and a row for each recorded drafter and batch, with the length that is fastest for the median."""
     for name in sorted({name for recording in recordings for name in recording.drafters}):
         for batch in batches:
-            outcomes = {length: replay_other(recordings, name, batch, length) for length in range(1, _LONGEST + 1)}
+            outcomes = {length: replay_other(recordings, name, batch, length) for length in range(1, _MAX_LENGTH + 1)}
             best = max(outcomes, key=lambda length: outcomes[length].modelled_speeds[0])
             row = {"drafter": name, "batch": batch.rows, "length": best, **outcomes[best].as_json()}
             yield f"{name}, {best} tokens, batch of {batch.rows}: {outcomes[best].summary()}", row
@@ -103,7 +103,7 @@ class _Oracle(_BesideHead):
         tree, cached = self._session.draft(max_nodes, costs), self._prompt + self._position
         written = 1 + len(tree.longest_path(self._text[self._position :]))
         speeds = [written / (costs[len(tree)] + self._batch.of_sessions)]
-        for tokens in range(1, _LONGEST + 1):
+        for tokens in range(1, _MAX_LENGTH + 1):
             seconds = self._batch.time(cached, 1 + tokens) + self._batch.beside(self._name, cached, tokens)
             speeds.append(min(int(self._accepted[self._position]), 1 + tokens) / seconds)
         head_tokens = int(np.argmax(speeds))
@@ -127,7 +127,7 @@ def replay_beside(
     """Return what sessions bring beside the head of this name, for the recordings that have it, in their order."""
     chosen = [one for one in recordings if one.drafters.get(name) is not None and one.output.size]
     cached = int(np.median([one.prompt.size + one.output.size // 2 for one in chosen] or [0]))
-    head = Head([0.0, *(batch.beside(name, cached, tokens) for tokens in range(1, _LONGEST + 1))], batch.of_sessions)
+    head = Head([0.0, *(batch.beside(name, cached, tokens) for tokens in range(1, _MAX_LENGTH + 1))], batch.of_sessions)
     outcome = Outcome()
     for one in chosen:
         with DraftSession([*sources, PromptLookup()], one.prompt, calibration=calibration, learn=False) as session:

@@ -38,7 +38,7 @@ from rest_store.datastore.render import counted
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import require_sources
 from rest_store.errors import DataFileError, describe
-from rest_store.generation.comparison import LEAST_PAIRS, Speedup
+from rest_store.generation.comparison import MIN_PAIRS, Speedup
 from rest_store.live.opening import open_store
 from rest_store.options import (
     device_option,
@@ -77,7 +77,7 @@ _WARM_UP_TOKENS = 16
     "--per-family", metavar="N", type=click.IntRange(1), show_default="all", help="Most prompts of each family."
 )
 @max_new_tokens_option()
-@max_nodes_option(16, least=0)
+@max_nodes_option(16, minimum=0)
 @calibration_option
 @dtype_option("float32")
 @device_option
@@ -208,7 +208,7 @@ def measure_speed(
     *,
     sampling: str = "greedy",
     max_new_tokens: int,
-    most_seconds: float | None = None,
+    max_seconds: float | None = None,
     progress: Callable[[str], object],
 ) -> dict[str, Any]:
     """Continue every prompt with every method, in rounds, until it is certain how fast they are or time is up.
@@ -222,7 +222,7 @@ def measure_speed(
         prompts: at least one.
         sampling: as in `decoding`.
         max_new_tokens: most tokens of each text.
-        most_seconds: for all rounds; None: for one round, however long it takes.
+        max_seconds: for all rounds; None: for one round, however long it takes.
         progress: called with a line after each text: which it is, what it took, and the time that is left.
 
     Returns:
@@ -236,7 +236,7 @@ def measure_speed(
     for method in methods.values():
         warm_up(model, method, prompts)
     rounds: dict[str, list[list[Run]]] = {name: [] for name in names}
-    clock = _Clock(most_seconds)
+    clock = _Clock(max_seconds)
     while True:
         made = _round(
             model, make_methods(), prompts, len(rounds["plain"]) + 1, sampling, max_new_tokens, clock, progress
@@ -248,7 +248,7 @@ def measure_speed(
                 rounds[name].append(made[name])
         seconds = {name: [sum(run["seconds"] for run in one) for one in runs] for name, runs in rounds.items()}
         speedups = {name: Speedup.of(seconds["plain"], seconds[name]) for name in names}
-        if clock.is_over or all(one.is_certain and one.pairs >= LEAST_PAIRS for one in speedups.values()):
+        if clock.is_over or all(one.is_certain and one.pairs >= MIN_PAIRS for one in speedups.values()):
             break
     runs = by_family(prompts, {name: median_runs(made) for name, made in rounds.items()})
     return {
@@ -265,9 +265,9 @@ def measure_speed(
 class _Clock:
     """The time that a measurement has; None: until the end of the first round."""
 
-    def __init__(self, most_seconds: float | None) -> None:
-        self.has_limit = most_seconds is not None
-        self._end = time.perf_counter() + (most_seconds or 0.0)
+    def __init__(self, max_seconds: float | None) -> None:
+        self.has_limit = max_seconds is not None
+        self._end = time.perf_counter() + (max_seconds or 0.0)
 
     @property
     def is_over(self) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Cell = str | int | float | None
-_MOST_NUMBERS = 24  # of a list that is shown in one cell
+_MAX_NUMBERS = 24  # of a list that is shown in one cell
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def _is_plain(items: list[Any]) -> bool:
 
 def _cell(value: Any) -> Cell:
     if isinstance(value, list):
-        return " ".join(shown(item) for item in value[:_MOST_NUMBERS])
+        return " ".join(shown(item) for item in value[:_MAX_NUMBERS])
     return value if isinstance(value, str | int | float) or value is None else str(value)
 
 

@@ -39,7 +39,7 @@ from rest_store.terminal import loading
 
 THEIRS, OURS = "transformers prompt lookup", "DraftSession"
 METHODS = ("plain", THEIRS, OURS)
-_MOST_SECONDS: float | None = 120.0  # of timing; None: one round
+_MAX_SECONDS: float | None = 120.0  # of timing; None: one round
 _STORE = "datastore"  # its folder, and its name in the results
 _SAME = 0.05  # of M
 
@@ -174,7 +174,7 @@ def try_(
         lambda: make_methods([store], max_nodes=max_nodes, only=METHODS),
         prompts,
         max_new_tokens=max_new_tokens,
-        most_seconds=_MOST_SECONDS,
+        max_seconds=_MAX_SECONDS,
         progress=tell,
     )
     families, speedups = speed["families"], {name: Speedup(**figures) for name, figures in speed["rounds"].items()}

@@ -33,7 +33,7 @@ from rest_store.errors import (
 )
 
 _SECONDS_BETWEEN_TRIES = 0.1
-_MOST_TOKENIZER_BYTES = 1 << 28
+_MAX_TOKENIZER_BYTES = 1 << 28
 _log = logging.getLogger(__name__)
 
 
@@ -161,7 +161,7 @@ def _content(reader: FileReader, name: str, most: int) -> bytes:
 
 
 def _tokenizer(expected: str, reader: FileReader) -> bytes:
-    content = _content(reader, TOKENIZER_FILE_NAME, _MOST_TOKENIZER_BYTES)
+    content = _content(reader, TOKENIZER_FILE_NAME, _MAX_TOKENIZER_BYTES)
     found = hashlib.sha256(content).hexdigest()
     if found != expected:
         raise FetchError(describe(reader.location, f"SHA-256 of {TOKENIZER_FILE_NAME}", found, expected))

@@ -12,7 +12,15 @@ from rest_store.datastore.kernel import MAX_SEQUENCE, MAX_SUFFIX, native_kernel
 from rest_store.datastore.shard import ShardView
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import SuffixMatch, TokenTree
-from rest_store.datastore.validation import Contexts, IntSequence, limit, limits, tail, tails, too_many_tokens
+from rest_store.datastore.validation import (
+    Contexts,
+    IntSequence,
+    check_int,
+    check_tree_limits,
+    tail,
+    tails,
+    too_many_tokens,
+)
 from rest_store.errors import DatastoreClosedError, describe
 
 if TYPE_CHECKING:
@@ -118,7 +126,7 @@ class Store(ABC):
 
         Thread-safe; releases the GIL.
         """
-        max_suffix = limit("max_suffix", max_suffix, MAX_SUFFIX)
+        max_suffix = check_int("max_suffix", max_suffix, MAX_SUFFIX)
         suffix = tail(context, max_suffix, self.vocabulary_size)
         return SuffixMatch(*self.kernel.longest_suffix_match(suffix))
 
@@ -147,7 +155,7 @@ class Store(ABC):
 
         Thread-safe; releases the GIL.
         """
-        max_nodes, max_suffix, max_depth = limits(max_nodes, max_suffix, max_depth)
+        max_nodes, max_suffix, max_depth = check_tree_limits(max_nodes, max_suffix, max_depth)
         suffix = tail(context, max_suffix, self.vocabulary_size)
         return TokenTree.from_packed(*self.kernel.draft(suffix, max_nodes, max_depth))
 
@@ -171,7 +179,7 @@ class Store(ABC):
 
         Thread-safe; releases the GIL.
         """
-        max_nodes, max_suffix, max_depth = limits(max_nodes, max_suffix, max_depth)
+        max_nodes, max_suffix, max_depth = check_tree_limits(max_nodes, max_suffix, max_depth)
         suffixes = tails(contexts, max_suffix, self.vocabulary_size)
         kernel = self.kernel
         return [TokenTree.from_packed(*kernel.draft(suffix, max_nodes, max_depth)) for suffix in suffixes]

@@ -20,8 +20,8 @@ from rest_store.loading.tokenizer import load_tokenizer
 
 _FINGERPRINT = re.compile(r"sha256:[0-9a-f]{64}")
 _ADVICE = "build it again with the directory or the name that the model is loaded from"
-MAX_KNOWN = 8  # identities of tokenizers that are kept
-_NAMED_AT_MOST = 3  # added tokens named in a message; further ones are only counted
+_MAX_KNOWN = 8  # identities of tokenizers that are kept
+_MAX_NAMED = 3  # added tokens named in a message; further ones are only counted
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def identity_of(tokenizer: object, name: str | None = None) -> TokenizerIdentity
     known = _identities.get(key)
     if known is None:
         known = TokenizerIdentity.from_tokenizer_json(loaded.json, loaded.name, loaded.encoding)
-        if len(_identities) >= MAX_KNOWN:
+        if len(_identities) >= _MAX_KNOWN:
             _identities.clear()
         _identities[key] = known
     return replace(known, name=name or loaded.name)
@@ -280,6 +280,6 @@ def _is_id(value: object, size: int) -> bool:
 
 def _listed(tokens: Iterable[tuple[str, int]]) -> str:
     by_id = sorted((id_, text) for text, id_ in tokens)
-    named = ", ".join(f"{text!r} (id {id_})" for id_, text in by_id[:_NAMED_AT_MOST])
-    further = len(by_id) - _NAMED_AT_MOST
+    named = ", ".join(f"{text!r} (id {id_})" for id_, text in by_id[:_MAX_NAMED])
+    further = len(by_id) - _MAX_NAMED
     return f"added tokens {named}" + (f" and {further} more" if further > 0 else "")

@@ -16,8 +16,8 @@ import numpy.typing as npt
 from rest_store.datastore.kernel import MAX_DEPTH, MAX_NODES, MAX_SEQUENCE, MAX_SUFFIX
 from rest_store.errors import ArgumentError, ContextTypeError, DocumentError, QueryError, describe
 
-_LONGEST_ID = 256  # characters
-_MOST_EPOCH = 2**62
+_MAX_ID_LENGTH = 256  # characters
+_MAX_EPOCH = 2**62
 
 IntSequence: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
 Contexts: TypeAlias = Sequence[IntSequence] | npt.NDArray[np.integer[Any]]  # an array is 2-D, one context per row
@@ -62,14 +62,14 @@ def batch(contexts: Contexts) -> list[IntSequence]:
         raise ContextTypeError(describe("query", "contexts", found, expected)) from None
 
 
-def limit(name: str, value: Any, greatest: int, *, least: int = 1, where: str = "query") -> int:
-    """Return the limit `value` as an int; raise ArgumentError unless it is one of least .. greatest."""
+def check_int(name: str, value: Any, maximum: int, *, minimum: int = 1, where: str = "query") -> int:
+    """Return the limit `value` as an int; raise ArgumentError unless it is one of minimum .. maximum."""
     try:
         number = operator.index(value)
     except TypeError:
-        number = least - 1
-    if not least <= number <= greatest:
-        raise ArgumentError(describe(where, name, repr(value), f"{least}..{greatest}"))
+        number = minimum - 1
+    if not minimum <= number <= maximum:
+        raise ArgumentError(describe(where, name, repr(value), f"{minimum}..{maximum}"))
     return number
 
 
@@ -83,12 +83,12 @@ def real(value: object) -> float:
         return math.nan
 
 
-def limits(max_nodes: Any, max_suffix: Any, max_depth: Any) -> tuple[int, int, int]:
+def check_tree_limits(max_nodes: Any, max_suffix: Any, max_depth: Any) -> tuple[int, int, int]:
     """Return the three limits of a draft as int; raise ArgumentError for one that is out of range."""
     return (
-        limit("max_nodes", max_nodes, MAX_NODES),
-        limit("max_suffix", max_suffix, MAX_SUFFIX),
-        limit("max_depth", max_depth, MAX_DEPTH),
+        check_int("max_nodes", max_nodes, MAX_NODES),
+        check_int("max_suffix", max_suffix, MAX_SUFFIX),
+        check_int("max_depth", max_depth, MAX_DEPTH),
     )
 
 
@@ -143,8 +143,8 @@ def document_ids(where: str, ids: Sequence[str], what: str = "an id") -> list[st
     if isinstance(ids, str | bytes) or not isinstance(ids, Sequence):
         raise DocumentError(describe(where, "ids", f"a {type(ids).__name__}", "a sequence of ids"))
     for id in ids:
-        if not isinstance(id, str) or not 0 < len(id) <= _LONGEST_ID or not _is_text(id):
-            expected = f"1..{_LONGEST_ID} Unicode characters, none of them NUL"
+        if not isinstance(id, str) or not 0 < len(id) <= _MAX_ID_LENGTH or not _is_text(id):
+            expected = f"1..{_MAX_ID_LENGTH} Unicode characters, none of them NUL"
             raise DocumentError(describe(where, what, reprlib.repr(id), expected))
     return list(ids)
 
@@ -158,7 +158,7 @@ def label(where: str, what: str, value: str) -> str:
 
 def epoch_number(epoch: int) -> int:
     """Return the epoch of documents to be added; raise ArgumentError unless it may be one."""
-    return limit("epoch", epoch, _MOST_EPOCH, least=0, where="add")
+    return check_int("epoch", epoch, _MAX_EPOCH, minimum=0, where="add")
 
 
 def _is_text(id: str) -> bool:

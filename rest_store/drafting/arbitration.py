@@ -28,9 +28,9 @@ _FIRST, _LATER = 0.7, 0.75  # acceptance of a head's first token, and of each la
 _ASSUMED = 4.0  # tokens' worth of that assumption
 _KNOWN = 30.0  # tokens' worth of what all texts have shown, for a new one
 _KEPT, _KEPT_OF_TEXT = 0.9995, 0.99  # what a token of the head leaves of earlier ones
-_MOST = 0.98  # acceptance that is believed
+_MAX_ACCEPTANCE = 0.98  # acceptance that is believed
 _SMOOTHING = 1 / 16  # of what asking the session saves
-_LONGEST_PAUSE = 7
+_MAX_PAUSE = 7
 
 
 class Plan(NamedTuple):
@@ -159,7 +159,7 @@ class Head:
         if was_asked:  # in what the head alone would write meanwhile
             saved = best[0] - float(speeds[0].max()) * (best[1] + self._drafting)
             self._saved += _SMOOTHING * (saved - self._saved)
-            self._pause = 0 if saved >= 0 or self._saved > 0 else min(2 * self._pause + 1, _LONGEST_PAUSE)
+            self._pause = 0 if saved >= 0 or self._saved > 0 else min(2 * self._pause + 1, _MAX_PAUSE)
             self._left = self._pause
         return Plan(part_of(tree, np.sort(order[:nodes])), head_tokens, *best, bucket)
 
@@ -199,7 +199,7 @@ class Head:
         """Return the chances that at least 1, 2, .. tokens of the head are accepted, float64[k]."""
         known = self._accepted[:, bucket] / self._tried[:, bucket]
         accepted, tried = self._of_text[:, :, bucket]
-        first, later = np.minimum((accepted + _KNOWN * known) / (tried + _KNOWN), _MOST)
+        first, later = np.minimum((accepted + _KNOWN * known) / (tried + _KNOWN), _MAX_ACCEPTANCE)
         chances: Floats = first * later ** np.arange(self._seconds.size - 1)
         return chances
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
-from rest_store.drafting.limits import DraftLimits, TopK, tokens_of, top_k_of
+from rest_store.drafting.draft_options import DraftOptions, TopK, parse_tokens, parse_top_k
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.session_sources import draft_step
 from rest_store.errors import ArgumentError, ContextTypeError, QueryError, describe
@@ -47,7 +47,7 @@ def draft_all(
     if len(numbers) != len(sessions):
         expected = f"{len(sessions)}, one for each session"
         raise ArgumentError(describe("draft_all", "number of max_nodes", len(numbers), expected))
-    limits = [DraftLimits.of(most, costs, shape) for most in numbers]
+    limits = [DraftOptions.from_arguments(most, costs, shape) for most in numbers]
     trees = draft_step([session.sources for session in sessions], limits, services=services)
     for session in sessions:
         session.statistics.add_step(session.sources.drops)
@@ -81,7 +81,7 @@ def accept_all(
     if len(tokens) != len(sessions):
         expected = f"{len(sessions)}, one for each session"
         raise ArgumentError(describe("accept_all", "number of tokens", len(tokens), expected))
-    arrays = [tokens_of("tokens", values) for values in tokens]
+    arrays = [parse_tokens("tokens", values) for values in tokens]
     if not all(array.size for array in arrays):
         raise QueryError(describe("accept_all", "tokens of a session", "empty", "at least one token"))
     of_text, of_nodes = _rows("top_k", top_k, len(sessions)), _rows("node_top_k", node_top_k, len(sessions))
@@ -101,7 +101,7 @@ def _rows(what: str, top_k: Sequence[npt.ArrayLike | None] | None, count: int) -
         return [None] * count
     if len(top_k) != count:
         raise ArgumentError(describe("accept_all", f"number of {what}", len(top_k), f"{count}, one for each session"))
-    return [top_k_of(what, values) for values in top_k]
+    return [parse_top_k(what, values) for values in top_k]
 
 
 def _require_sessions(where: str, sessions: Sequence[DraftSession]) -> None:

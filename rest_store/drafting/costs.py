@@ -22,10 +22,10 @@ _FIRST_PLAIN, _LAST_PLAIN = 16, 128  # steps between plain ones, at first and in
 _SLOPE = 0.04  # part of a step of one token that each further token is assumed to take
 _SLOPE_WEIGHT = 8.0  # of that assumption: of a step at two tokens from the others
 _JUMP_WEIGHT = 1.0  # steps' worth of the assumption that draft tokens as such take no time
-_LEAST_SLOPE = 0.001
+_MIN_SLOPE = 0.001
 _ROUNDS = 4  # of a fit, each of which believes steps less that are further from the line
 _SLOW, _FAST = 0.5, 2.0  # typical distances from the line, up to which slower and faster steps are believed
-_SHORTEST = 1e-6  # seconds, also of a clock that stands still
+_MIN_SECONDS = 1e-6  # seconds, also of a clock that stands still
 
 _KEPT_PROMISES = 0.5 ** (1 / 256)  # what a step leaves of earlier promises, so that scores are tried again
 _PRIOR = 2.0  # tokens that are taken to be promised and accepted, beside those that were
@@ -35,7 +35,7 @@ _AGAIN = 2.0  # times that what waits is read again before it is kept, or about 
 
 _SMOOTHING = 1 / 8  # of what a step with drafts saves
 _LOSS = 0.01  # part of the time that drafting may cost
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 4, 128  # steps
+_MIN_PAUSE, _MAX_PAUSE = 4, 128  # steps
 _GROWTH = 4.0  # of a pause after the one before
 _RELIEF = 0.95  # of the next pause, for each step that saves time
 
@@ -78,7 +78,7 @@ class StepCosts:
 
     def observe(self, drafted: int, seconds: float) -> None:
         """Learn that a step with `drafted` draft tokens took `seconds`."""
-        seconds = max(seconds, _SHORTEST)
+        seconds = max(seconds, _MIN_SECONDS)
         self.observed += 1
         kind = int(drafted > 0)
         self._steps[kind, :, self._counts[kind] % _KEPT_STEPS] = drafted, seconds, self.observed
@@ -132,7 +132,7 @@ class StepCosts:
             for kind in kinds:  # each by itself: there may be few of one, far from all of the other
                 believed[kind] *= _belief(errors[kind], weights[kind], 1e-3 * typical)
             intercept, slope, jump = _solved(drafted, has_drafts, seconds, believed, assumed)
-        least = _LEAST_SLOPE * typical
+        least = _MIN_SLOPE * typical
         slope = max(slope, least)
         intercept = max(intercept, least)
         return intercept, slope, max(jump, least - intercept)
@@ -181,7 +181,7 @@ class Pauses:
 
     def __init__(self) -> None:
         self._saved = 0.0  # smoothed, in plain steps
-        self._left, self._next = 0, float(_SHORTEST_PAUSE)
+        self._left, self._next = 0, float(_MIN_PAUSE)
 
     def ends(self) -> bool:
         """Return whether to ask in this step; called once for each."""
@@ -194,10 +194,10 @@ class Pauses:
         """Learn what a step that asked has saved, in plain steps; less than 0: it has lost."""
         self._saved += _SMOOTHING * (saved - self._saved)
         if saved > 0:
-            self._next = max(_RELIEF * self._next, _SHORTEST_PAUSE)
+            self._next = max(_RELIEF * self._next, _MIN_PAUSE)
         elif self._saved < -_LOSS:
             self._left = math.ceil(min(self._next, -self._saved / (_SMOOTHING * _LOSS)))
-            self._saved, self._next = 0.0, min(_GROWTH * self._left, _LONGEST_PAUSE)
+            self._saved, self._next = 0.0, min(_GROWTH * self._left, _MAX_PAUSE)
 
 
 class DraftPolicy:

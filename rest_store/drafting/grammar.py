@@ -30,8 +30,8 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.tree import TokenTree
+from rest_store.drafting.draft_options import DraftOptions
 from rest_store.drafting.grammar_matchers import GrammarMatcher, Mask, compile_json_schema, open_grammar
-from rest_store.drafting.limits import DraftLimits
 
 _FEW = 256  # allowed tokens up to which choices are counted
 _MAX_CHOICES = 8  # texts among which the grammar leaves a choice that is drafted without having been seen
@@ -272,7 +272,7 @@ class ConstrainedTree(NamedTuple):
     nodes: npt.NDArray[np.int32]
 
 
-def constrained(old: TokenTree, grammar: GrammarTree, options: DraftLimits, origin: int) -> ConstrainedTree:
+def constrained(old: TokenTree, grammar: GrammarTree, options: DraftOptions, origin: int) -> ConstrainedTree:
     """Return the scored tree of another session as a grammar leaves it, with forced tokens below its nodes.
 
     Args:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
-from rest_store.drafting.limits import DraftLimits, TopK
+from rest_store.drafting.draft_options import DraftOptions, TopK
 from rest_store.errors import ArgumentError, describe
 
 
@@ -63,7 +63,7 @@ class Member(Protocol):
 
     has_references: bool
 
-    def send(self, limits: DraftLimits) -> None:
+    def send(self, limits: DraftOptions) -> None:
         """Send what was accepted since the last step, and ask for the next tree; waits for nothing.
 
         Raises:

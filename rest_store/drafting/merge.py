@@ -9,11 +9,11 @@ import numpy.typing as npt
 
 from rest_store.datastore.kernel import native_kernel
 from rest_store.datastore.tree import TokenTree
-from rest_store.drafting.limits import DraftLimits
+from rest_store.drafting.draft_options import DraftOptions
 from rest_store.errors import ArgumentError
 
 
-def merge_trees(trees: Sequence[TokenTree], limits: DraftLimits) -> tuple[TokenTree, list[npt.NDArray[np.int32]]]:
+def merge_trees(trees: Sequence[TokenTree], limits: DraftOptions) -> tuple[TokenTree, list[npt.NDArray[np.int32]]]:
     """Merge scored trees by path.
 
     A node's score is the mean of its scores in all trees, 0 in those without it: so no node has a greater score than

@@ -12,7 +12,7 @@ import numpy.typing as npt
 # Tokens of the prompt that are kept in front of the output: as many as a session looks for by default, so that the
 # first token of the output is found after the longest suffix of the same prompt. No more: prompts are others' text.
 PROMPT_TOKENS = 16
-LEAST_TOKENS = 4  # shorter outputs save no forward pass that is worth a commit
+MIN_TOKENS = 4  # shorter outputs save no forward pass that is worth a commit
 
 
 class OutputDocument(NamedTuple):
@@ -41,7 +41,7 @@ class OutputDocument(NamedTuple):
             group: of the document.
             epoch: of the document.
         """
-        if len(output) < LEAST_TOKENS:
+        if len(output) < MIN_TOKENS:
             return None
         tokens = np.array([*prompt[-PROMPT_TOKENS:], *output], dtype=np.int32)
         labels = f"{group}/{epoch}".encode() if group or epoch else b""

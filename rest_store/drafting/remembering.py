@@ -25,13 +25,13 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.store import Store
-from rest_store.drafting.limits import references_of
+from rest_store.drafting.draft_options import parse_references
 from rest_store.drafting.output_document import OutputDocument
 from rest_store.drafting.sources import kind_of
 from rest_store.errors import DraftingWarning, SourceError, describe, error_text
 
-_MOST_TOKENS = 1 << 20  # that wait for one target: 4 MB
-_MOST_EARLIER = 32  # documents of a group that are read
+_MAX_TOKENS = 1 << 20  # that wait for one target: 4 MB
+_MAX_EARLIER = 32  # documents of a group that are read
 _GRACE_SECONDS = 2.0  # for what is queued when the interpreter exits, or a target is closed
 _MAX_REASON_LENGTH = 200
 
@@ -95,7 +95,7 @@ class _Queue(threading.Thread):
     def put(self, target: RememberTarget, documents: list[OutputDocument], counts: RememberCounts) -> bool:
         """Queue the documents of one generation; return whether there was room."""
         size = _size(documents)
-        if self.tokens + size > _MOST_TOKENS:
+        if self.tokens + size > _MAX_TOKENS:
             return False
         self.tokens += size
         self.batches.append((target, documents, counts))
@@ -158,7 +158,7 @@ def earlier(target: object, group: str, failed: Callable[[Exception], object]) -
     if not group or not callable(documents):
         return []
     try:
-        return references_of([document.tokens for document in documents(group=group, latest=_MOST_EARLIER)])
+        return parse_references([document.tokens for document in documents(group=group, latest=_MAX_EARLIER)])
     except Exception as error:
         failed(error)
         return []

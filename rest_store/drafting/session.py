@@ -13,8 +13,8 @@ from rest_store.datastore.tokenizer import identity_of
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.draft_options import DraftOptions, parse_references, parse_tokens, parse_top_k
 from rest_store.drafting.kernel_session import append
-from rest_store.drafting.limits import DraftLimits, references_of, tokens_of, top_k_of
 from rest_store.drafting.session_sources import Drop, SessionSources, draft_step
 from rest_store.drafting.sources import require_source_timeout, require_sources
 from rest_store.errors import DataFileError, QueryError, describe
@@ -113,8 +113,8 @@ class DraftSession:
         self.sources = SessionSources(  # for batches, too; no public interface
             sources,
             self.calibration,
-            tokens_of("prompt", prompt),
-            references_of(references),
+            parse_tokens("prompt", prompt),
+            parse_references(references),
             learn=learn,
             tokenizer=None if tokenizer is None else identity_of(tokenizer),
             timeout=source_timeout,
@@ -159,7 +159,7 @@ class DraftSession:
         through, and the session is as if nothing had been drafted since the last `accept`.
         """
         self.sources.require_open("draft")
-        [tree] = draft_step([self.sources], [DraftLimits.of(max_nodes, costs, shape)], services=services)
+        [tree] = draft_step([self.sources], [DraftOptions.from_arguments(max_nodes, costs, shape)], services=services)
         self.statistics.add_step(self.sources.drops)
         return tree
 
@@ -181,10 +181,10 @@ class DraftSession:
             SessionClosedError: after `close`.
         """
         self.sources.require_open("accept")
-        new = tokens_of("tokens", tokens)
+        new = parse_tokens("tokens", tokens)
         if new.size == 0:
             raise QueryError(describe("accept", "tokens", "empty", "at least one token"))
-        rows, node_rows = top_k_of("top_k", top_k), top_k_of("node_top_k", node_top_k)
+        rows, node_rows = parse_top_k("top_k", top_k), parse_top_k("node_top_k", node_top_k)
         append(self.sources.native, new, rows, self.sources.rows_here(node_rows))
         self.sources.accept(new, rows, node_rows)
 

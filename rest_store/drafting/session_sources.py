@@ -16,9 +16,9 @@ from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.draft_options import DraftOptions, TopK
 from rest_store.drafting.grammar import ConstrainedTree, Grammar, GrammarText, GrammarTree, constrained
 from rest_store.drafting.kernel_session import follow_changes, kernel_session
-from rest_store.drafting.limits import DraftLimits, TopK
 from rest_store.drafting.members import Member, MemberSettings, MemberSource, Origins, require_tree
 from rest_store.drafting.merge import merge_trees
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, source_names
@@ -182,7 +182,7 @@ class SessionSources:
             self._leave_out_grammar(error)
             return None
 
-    def _constrained(self, tree: TokenTree, limits: DraftLimits) -> ConstrainedTree:
+    def _constrained(self, tree: TokenTree, limits: DraftOptions) -> ConstrainedTree:
         """Return the tree of a member as the grammar leaves it."""
         if self._grammar is not None:
             try:
@@ -222,7 +222,7 @@ class SessionSources:
         """Whether the kernel's tree is a part of the session's, also if members answer."""
         return not self.members or bool(self.datastores) or self._searches_references
 
-    def send(self, limits: DraftLimits, *, services: bool) -> None:
+    def send(self, limits: DraftOptions, *, services: bool) -> None:
         """Ask the members for the next step, if `services` are to be asked."""
         self._grammar_tree = None if self._grammar is None else self._grammar.tree()
         self._merged, self._drops, self._answers, self._waiting, self.waited = None, [], [], [], 0.0
@@ -260,7 +260,7 @@ class SessionSources:
         self.waited += perf_counter() - began
         return bool(self._answers)
 
-    def merge(self, here: PackedDraft | None, limits: DraftLimits) -> TokenTree:
+    def merge(self, here: PackedDraft | None, limits: DraftOptions) -> TokenTree:
         """Return the draft of the step.
 
         Args:
@@ -380,7 +380,9 @@ def _rows_of(nodes: Nodes | None, node_top_k: TopK | None) -> TopK | None:
     return rows
 
 
-def draft_step(sessions: Sequence[SessionSources], limits: Sequence[DraftLimits], *, services: bool) -> list[TokenTree]:
+def draft_step(
+    sessions: Sequence[SessionSources], limits: Sequence[DraftOptions], *, services: bool
+) -> list[TokenTree]:
     """Return the next draft of each session; if this raises, as interrupts do, none of them has one.
 
     Args:
@@ -403,7 +405,7 @@ def draft_step(sessions: Sequence[SessionSources], limits: Sequence[DraftLimits]
 
 
 def _draft_here(
-    sessions: Sequence[SessionSources], limits: Sequence[DraftLimits], chosen: Collection[int]
+    sessions: Sequence[SessionSources], limits: Sequence[DraftOptions], chosen: Collection[int]
 ) -> dict[int, PackedDraft]:
     """Return what the kernel drafts for the `chosen` sessions."""
     opened = {datastore.store: datastore for i in chosen for datastore in sessions[i].datastores.values()}
@@ -416,7 +418,7 @@ def _draft_here(
 
 
 def _draft_by_kernel(
-    sessions: Sequence[SessionSources], limits: Sequence[DraftLimits], chosen: Collection[int]
+    sessions: Sequence[SessionSources], limits: Sequence[DraftOptions], chosen: Collection[int]
 ) -> dict[int, PackedDraft]:
     if not chosen:
         return {}

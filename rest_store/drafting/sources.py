@@ -86,7 +86,7 @@ def require_sources(where: str, sources: object) -> None:
         SourceError: not a sequence of sources, an object is not a source, is given twice, or there are too many.
         NativeKernelError: the kernel was not compiled.
     """
-    most_stores = int(native_kernel().MAX_STORES)
+    max_stores = int(native_kernel().MAX_STORES)
     if not isinstance(sources, Sequence) or isinstance(sources, str | bytes):
         raise SourceError(describe(where, "sources", kind_of(sources), "a list of sources"))
     for index, source in enumerate(sources):
@@ -99,8 +99,8 @@ def require_sources(where: str, sources: object) -> None:
         if len(alike := [index for index, source in enumerate(sources) if isinstance(source, kind)]) > 1:
             raise SourceError(describe(where, f"source {alike[1]}", f"a second {kind.__name__}", "one of each"))
     stores = sum(not isinstance(source, PromptLookup | RecycledLogits) for source in sources)
-    if stores > most_stores:
-        raise SourceError(describe(where, "number of sources with counts", stores, f"at most {most_stores}"))
+    if stores > max_stores:
+        raise SourceError(describe(where, "number of sources with counts", stores, f"at most {max_stores}"))
 
 
 def require_source_timeout(where: str, timeout: object) -> None:

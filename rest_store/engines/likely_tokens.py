@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rest_store.drafting.limits import TOP_K
+from rest_store.drafting.draft_options import TOP_K
 from rest_store.drafting.top_k import most_likely
 
 

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from rest_store.datastore.tree import TokenTree
-from rest_store.datastore.validation import label, limit
+from rest_store.datastore.validation import check_int, label
 from rest_store.drafting.batch import accept_all, draft_all
 from rest_store.drafting.costs import Pauses
 from rest_store.drafting.output_document import OutputDocument
@@ -90,7 +90,7 @@ class RequestDrafter:
         failed = partial(self.metrics.count_error, "references")
         try:
             label("request", "a group", request.group)
-            limit("epoch", request.epoch, 2**62, least=0, where="request")
+            check_int("epoch", request.epoch, 2**62, minimum=0, where="request")
         except Exception as error:
             failed(error)
             request = request._replace(group="", epoch=0)

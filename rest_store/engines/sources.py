@@ -16,7 +16,7 @@ from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import identity_of
 from rest_store.datastore.validation import IntSequence
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.limits import references_of
+from rest_store.drafting.draft_options import parse_references
 from rest_store.drafting.remembering import RememberTarget, flush
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
@@ -129,7 +129,7 @@ class EngineSources:
         if self._tokenizer is None and any(isinstance(reference, str) for reference in references):
             raise TokenizerLoadError(describe("engine", "tokenizer", "absent", "one, for references that are texts"))
         encode: Any = getattr(self._tokenizer, "encode", None)
-        return references_of(
+        return parse_references(
             [
                 encode(reference, add_special_tokens=False) if isinstance(reference, str) else reference
                 for reference in references

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from rest_store.datastore.render import counted
 
-MOST_SECONDS = 30.0  # for a comparison, but for the pair that is under way then
-LEAST_PAIRS = 4  # of runs, where there is time: two may agree by chance
+MAX_SECONDS = 30.0  # for a comparison, but for the pair that is under way then
+MIN_PAIRS = 4  # of runs, where there is time: two may agree by chance
 _NARROW = 1.1  # greatest ratio of the ends of an interval that a verdict rests on
 
 
@@ -60,7 +60,7 @@ class Speedup:
 
 
 def in_turns(plain: Callable[[], float], drafted: Callable[[], float]) -> tuple[list[float], list[float]]:
-    """Run two ways in turns, until it is certain how they compare, or for `MOST_SECONDS` and the pair of that moment.
+    """Run two ways in turns, until it is certain how they compare, or for `MAX_SECONDS` and the pair of that moment.
 
     The order is plain, drafted, drafted, plain, so that a machine that becomes slower or faster meanwhile favours none.
 
@@ -73,14 +73,14 @@ def in_turns(plain: Callable[[], float], drafted: Callable[[], float]) -> tuple[
     """
     slow: list[float] = []
     fast: list[float] = []
-    end = time.perf_counter() + MOST_SECONDS
+    end = time.perf_counter() + MAX_SECONDS
     ways = ((slow, plain), (fast, drafted))
     while True:
         for seconds, way in ways:
             seconds.append(way())
         ways = ways[::-1]
         speedup = Speedup.of(slow, fast)
-        if time.perf_counter() >= end or (speedup.pairs >= LEAST_PAIRS and speedup.is_certain):
+        if time.perf_counter() >= end or (speedup.pairs >= MIN_PAIRS and speedup.is_certain):
             return slow, fast
 
 

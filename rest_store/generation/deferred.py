@@ -25,7 +25,7 @@ from rest_store.generation.prefill import PrefilledPrompt
 from rest_store.generation.recurrent_cache import RecurrentCache
 
 _NO_LIMIT = (0.0, float("inf"))
-_LEAST_CHUNK = 8  # tokens
+_MIN_CHUNK = 8  # tokens
 _DELTA_RULE, _DELTA_CHUNK = "GatedDeltaNet", 64  # how its classes end, and the usual chunk
 
 
@@ -52,7 +52,7 @@ class Mixers:
     @contextmanager
     def set_for(self, width: int) -> Iterator[dict[str, int]]:
         """Have settings for a pass over `width` tokens; return the arguments of the model that belong to them."""
-        enough = max(_LEAST_CHUNK, 1 << (width - 1).bit_length())
+        enough = max(_MIN_CHUNK, 1 << (width - 1).bit_length())
         try:
             for mixer, _ in self._limits:
                 mixer.time_step_limit = _NO_LIMIT

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.batch import draft_all
-from rest_store.drafting.limits import TOP_K, TopK
+from rest_store.drafting.draft_options import TOP_K, TopK
 from rest_store.drafting.merge import part_of
 from rest_store.drafting.session import DraftSession
 from rest_store.errors import (

@@ -11,9 +11,9 @@ import torch
 from rest_store.datastore.kernel import MAX_NODES
 from rest_store.datastore.store import Store
 from rest_store.datastore.tokenizer import TokenizerIdentity
-from rest_store.datastore.validation import IntSequence, label, limit
+from rest_store.datastore.validation import IntSequence, check_int, label
 from rest_store.drafting.calibration import Calibration
-from rest_store.drafting.limits import references_of
+from rest_store.drafting.draft_options import parse_references
 from rest_store.drafting.remembering import earlier, require_target
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, require_sources
@@ -52,12 +52,12 @@ class Options:
     def __post_init__(self) -> None:
         if self.drafter is not None:
             require_sources("generate", self.drafter)
-        object.__setattr__(self, "references", references_of(self.references))  # an iterator can be read once
+        object.__setattr__(self, "references", parse_references(self.references))  # an iterator can be read once
         if self.max_nodes is not None:
-            limit("max_nodes", self.max_nodes, MAX_NODES, least=0, where="generate")
+            check_int("max_nodes", self.max_nodes, MAX_NODES, minimum=0, where="generate")
         require_target(self.remember)
         label("generate", "a group", self.group)
-        limit("epoch", self.epoch, 2**62, least=0, where="generate")
+        check_int("epoch", self.epoch, 2**62, minimum=0, where="generate")
         if self.calibration is not None and not isinstance(self.calibration, Calibration):
             found, expected = f"a {type(self.calibration).__name__}", "a Calibration, such as Calibration.load(path)"
             raise DataFileError(describe("generate", "calibration", found, expected))

@@ -14,7 +14,7 @@ from rest_store.generation.comparison import Comparison
 from rest_store.generation.output import Piece, Statistics
 from rest_store.pages.document import document, packaged
 
-_MOST_SOURCES = 8  # of a draft session
+_MAX_SOURCES = 8  # of a draft session
 
 
 def page(
@@ -40,7 +40,7 @@ def page(
         comparison: with plain decoding, if it was asked for.
         remarks: what else to say about this generation, one sentence each.
     """
-    labels = [*labels, *(f"source {bit + 1}" for bit in range(len(labels), _MOST_SOURCES))][:_MOST_SOURCES]
+    labels = [*labels, *(f"source {bit + 1}" for bit in range(len(labels), _MAX_SOURCES))][:_MAX_SOURCES]
     counts = Counter(origin for piece in passes for origin in piece.origins[0])
     said = "".join(f"<p>{escape(remark)}</p>\n" for remark in remarks)
     body = (
@@ -69,7 +69,7 @@ def look(origin: int) -> str:
 
 def letters(origin: int) -> str:
     """Return a letter for each source of an origin."""
-    return "".join(chr(ord("A") + bit) for bit in range(_MOST_SOURCES) if origin >> bit & 1) or "·"
+    return "".join(chr(ord("A") + bit) for bit in range(_MAX_SOURCES) if origin >> bit & 1) or "·"
 
 
 def _names(origin: int, labels: Sequence[str]) -> str:
@@ -93,7 +93,7 @@ def _summary(statistics: Statistics, counts: Counter[int], labels: Sequence[str]
     order = sorted(counts, key=lambda origin: (origin == 0, -counts[origin], origin))  # the model last
     segments = "".join(_segment(origin, counts[origin], total, labels) for origin in order)
     legend = []
-    for bit in range(_MOST_SOURCES):
+    for bit in range(_MAX_SOURCES):
         among = sum(count for origin, count in counts.items() if origin >> bit & 1)
         if among:
             alone = counts[1 << bit]

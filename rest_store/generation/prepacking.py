@@ -54,7 +54,7 @@ def prepacked_weights(model: torch.nn.Module) -> Iterator[int]:
         singly = _is_faster_for_one_row(packed, linear)
         try:
             for layer, weight in packed:
-                vars(layer)["forward"] = _forward(layer, weight, linear, least=1 if singly else 2)
+                vars(layer)["forward"] = _forward(layer, weight, linear, minimum=1 if singly else 2)
             yield len(layers)
         finally:
             for layer in layers:
@@ -119,10 +119,10 @@ def _is_faster_for_one_row(packed: _Packed, linear: _Linear) -> bool:
 def _forward(
     layer: torch.nn.Linear, weight: Any, linear: _Linear, *, least: int
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return the forward pass of `layer` that uses prepacked weights for inputs of `least` rows or more."""
+    """Return the forward pass of `layer` that uses prepacked weights for inputs of `minimum` rows or more."""
 
     def forward(rows: torch.Tensor) -> torch.Tensor:
-        few = rows.numel() < least * layer.in_features
+        few = rows.numel() < minimum * layer.in_features
         if few or torch.is_grad_enabled() or rows.dtype != torch.float32:
             return torch.nn.functional.linear(rows, layer.weight, layer.bias)
         return linear(rows, weight, layer.bias, "none", [], "")

@@ -15,7 +15,7 @@ import torch
 
 from rest_store.datastore.render import counted, one_line
 from rest_store.errors import RestStoreError
-from rest_store.generation.comparison import MOST_SECONDS
+from rest_store.generation.comparison import MAX_SECONDS
 from rest_store.generation.conversation import Conversation, tokenized
 from rest_store.generation.output import GeneratorOutput, Piece, Statistics
 from rest_store.generation.page import page
@@ -86,7 +86,7 @@ class Printer:
         if self.seed is not None:
             torch.manual_seed(self.seed)
         if self.compare and sys.stderr.isatty():
-            click.echo(f"plain decoding and drafts take turns, about {MOST_SECONDS:.0f} s at most ...", err=True)
+            click.echo(f"plain decoding and drafts take turns, about {MAX_SECONDS:.0f} s at most ...", err=True)
         output: GeneratorOutput = self.generator.generate(inputs, compare=self.compare, on_piece=show, **self.options)
         self.generator.flush(_REMEMBER_SECONDS)
         if self.as_json:

@@ -20,7 +20,7 @@ from rest_store.generation.loop import Generation
 from rest_store.generation.output import Piece, Statistics
 
 Drive = Callable[[Generation], Any]  # runs a generation inside of `model.generate`; returns what that is to return
-_MOST_SECONDS = 5.0  # that dropping a stream waits until its thread has left `model.generate`
+_MAX_SECONDS = 5.0  # that dropping a stream waits until its thread has left `model.generate`
 
 
 class Stream:
@@ -180,7 +180,7 @@ class _Worker(threading.Thread):
         self._closing = True
         self._own_turn.release()
         if threading.current_thread() is not self:
-            self.join(_MOST_SECONDS)
+            self.join(_MAX_SECONDS)
 
     # --- the thread's side -------------------------------------------------------------------------------------------
 

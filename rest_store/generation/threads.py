@@ -14,7 +14,7 @@ from contextlib import contextmanager
 import torch
 
 _ROUNDS = 5  # of a comparison, where there is time
-_LEAST_ROUNDS = 2
+_MIN_ROUNDS = 2
 _SECONDS = 0.5  # after which no round of a comparison begins
 _WORTH = 1.2  # how many times as fast fewer threads have to be
 
@@ -46,7 +46,7 @@ def _speedup(work: Callable[[], object], many: int, few: int) -> float:
     """Return how many times as fast `work` is with `few` threads as with `many`, in the median of turns."""
     ratios: list[float] = []
     end = time.perf_counter() + _SECONDS
-    while len(ratios) < _LEAST_ROUNDS or (len(ratios) < _ROUNDS and time.perf_counter() < end):
+    while len(ratios) < _MIN_ROUNDS or (len(ratios) < _ROUNDS and time.perf_counter() < end):
         ratios.append(_seconds(work, many) / _seconds(work, few))
     return statistics.median(ratios)
 

@@ -14,7 +14,7 @@ from rest_store.errors import error_text
 
 _NICENESS = 15  # with 19, additions wait longer for locks that the thread holds while others use all cores
 _PAUSE = 0.02  # seconds until the next look for work when there was none
-_LONGEST_PAUSE = 5.0  # after failures, each of which doubles the pause
+_MAX_PAUSE = 5.0  # after failures, each of which doubles the pause
 _IDLE_SHARE = 20  # so many times as long as a look takes it pauses: with thousands of namespaces that is not short
 
 
@@ -59,6 +59,6 @@ class Background:
             try:
                 busy, self.failure, pause = self._work(), None, _PAUSE
             except Exception as error:  # such as a full disk, or a service that is away
-                busy, self.failure, pause = False, error_text(error), min(2 * pause, _LONGEST_PAUSE)
+                busy, self.failure, pause = False, error_text(error), min(2 * pause, _MAX_PAUSE)
             if not busy:
                 self._stopped.wait(max(pause, _IDLE_SHARE * (time.thread_time() - began)))

@@ -17,8 +17,8 @@ from rest_store.live.database import SCHEMA, Database
 from rest_store.live.retention import Limits, Retention
 from rest_store.live.upstream import Changes, DocumentRecord, Removal, is_time
 
-_MOST_REMOVALS = 1 << 16  # that are stored
-_MOST_OPENINGS = 1 << 10  # likewise
+_MAX_REMOVALS = 1 << 16  # that are stored
+_MAX_OPENINGS = 1 << 10  # likewise
 _OVERHEAD = 64  # bytes of a change besides its tokens, about
 _SEGMENT_NAME = re.compile("segment-[0-9a-f]{32}")
 
@@ -102,8 +102,8 @@ class Documents(Database):
         self._require("newest", isinstance(number, int))
         return int(number)
 
-    def changes(self, after: int, datastore_id: str, most_bytes: int) -> Changes:
-        """Return the changes after number `after`, as many as `most_bytes` hold, and at least one if there are any.
+    def changes(self, after: int, datastore_id: str, max_bytes: int) -> Changes:
+        """Return the changes after number `after`, as many as `max_bytes` hold, and at least one if there are any.
 
         They begin with the first unless this had change `after` when it was known by `datastore_id`, and if what was
         removed since has been forgotten.
@@ -123,7 +123,7 @@ class Documents(Database):
             both: list[Iterator[DocumentRecord | Removal]] = [self._read("number > ?", after), removals]
             for change in heapq.merge(*both, key=operator.attrgetter("number")):
                 size += _OVERHEAD + (len(change.symbols) if isinstance(change, DocumentRecord) else 0)
-                if size > most_bytes and (added or removed):
+                if size > max_bytes and (added or removed):
                     last = change.number - 1
                     break
                 if isinstance(change, DocumentRecord):
@@ -266,7 +266,7 @@ class Documents(Database):
         """Have the datastore known by another id from now on, so that no replica takes a backup for what it was."""
         self._database.execute("INSERT INTO openings SELECT id, newest FROM properties")
         oldest = "(SELECT max(rowid) FROM openings) - ?"
-        self._database.execute(f"DELETE FROM openings WHERE rowid <= {oldest}", (_MOST_OPENINGS,))
+        self._database.execute(f"DELETE FROM openings WHERE rowid <= {oldest}", (_MAX_OPENINGS,))
         self._database.execute("UPDATE properties SET id = ?", (uuid4().hex,))
 
     def _store_removals(self, removals: Sequence[Removal]) -> None:
@@ -278,7 +278,7 @@ class Documents(Database):
         is_empty = "NOT EXISTS (SELECT 1 FROM documents WHERE namespace = namespaces.name)"
         self._database.execute(f"DELETE FROM namespaces WHERE {is_unused} AND {is_empty}")
         query = "SELECT number FROM removals ORDER BY number DESC LIMIT 1 OFFSET ?"
-        if (row := self._database.execute(query, (_MOST_REMOVALS,)).fetchone()) is not None:
+        if (row := self._database.execute(query, (_MAX_REMOVALS,)).fetchone()) is not None:
             self._database.execute("DELETE FROM removals WHERE number <= ?", row)
             self._database.execute("UPDATE properties SET forgotten = ?", row)
         if any(removal.deleted for removal in removals):

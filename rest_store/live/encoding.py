@@ -18,7 +18,7 @@ from rest_store.live.upstream import DocumentRecord, digest_of
 if TYPE_CHECKING:
     from build_index.target_tokenizer import TargetTokenizer
 
-_LARGEST = 1 << 24  # tokens of a document
+_MAX_DOCUMENT_TOKENS = 1 << 24  # tokens of a document
 
 
 class Encoder:
@@ -52,7 +52,7 @@ class Encoder:
         encoded = iter(self._tokenizer.encode_batch(texts) if texts else [])
         tokens = [next(encoded) if isinstance(document, str) else document for document in documents]
         labels = label("add", "a group", group), epoch_number(epoch)
-        most = min(_LARGEST, max_tokens or _LARGEST)
+        most = min(_MAX_DOCUMENT_TOKENS, max_tokens or _MAX_DOCUMENT_TOKENS)
         symbols = [self._symbols(document, index, most) for index, document in enumerate(tokens)]
         new = [
             DocumentRecord(0, namespace, digest_of(name, namespace), 0.0, *labels, some)

@@ -202,21 +202,21 @@ class LiveDatastore(Namespace):
         """Number of the newest change that queries see: once `add` or `delete` has returned, of that or a later one."""
         return self._open_segments().newest
 
-    def changes(self, after: int, datastore_id: str, *, most_bytes: int = 1 << 20) -> Changes:
+    def changes(self, after: int, datastore_id: str, *, max_bytes: int = 1 << 20) -> Changes:
         """Return the changes after number `after` that are stored by now, for a replica.
 
         Args:
             after: the newest change that the replica has.
             datastore_id: of the datastore that it is from. If it is another one, or if removals since then have been
                 forgotten, the changes begin with the first.
-            most_bytes: that they hold, about; one may be larger.
+            max_bytes: that they hold, about; one may be larger.
 
         Raises:
             StorageError: they cannot be read.
             DatastoreClosedError: after `close`.
         """
         with closing(self.stored()) as stored:
-            return stored.changes(after, datastore_id, most_bytes)
+            return stored.changes(after, datastore_id, max_bytes)
 
     def wait_for_change(self, after: int, timeout: float) -> bool:
         """Wait until queries see changes after number `after`; return whether they do within `timeout` seconds.

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from rest_store.datastore.header import token_width
 from rest_store.datastore.shard import decode_symbols
 from rest_store.datastore.store import Snapshot, Store
-from rest_store.datastore.validation import IntSequence, document_ids, label, limit
+from rest_store.datastore.validation import IntSequence, check_int, document_ids, label
 from rest_store.live.added import AddedDocuments
 from rest_store.live.retention import Retention
 
@@ -128,7 +128,7 @@ class Namespace(Store):
         """
         return self.live.writer().delete(document_ids("delete", ids), self.name)
 
-    def limit(
+    def check_int(
         self, *, max_tokens: int | None = None, max_age: float | None = None, max_epochs: int | None = None
     ) -> None:
         """Keep so much from now on, whatever other namespaces keep; limits as in `LiveDatastore.open`, None: as before.
@@ -153,7 +153,7 @@ class Namespace(Store):
             DatastoreClosedError: after `close`.
         """
         part = label("documents", "a group", group or "")
-        count = None if latest is None else limit("latest", latest, 2**62, where="documents")
+        count = None if latest is None else check_int("latest", latest, 2**62, where="documents")
         width = token_width(self.vocabulary_size)
         with closing(self.live.stored()) as stored:
             for number in stored.latest(count, namespace=self.name, group=part):

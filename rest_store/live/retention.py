@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rest_store.datastore.validation import limit, real
+from rest_store.datastore.validation import check_int, real
 from rest_store.errors import ArgumentError, describe
 
 if TYPE_CHECKING:
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from rest_store.live.upstream import DocumentRecord
 
 _MEMTABLE = 1 << 12  # positions that are sorted anew with each addition
-_LARGEST = 1 << 24  # positions of a segment: sorting them takes some seconds
+_MAX_SEGMENT_POSITIONS = 1 << 24  # positions of a segment: sorting them takes some seconds
 _COMMIT = 1 << 20  # positions of one commit
-_LEAST_SEGMENTS = 8  # that a datastore with limits has at least
+_MIN_SEGMENTS = 8  # that a datastore with limits has at least
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Retention:
         Raises:
             ArgumentError: one is neither None nor positive: whole numbers of tokens and epochs, and seconds.
         """
-        tokens = None if max_tokens is None else limit("max_tokens", max_tokens, 2**62, where="live datastore")
-        epochs = None if max_epochs is None else limit("max_epochs", max_epochs, 2**62, where="live datastore")
+        tokens = None if max_tokens is None else check_int("max_tokens", max_tokens, 2**62, where="live datastore")
+        epochs = None if max_epochs is None else check_int("max_epochs", max_epochs, 2**62, where="live datastore")
         age = None if max_age is None else real(max_age)
         if age is not None and not 0 < age < 2**62:
             raise ArgumentError(describe("live datastore", "max_age", repr(max_age), "None or positive seconds"))
@@ -52,7 +52,11 @@ class Retention:
     @property
     def largest(self) -> int:
         """Positions of a segment, unless it holds a single document."""
-        return _LARGEST if self.max_tokens is None else max(1, min(_LARGEST, self.max_tokens // _LEAST_SEGMENTS))
+        return (
+            _MAX_SEGMENT_POSITIONS
+            if self.max_tokens is None
+            else max(1, min(_MAX_SEGMENT_POSITIONS, self.max_tokens // _MIN_SEGMENTS))
+        )
 
     @property
     def memtable(self) -> int:
@@ -61,7 +65,7 @@ class Retention:
 
     def may_span(self, oldest: float, newest: float) -> bool:
         """Return whether documents added at these times may be in one segment."""
-        return self.max_age is None or abs(newest - oldest) <= self.max_age / _LEAST_SEGMENTS
+        return self.max_age is None or abs(newest - oldest) <= self.max_age / _MIN_SEGMENTS
 
     def batches(self, documents: Iterable[DocumentRecord], width: int) -> Iterator[list[DocumentRecord]]:
         """Yield documents in lists that may each become a segment.

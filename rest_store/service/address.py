@@ -14,7 +14,7 @@ from typing import TypeGuard
 from rest_store.errors import ServeError, describe
 
 _TCP = re.compile(r"(\[[0-9A-Fa-f:.%\w]+\]|[^\[\]:/\s]+):(\d{1,5})")
-_LONGEST_PATH = 107  # bytes of a Unix socket's path on Linux
+_MAX_PATH_BYTES = 107  # bytes of a Unix socket's path on Linux
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Address:
             if not path.is_absolute() or "%" in text or not text.isprintable():  # gRPC takes UTF-8, and decodes %41
                 expected = "unix: and an absolute path, printable and without %"
                 raise ServeError(describe("service", what, ascii(text), expected))
-            if len(str(path).encode()) > _LONGEST_PATH:
-                expected = f"a path of at most {_LONGEST_PATH} bytes"
+            if len(str(path).encode()) > _MAX_PATH_BYTES:
+                expected = f"a path of at most {_MAX_PATH_BYTES} bytes"
                 raise ServeError(describe("service", what, f"{len(str(path).encode())} bytes long", expected))
             return cls(f"unix:{path}", path=path)
         match = _TCP.fullmatch(text) if text.isascii() and text.isprintable() else None

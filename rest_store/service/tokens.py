@@ -11,7 +11,7 @@ from rest_store.errors import AuthenticationError, PermissionDeniedError, ServeE
 
 TOKEN_VARIABLE = "REST_STORE_TOKEN"
 TOKEN_EXPECTED = "1 to 4096 visible ASCII characters, no blanks"
-_LONGEST = 4096  # characters; gRPC refuses metadata of more than 8 KiB
+_MAX_TOKEN_LENGTH = 4096  # characters; gRPC refuses metadata of more than 8 KiB
 _TOKEN_ASKED = f"a bearer token of this service: token=, --token-file or {TOKEN_VARIABLE}"
 _WRITE, _NAMESPACE = "write", "namespace="
 
@@ -47,7 +47,11 @@ ALL_ALLOWED = Grant("", may_write=True)  # to every call of a service that requi
 
 def is_token(token: object) -> bool:
     """Whether `token` reaches the other side as it is in the `authorization` of a call (`TOKEN_EXPECTED`)."""
-    return isinstance(token, str) and 0 < len(token) <= _LONGEST and all("!" <= character <= "~" for character in token)
+    return (
+        isinstance(token, str)
+        and 0 < len(token) <= _MAX_TOKEN_LENGTH
+        and all("!" <= character <= "~" for character in token)
+    )
 
 
 def grants_in(path: Path) -> list[Grant]:

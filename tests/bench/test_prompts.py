@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from rest_store.bench.prompts import Prompt, interleaved, read_prompts
-from rest_store.bench.recordings import FIT_PARTS, LEAST_TO_FIT, Recording, part_of, split, unfitted, without
+from rest_store.bench.recordings import FIT_PARTS, MIN_TO_FIT, Recording, part_of, split, unfitted, without
 from rest_store.drafting.calibration import Calibration
 from rest_store.errors import DataFileError
 from tests.shared.strategies import refused
@@ -102,11 +102,11 @@ def test_the_default_calibration_names_what_it_was_fitted_to() -> None:
 
 
 def test_fitting_says_how_many_recordings_are_needed_and_there() -> None:
-    few = [recording(number, file="mine") for number in range(LEAST_TO_FIT - 1)]
+    few = [recording(number, file="mine") for number in range(MIN_TO_FIT - 1)]
     fitting = sum(one.part < FIT_PARTS for one in few)
-    message = refused(DataFileError, lambda: split(few, "calibrate", least=LEAST_TO_FIT), "calibrate: number of")
+    message = refused(DataFileError, lambda: split(few, "calibrate", minimum=MIN_TO_FIT), "calibrate: number of")
     assert f"is {len(few)}, by a hash {fitting} to fit to and {len(few) - fitting} to report on" in message
-    assert f"expected at least {LEAST_TO_FIT}, " in message
-    split([*few, recording(99, file="mine")], "calibrate", least=LEAST_TO_FIT)
-    alike = [recording(7, file="mine")] * LEAST_TO_FIT
-    refused(DataFileError, lambda: split(alike, "calibrate", least=LEAST_TO_FIT), "some of each")
+    assert f"expected at least {MIN_TO_FIT}, " in message
+    split([*few, recording(99, file="mine")], "calibrate", minimum=MIN_TO_FIT)
+    alike = [recording(7, file="mine")] * MIN_TO_FIT
+    refused(DataFileError, lambda: split(alike, "calibrate", minimum=MIN_TO_FIT), "some of each")

@@ -102,13 +102,13 @@ class Timed:
             self._now += took
         return {"seconds": took, "passes": 2, "written": [1, 2], "tokens": 2}
 
-    def measure(self, most_seconds: float | None) -> dict[str, Any]:
+    def measure(self, max_seconds: float | None) -> dict[str, Any]:
         def methods() -> dict[str, Any]:
             self.made += 1
             return {name: {"name": name} for name in self._seconds}
 
         prompts = [Prompt("a", "x", [7]), Prompt("b", "y", [8])]
-        settings: dict[str, Any] = {"max_new_tokens": 2, "most_seconds": most_seconds, "progress": self.told.append}
+        settings: dict[str, Any] = {"max_new_tokens": 2, "max_seconds": max_seconds, "progress": self.told.append}
         return speed.measure_speed(None, methods, prompts, **settings)
 
 

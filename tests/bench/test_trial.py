@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def one_round(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trying, "_MOST_SECONDS", None)
+    monkeypatch.setattr(trying, "_MAX_SECONDS", None)
 
 
 def trial(folder: Path, *options: object) -> Any:
@@ -49,7 +49,7 @@ def trial(folder: Path, *options: object) -> Any:
 @pytest.fixture(scope="module")
 def first(folder: Path) -> Any:
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(trying, "_MOST_SECONDS", None)
+        monkeypatch.setattr(trying, "_MAX_SECONDS", None)
         return trial(folder, "--out", folder / "out")
 
 

@@ -64,7 +64,7 @@ def test_a_notebook_without_a_text_is_empty(tmp_path):
 
 
 def test_a_notebook_that_is_too_large_is_an_error_or_counted_in_a_directory(tmp_path, monkeypatch):
-    monkeypatch.setattr(json_records, "LARGEST_DOCUMENT_BYTES", 1000)
+    monkeypatch.setattr(json_records, "MAX_DOCUMENT_BYTES", 1000)
     monkeypatch.setattr(json_records, "_CHUNK", 64)
     write_files(tmp_path, {"a.ipynb": json.dumps(NOTEBOOK)})
     with pytest.raises(CorpusError, match=r"a.ipynb:1: the size of the record"):

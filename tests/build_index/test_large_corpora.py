@@ -30,7 +30,7 @@ SMALL = [Document(text="first"), Document(text="last")]
 @pytest.fixture
 def small_limit(monkeypatch):
     for module in (json_records, records):
-        monkeypatch.setattr(module, "LARGEST_DOCUMENT_BYTES", LIMIT)
+        monkeypatch.setattr(module, "MAX_DOCUMENT_BYTES", LIMIT)
 
 
 def text(content, **others):
@@ -91,7 +91,7 @@ def test_a_row_that_is_too_large_is_an_error_or_counted_in_a_directory(tmp_path,
 
 
 def test_a_line_that_is_too_large_is_not_held(tmp_path, monkeypatch):
-    monkeypatch.setattr(json_records, "LARGEST_DOCUMENT_BYTES", 1 << 16)
+    monkeypatch.setattr(json_records, "MAX_DOCUMENT_BYTES", 1 << 16)
     (tmp_path / "a.jsonl").write_text("\n".join([text("first"), text("x" * (24 << 20)), text("last")]))
     corpus = open_corpus(CorpusSpec(str(tmp_path)))
     tracemalloc.start()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from build_index import builder
 from build_index.memory import (
     MIB,
-    SMALLEST_SHARD,
+    MIN_SHARD_POSITIONS,
     WORK_BYTES,
     plan_memory,
     resident_bytes,
@@ -67,7 +67,7 @@ def test_too_small_a_budget_says_what_suffices():
     ) as error:
         plan_memory(100 * MIB, 90 * MIB, 49_152)
     enough = parse_size(str(error.value).split("at least ")[1].split(" for")[0])
-    assert plan_memory(enough + MIB, 90 * MIB, 49_152).shard_positions == SMALLEST_SHARD
+    assert plan_memory(enough + MIB, 90 * MIB, 49_152).shard_positions == MIN_SHARD_POSITIONS
 
 
 def test_a_shard_that_is_asked_for_must_fit():

@@ -99,7 +99,7 @@ def test_a_bad_row_is_named_or_counted_in_a_directory(tmp_path, name):
 
 @pytest.mark.parametrize("content", [b'text\n"' + b"x" * 5000, b'text\n"' + b"x\n" * 5000, b"text\n" + b"x" * 5000])
 def test_a_row_that_does_not_end_is_not_held(tmp_path, monkeypatch, content):
-    monkeypatch.setattr(separated_values, "LARGEST_DOCUMENT_BYTES", 1000)
+    monkeypatch.setattr(separated_values, "MAX_DOCUMENT_BYTES", 1000)
     path = tmp_path / "a.csv"
     path.write_bytes(content)
     with pytest.raises(

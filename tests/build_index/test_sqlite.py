@@ -85,7 +85,7 @@ def test_rows_that_are_empty_or_not_utf8_are_counted(tmp_path):
 
 def test_a_row_that_is_too_large_is_an_error_or_counted_in_a_directory(tmp_path, monkeypatch):
     for module in (records, sqlite):
-        monkeypatch.setattr(module, "LARGEST_DOCUMENT_BYTES", 1000)
+        monkeypatch.setattr(module, "MAX_DOCUMENT_BYTES", 1000)
     path = database(tmp_path / "a.db", TABLES[0], rows={"notes": [(1, "x"), (2, "y" * 1001), (3, "z")]})
     with pytest.raises(CorpusError, match=r"a.db:notes, row 2: the size of the record is above 1000 bytes"):
         documents_of(path)

@@ -340,7 +340,7 @@ def test_answers_that_differ_as_history_are_rendered_one_by_one():
 
 
 def test_beyond_an_effort_answers_are_stored_as_history_and_nothing_is_lost(monkeypatch):
-    monkeypatch.setattr(conversation_text, "_MOST_EFFORT", 50_000)
+    monkeypatch.setattr(conversation_text, "_MAX_EFFORT", 50_000)
     turns = [
         turn for number in range(40) for turn in (user(f"Q{number}"), assistant(f"A{number}.", reasoning="T" * 99))
     ]

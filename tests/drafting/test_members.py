@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rest_store import accept_all, draft_all
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.tree import TokenTree
-from rest_store.drafting.limits import DraftLimits
+from rest_store.drafting.draft_options import DraftOptions
 from rest_store.drafting.merge import merge_trees
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
@@ -69,7 +69,7 @@ def test_trees_of_several_members_and_of_here_are_merged(data: st.DataObject) ->
         with DraftSession([PromptLookup(), Elsewhere([second]), first], text) as session:
             tree = session.draft(8)
             alone = [DraftSession([PromptLookup(), store], text).draft(8) for store in (second, first)]
-            expected = merge_trees(alone, DraftLimits(8))[0]
+            expected = merge_trees(alone, DraftOptions(8))[0]
             assert tree.tokens.tolist() == expected.tokens.tolist()
             assert tree.scores is not None
             assert expected.scores is not None
@@ -140,7 +140,7 @@ def test_a_member_gets_the_settings_the_text_and_what_is_accepted() -> None:
         ([5, 6, 9], [[1], [2], [-1]], [[1], [2], [3], [4]]),
         ([8], None, [[7]]),
     ]
-    assert away.calls("send") == [(DraftLimits(3),)]
+    assert away.calls("send") == [(DraftOptions(3),)]
     assert away.calls("receive") == [(None,)]
     session.close()
     session.close()
@@ -287,7 +287,7 @@ def test_batches_ask_all_members_before_they_wait_for_any(store: Datastore) -> N
             super().__init__(*answers)
             self.number = number
 
-        def send(self, limits: DraftLimits) -> None:
+        def send(self, limits: DraftOptions) -> None:
             log.append(("send", self.number))
             super().send(limits)
 

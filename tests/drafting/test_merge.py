@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rest_store.datastore.tree import TokenTree
-from rest_store.drafting.limits import DraftLimits
+from rest_store.drafting.draft_options import DraftOptions
 from rest_store.drafting.merge import merge_trees
 from rest_store.errors import ArgumentError
 from tests.shared.members import scored
@@ -71,7 +71,7 @@ def merged_plainly(trees: Sequence[Paths]) -> Paths:
     return dict(sorted(out.items(), key=lambda item: -np.float32(item[1][0])))
 
 
-def cut_plainly(merged: Paths, limits: DraftLimits) -> list[Path]:
+def cut_plainly(merged: Paths, limits: DraftOptions) -> list[Path]:
     """The paths that are kept, in the order in which they were taken."""
     taken: list[Path] = []
     for path in merged:
@@ -86,7 +86,7 @@ def cut_plainly(merged: Paths, limits: DraftLimits) -> list[Path]:
 
 @given(trees=st.lists(paths(), min_size=1, max_size=4), data=st.data())
 def test_trees_are_merged_by_the_plain_rule(trees: list[Paths], data: st.DataObject) -> None:
-    limits = DraftLimits(
+    limits = DraftOptions(
         data.draw(st.sampled_from([0, 1, 3, 8, 64])),
         np.array(data.draw(st.sampled_from([[], 1 + 0.1 * np.arange(65), 1 + 0.4 * np.arange(5)]))),
         data.draw(st.booleans()),
@@ -125,4 +125,4 @@ def test_trees_are_merged_by_the_plain_rule(trees: list[Paths], data: st.DataObj
 )
 def test_what_is_no_scored_tree_is_refused(tree: TokenTree) -> None:
     with pytest.raises(ArgumentError, match=r"^merge_trees: a (tree|score|parent)"):
-        merge_trees([scored([1], [-1], [0.5]), tree], DraftLimits(8))
+        merge_trees([scored([1], [-1], [0.5]), tree], DraftOptions(8))

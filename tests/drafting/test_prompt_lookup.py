@@ -14,7 +14,7 @@ from rest_store.drafting.sources import PromptLookup
 Tokens = npt.NDArray[np.int32]
 
 LENGTH = 2_000  # tokens of a text, for which tables have 4,096 entries
-MOST_READ = 256  # entries of a table, for one n-gram
+MAX_READ = 256  # entries of a table, for one n-gram
 
 
 def colliding_tokens() -> Tokens:
@@ -46,10 +46,10 @@ def test_a_text_whose_tokens_meet_in_one_place_costs_no_more_than_others(
     with DraftSession([PromptLookup()], text if at_once else text[:1]) as session:
         for token in text[1:] if not at_once else ():
             session.accept([int(token)])
-        assert MOST_READ / 2 < session.sources.native.longest_probe() <= MOST_READ
+        assert MAX_READ / 2 < session.sources.native.longest_probe() <= MAX_READ
         session.accept(np.concatenate([tail, tail[:4]]))
         assert session.draft(max_nodes=4).tokens[0] == tail[4]
-        assert session.sources.native.longest_probe() <= MOST_READ
+        assert session.sources.native.longest_probe() <= MAX_READ
 
 
 def test_a_usual_text_is_spread_over_its_tables() -> None:

@@ -233,14 +233,14 @@ def damage(chance: random.Random, place: Path) -> None:
 
 def small() -> None:
     """Have few documents go through all that many would."""
-    retention._MEMTABLE, retention._LARGEST, retention._COMMIT = 32, 2000, 400
+    retention._MEMTABLE, retention._MAX_SEGMENT_POSITIONS, retention._COMMIT = 32, 2000, 400
 
 
 def opened_replica(place: str, cache: str) -> tuple[LiveDatastore, LiveDatastore]:
     """Open the live datastore at `place` for reading, and a replica of it."""
     live = LiveDatastore.open(place, read_only=True)
     service = Service(live)
-    service.most_bytes = 500
+    service.max_bytes = 500
     locations.reach = lambda: service
     return live, LiveDatastore.open(LOCATION, cache=cache)
 
@@ -251,7 +251,7 @@ def require_equal(place: Path, cache: Path) -> None:
         reader, replica = opened_replica(str(place), str(cache))
         with reader, replica:
             until(lambda: replica.newest_change == live.newest_change and replica.info().failure is None)
-            held, expected = (some.changes(0, "", most_bytes=1 << 40) for some in (replica, live))
+            held, expected = (some.changes(0, "", max_bytes=1 << 40) for some in (replica, live))
             assert held.added == expected.added, "other documents"
             assert held.datastore_id == expected.datastore_id or not live.newest_change
             assert replica.info().token_count == live.info().token_count

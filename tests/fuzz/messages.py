@@ -66,7 +66,7 @@ def some_heavy_message(chance: random.Random) -> tuple[str, bytes]:
     """A method and a message of up to 4 MiB that is small for what is in it."""
     number = int(10 ** chance.uniform(2, 6.3))
     context = chance.choice([pb.Context(), pb.Context(tokens=[1]), pb.Context(tokens=[1, 2] * 32)])
-    limits = pb.DraftRequest(limits=pb.DraftLimits(max_nodes=chance.choice([0, 1024]), max_depth=32))
+    limits = pb.DraftRequest(limits=pb.TreeLimits(max_nodes=chance.choice([0, 1024]), max_depth=32))
     selection = pb.Selection(datastores=[chance.choice(["one", "two", "", "none"])])
     sequence = pb.CountRequest(tokens=[1] * chance.choice([1, 64]))
     method, begin, repeated = chance.choice(

@@ -31,7 +31,7 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """Comparisons have one round."""
-    monkeypatch.setattr(comparison, "MOST_SECONDS", 0.0)
+    monkeypatch.setattr(comparison, "MAX_SECONDS", 0.0)
 
 
 @pytest.mark.parametrize("options", [[], ["--temperature", "0.8", "--seed", "4"]])

@@ -25,7 +25,7 @@ STEADY = {"adaptive": False}  # drafts whatever steps cost
 @pytest.fixture(autouse=True)
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
     """Comparisons have one round."""
-    monkeypatch.setattr(comparison, "MOST_SECONDS", 0.0)
+    monkeypatch.setattr(comparison, "MAX_SECONDS", 0.0)
 
 
 @pytest.fixture(scope="module")

@@ -163,7 +163,7 @@ def test_a_change_for_the_time_of_the_call_holds_for_all_passes(name: str, way: 
 
 
 def test_a_comparison_is_of_the_wrapped_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rest_store.generation.comparison.MOST_SECONDS", 0.0)
+    monkeypatch.setattr("rest_store.generation.comparison.MAX_SECONDS", 0.0)
     wrapped = Wrapped(tiny_model("llama"), hooks)
     output = rest_store.Generator(wrapped, None, [rest_store.PromptLookup()]).generate(
         prompts(1), **FIXED, compare=True

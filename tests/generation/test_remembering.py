@@ -144,7 +144,7 @@ def test_a_group_that_cannot_be_read_costs_its_documents_alone(
         def documents(self, *, group: str, latest: int) -> Iterator[Any]:
             raise StorageError(f"{group} cannot be read")
 
-    monkeypatch.setattr(comparison, "MOST_SECONDS", 0.0)
+    monkeypatch.setattr(comparison, "MAX_SECONDS", 0.0)
     target, inputs = Unreadable(), prompts(rows)
     plain = model.generate(**inputs, max_new_tokens=32, do_sample=False)
     references = [row[inputs["input_ids"].shape[1] :].tolist() for row in plain]
@@ -222,7 +222,7 @@ def test_a_failing_target_is_counted_and_changes_nothing(model: Any) -> None:
 def test_a_blocked_target_delays_nobody_and_what_it_cannot_take_is_counted(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remembering, "_MOST_TOKENS", 2 * (14 + 32))
+    monkeypatch.setattr(remembering, "_MAX_TOKENS", 2 * (14 + 32))
     target = Kept()
     target.open.clear()
     outputs = [write(model, prompts(1, seed=seed), remember=target) for seed in range(2)]

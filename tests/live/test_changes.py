@@ -67,7 +67,7 @@ def test_changes_come_in_pieces(live: LiveDatastore) -> None:
     live.delete(ids[:30:2])
     datastore_id, after, numbers = "", 0, []
     while True:
-        changes = live.changes(after, datastore_id, most_bytes=2000)
+        changes = live.changes(after, datastore_id, max_bytes=2000)
         assert (changes.first, changes.head) == (after + 1, live.newest_change)
         if changes.last < changes.first:
             break
@@ -75,7 +75,7 @@ def test_changes_come_in_pieces(live: LiveDatastore) -> None:
         numbers += [some.number for some in (*changes.added, *changes.removed)]
         datastore_id, after = changes.datastore_id, changes.last
     assert numbers == [*range(2, 30, 2), *range(30, 41), *range(41, 56)]
-    assert len(live.changes(0, "", most_bytes=1).added) == 1, "at least one"
+    assert len(live.changes(0, "", max_bytes=1).added) == 1, "at least one"
 
 
 def test_what_is_evicted_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_what_is_evicted_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_a_replica_from_before_what_was_forgotten_begins_anew(
     live: LiveDatastore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "_MOST_REMOVALS", 2)
+    monkeypatch.setattr(documents, "_MAX_REMOVALS", 2)
     ids = live.add([[1, number] for number in range(2, 12)])
     datastore_id = live.changes(0, "").datastore_id
     for id in ids[:8:2]:

@@ -130,7 +130,7 @@ def test_a_segment_that_is_damaged_while_it_is_open_is_merged_from_the_documents
     place: Path, documents: list[Document], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with LiveDatastore.open(place) as live:
-        monkeypatch.setattr(retention, "_LARGEST", 1 << 20)
+        monkeypatch.setattr(retention, "_MAX_SEGMENT_POSITIONS", 1 << 20)
         flip(files(place, "tokens")[0])
         live.compact()
         require_answers(live, documents, random.Random(3))

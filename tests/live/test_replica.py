@@ -51,14 +51,14 @@ def opened(cache: Path, **options: Any) -> LiveDatastore:
 
 
 def content(live: LiveDatastore) -> list[object]:
-    changes = live.changes(0, "", most_bytes=1 << 40)
+    changes = live.changes(0, "", max_bytes=1 << 40)
     return [changes.datastore_id, changes.last, *changes.added]
 
 
 def until_equal(replica: LiveDatastore, live: LiveDatastore) -> None:
     until(lambda: replica.newest_change == live.newest_change and replica.info().failure is None)
     assert content(replica) == content(live)
-    for namespace in {document.namespace for document in live.changes(0, "", most_bytes=1 << 40).added}:
+    for namespace in {document.namespace for document in live.changes(0, "", max_bytes=1 << 40).added}:
         stored = list(live.namespace(namespace).documents())
         for document in stored[:5]:
             text = document.tokens[:64].tolist()
@@ -230,7 +230,7 @@ def test_where_the_service_evicts_replicas_do(tmp_path: Path, cache: Path, monke
     small_segments(monkeypatch, largest=4000)
     with new_live(tmp_path / "live", 65_535, max_tokens=2400) as live:
         service = serve(monkeypatch, live)
-        service.most_bytes = 2000
+        service.max_bytes = 2000
         with opened(cache) as replica:
             for token in range(2000):
                 live.namespace(("", "one")[token % 2]).add([[1000 + token, 1, 2]])
@@ -243,7 +243,7 @@ def test_random_changes_arrive_document_by_document(
 ) -> None:
     """Additions, deletions and merges at the service, whose connection breaks, and a replica that is opened again."""
     small_segments(monkeypatch)
-    service.most_bytes = 300
+    service.max_bytes = 300
     chance = random.Random(0)
     replica, ids = opened(cache), []
     for _ in range(60):

@@ -9,7 +9,7 @@ import click
 
 from tests.shared.browser import browser
 
-_MOST_PASSES = 64
+_MAX_PASSES = 64
 _LOOKS = {"": (1280, 860, "light"), "-narrow": (390, 844, "dark")}
 
 
@@ -25,7 +25,7 @@ def main(pages: tuple[Path, ...], out: Path) -> None:
                 size = {"width": width, "height": height}
                 tab = running.new_page(viewport=size, color_scheme=scheme)  # type: ignore[arg-type]
                 tab.goto(page.absolute().as_uri())
-                for _ in range(_MOST_PASSES):  # on to one that accepts several draft tokens
+                for _ in range(_MAX_PASSES):  # on to one that accepts several draft tokens
                     if re.search(r"\b[3-9] of \d+ draft tokens accepted", tab.inner_text("#pass")):
                         break
                     tab.keyboard.press("ArrowRight")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from rest_store.datastore.tree import SuffixMatch, TokenTree
-from rest_store.drafting.limits import DraftLimits
+from rest_store.drafting.draft_options import DraftOptions
 from rest_store.errors import ProtocolError
 from rest_store.service.client.descriptions import service_info
 from rest_store.service.client.requests import parse
@@ -61,21 +61,21 @@ def session_nodes(**columns: Any) -> bytes:
 @pytest.mark.parametrize(
     ("what", "nodes", "limits"),
     [
-        ("nodes", session_nodes()[:-1], DraftLimits(3)),
-        ("nodes", session_nodes(), DraftLimits(2)),
-        ("token ids", session_nodes(tokens=[1, VOCABULARY, 3]), DraftLimits(3)),
-        ("token ids", session_nodes(tokens=[1, -1, 3]), DraftLimits(3)),
-        ("parents", session_nodes(parents=[0, 0, 0]), DraftLimits(3)),
-        ("parents", session_nodes(parents=[-1, 2, -1]), DraftLimits(3)),
-        ("parents", session_nodes(parents=[-2, 0, 0]), DraftLimits(3)),
-        ("parents", session_nodes(), DraftLimits(3, is_chain=True)),
-        ("scores", session_nodes(scores=[0.5, float("nan"), 0.5]), DraftLimits(3)),
-        ("scores", session_nodes(scores=[1.5, 0.5, 0.5]), DraftLimits(3)),
-        ("scores", session_nodes(scores=[0.5, 0.75, 0.5]), DraftLimits(3)),
-        ("scores", session_nodes(scores=[0.5, -0.5, 0.5]), DraftLimits(3)),
+        ("nodes", session_nodes()[:-1], DraftOptions(3)),
+        ("nodes", session_nodes(), DraftOptions(2)),
+        ("token ids", session_nodes(tokens=[1, VOCABULARY, 3]), DraftOptions(3)),
+        ("token ids", session_nodes(tokens=[1, -1, 3]), DraftOptions(3)),
+        ("parents", session_nodes(parents=[0, 0, 0]), DraftOptions(3)),
+        ("parents", session_nodes(parents=[-1, 2, -1]), DraftOptions(3)),
+        ("parents", session_nodes(parents=[-2, 0, 0]), DraftOptions(3)),
+        ("parents", session_nodes(), DraftOptions(3, is_chain=True)),
+        ("scores", session_nodes(scores=[0.5, float("nan"), 0.5]), DraftOptions(3)),
+        ("scores", session_nodes(scores=[1.5, 0.5, 0.5]), DraftOptions(3)),
+        ("scores", session_nodes(scores=[0.5, 0.75, 0.5]), DraftOptions(3)),
+        ("scores", session_nodes(scores=[0.5, -0.5, 0.5]), DraftOptions(3)),
     ],
 )
-def test_each_fault_of_a_tree_of_a_session_is_named(what: str, nodes: bytes, limits: DraftLimits) -> None:
+def test_each_fault_of_a_tree_of_a_session_is_named(what: str, nodes: bytes, limits: DraftOptions) -> None:
     refused(
         ProtocolError,
         lambda: read_session_tree(nodes, VOCABULARY, limits, SWAPPED, "peer"),

@@ -29,19 +29,19 @@ FORKED = """
 import os, sys
 import numpy as np
 from rest_store import DatastoreClient
-from rest_store.drafting.limits import DraftLimits
+from rest_store.drafting.draft_options import DraftOptions
 from rest_store.drafting.members import MemberSettings
 from rest_store.errors import ServiceUnavailableError
 used = DatastoreClient(sys.argv[1], timeout=60)
 used.draft([1])
 [member] = used.members(MemberSettings(True, None), lambda: np.array([1], np.int32))
 def step():
-    member.send(DraftLimits(8))
+    member.send(DraftOptions(8))
     return member.receive(None)
 step()
 if os.fork() == 0:
     forked = []
-    for call in (lambda: used.draft([1]), lambda: used.members(member._settings, member._text)[0].send(DraftLimits(8))):
+    for call in (lambda: used.draft([1]), lambda: used.members(member._settings, member._text)[0].send(DraftOptions(8))):
         try:
             call()
         except ServiceUnavailableError as error:

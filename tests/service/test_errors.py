@@ -33,7 +33,7 @@ def metadata_of(reason: str, domain: str = DOMAIN) -> list[tuple[str, bytes]]:
 
 @pytest.mark.parametrize("status", STATUSES, ids=lambda status: status.reason)
 def test_a_row_leads_from_error_to_reason_and_back(status: Status) -> None:
-    assert status_of(status.error("x")) == status
+    assert status_of(status.error_with("x")) == status
     raised = error_of("served:1", status.code, "as the service said", metadata_of(status.reason))
     assert type(raised) is status.error
     assert str(raised) == "as the service said"

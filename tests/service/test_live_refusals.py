@@ -27,14 +27,14 @@ from tests.shared.services import PATIENCE, Service, reason_of, running
 from tests.shared.strategies import identity, refused
 
 VOCABULARY = 300
-MOST_TOKENS = 4000
+MAX_TOKENS = 4000
 
 
 @pytest.fixture(scope="module")
 def service(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     """A service with a frozen datastore "a" and a live one "chat", in which there is one document."""
     live = tmp_path_factory.mktemp("live") / "chat"
-    with LiveDatastore.open(live, tokenizer=identity(VOCABULARY), max_tokens=MOST_TOKENS) as store:
+    with LiveDatastore.open(live, tokenizer=identity(VOCABULARY), max_tokens=MAX_TOKENS) as store:
         store.add([[1, 2, 3]], ["kept"])
     options = ["--live", str(live), "--max-contexts", "32"]
     with running(f"a={directory}", options=options) as service:
@@ -65,7 +65,7 @@ REFUSED = {
     "negative": (addition(document([2**32 - 1])), "QUERY", "token id in document 0 is -1"),
     "empty": (addition(document(), document([])), "DOCUMENT", "document 1 is empty"),
     "cut off": (addition(pb.Document(tokens=b"\1\0\0\0\1", id="x")), "DOCUMENT", "document 0 is 5 bytes, expected"),
-    "too large to keep": (addition(document([1] * (MOST_TOKENS + 1))), "DOCUMENT", "document 0 is 4001 tokens"),
+    "too large to keep": (addition(document([1] * (MAX_TOKENS + 1))), "DOCUMENT", "document 0 is 4001 tokens"),
     "too large a message": (addition(document([1] * 1_100_000)), "MESSAGE_SIZE", "request: size is 440"),
     "too many": (addition(*[document()] * 33), "ARGUMENT", "number of documents is 33, expected at most 32"),
     "no id": (addition(document(id="")), "DOCUMENT", "add: an id is ''"),
@@ -105,7 +105,7 @@ BAD_DOCUMENTS: dict[str, tuple[Any, Any, str]] = {
     "empty": ([[1], []], DocumentError, "document 1 is empty"),
     "outside": ([[1], [2, VOCABULARY]], QueryError, "token id in document 1 is 300"),
     "negative": ([[-1]], QueryError, "token id in document 0 is -1"),
-    "too large to keep": ([[1] * (MOST_TOKENS + 1)], DocumentError, "the size of document 0 is 4001 tokens"),
+    "too large to keep": ([[1] * (MAX_TOKENS + 1)], DocumentError, "the size of document 0 is 4001 tokens"),
 }
 BAD_IDS: dict[str, tuple[Any, str]] = {
     "too few": ([], "number of ids is 0, expected 1"),
@@ -170,7 +170,7 @@ def test_what_waits_to_be_written_is_bounded(
     monkeypatch.setattr(served.store, "delete", lambda ids, **options: slowly(len(ids)))
     request = request_.SerializeToString()
     least = len(request) + (1 + parts) * writes._PART_BYTES
-    monkeypatch.setattr(writes, "_MOST_BYTES", int(2.5 * least))
+    monkeypatch.setattr(writes, "_MAX_BYTES", int(2.5 * least))
     handlers = Writes(catalog, ServiceLimits())
     handle = handlers.add if isinstance(request_, pb.AddRequest) else handlers.delete
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.tree import TokenTree
-from rest_store.drafting.limits import DraftLimits
+from rest_store.drafting.draft_options import DraftOptions
 from rest_store.drafting.members import MemberSettings
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
@@ -41,14 +41,14 @@ from tests.shared.sessions import Relay, Request, packed, sessions_of
 from tests.shared.strategies import refused
 
 TEXT = [1, 2, 3, 50, 60, 1, 2]
-MOST_TEXT = 2000
-STEP = DraftLimits(8)
+MAX_TEXT = 2000
+STEP = DraftOptions(8)
 
 
 @pytest.fixture(scope="module")
 def steady(numbers: Path) -> Iterator[Service]:
     """A service that nothing happens to."""
-    options = ["--metrics=127.0.0.1:0", f"--max-session-tokens={MOST_TEXT}"]
+    options = ["--metrics=127.0.0.1:0", f"--max-session-tokens={MAX_TEXT}"]
     with running(f"one={numbers}", f"two={numbers}", options=options) as service:
         yield service
 
@@ -68,7 +68,7 @@ class Stepper:
         fields = {"learn": True, "tokenizer": None, "prompt_lookup": True}
         [self.member] = client.members(MemberSettings(**(fields | changes)), lambda: np.array(self.text, np.int32))
 
-    def step(self, limits: DraftLimits = STEP, timeout: float | None = None) -> TokenTree:
+    def step(self, limits: DraftOptions = STEP, timeout: float | None = None) -> TokenTree:
         self.member.send(limits)
         return self.member.receive(timeout)
 
@@ -115,7 +115,7 @@ def test_any_steps_give_the_trees_in_process(steady: Service, numbers: Path, dat
         for token in data.draw(st.lists(st.integers(0, 9), max_size=6)):
             nodes, cost = data.draw(budgets), data.draw(costs)
             expected = here.draft(nodes, cost or None)
-            tree = there.step(DraftLimits(nodes, np.array(cost)))
+            tree = there.step(DraftOptions(nodes, np.array(cost)))
             assert tree.tokens.tolist() == expected.tokens.tolist()
             assert tree.parents.tolist() == expected.parents.tolist()
             assert tree.depths.tolist() == expected.depths.tolist()
@@ -136,9 +136,9 @@ def test_a_step_is_one_small_message(steady: Service) -> None:
     with Relay(steady.target) as relay:
         with stepping(relay.target, text=TEXT * 100, recycled_logits=b"key", learn=False) as stepper:
             for token in range(5):
-                stepper.step(DraftLimits(8, np.array([1.0, 1.1])))
+                stepper.step(DraftOptions(8, np.array([1.0, 1.1])))
                 stepper.accept(token)
-            stepper.step(DraftLimits(0))
+            stepper.step(DraftOptions(0))
             stepper.step()
         assert {name for name, _ in relay.received} == {"Describe", "DraftSession"}
         assert relay.tokens() == stepper.text
@@ -168,13 +168,13 @@ def test_without_the_text_only_its_end_is_sent(steady: Service) -> None:
 
 
 def test_a_text_that_is_or_grows_too_long_is_named_and_not_sent(steady: Service) -> None:
-    with Relay(steady.target) as relay, stepping(relay.target, text=[1] * MOST_TEXT) as stepper:
+    with Relay(steady.target) as relay, stepping(relay.target, text=[1] * MAX_TEXT) as stepper:
         assert len(stepper.step()) > 0
         stepper.accept(1)
         with pytest.raises(ServiceError):
             stepper.step()
         for _ in range(2):
-            refused(MessageSizeError, stepper.step, f"{MOST_TEXT + 1}", f"at most {MOST_TEXT}")
+            refused(MessageSizeError, stepper.step, f"{MAX_TEXT + 1}", f"at most {MAX_TEXT}")
         assert len(openings(relay)) == 1
 
 
@@ -241,7 +241,7 @@ def test_any_status_is_a_service_error(steady: Service, code: grpc.StatusCode) -
         until(lambda: not fails(stepper))
 
 
-def fails(stepper: Stepper, limits: DraftLimits = STEP) -> bool:
+def fails(stepper: Stepper, limits: DraftOptions = STEP) -> bool:
     """Take a step; whether it fails."""
     try:
         stepper.step(limits)
@@ -253,8 +253,8 @@ def fails(stepper: Stepper, limits: DraftLimits = STEP) -> bool:
 # --- Late and dead services -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("later", [DraftLimits(1), DraftLimits(8, is_chain=True), DraftLimits(0)])
-def test_a_late_answer_is_skipped_and_nothing_is_lost(steady: Service, later: DraftLimits) -> None:
+@pytest.mark.parametrize("later", [DraftOptions(1), DraftOptions(8, is_chain=True), DraftOptions(0)])
+def test_a_late_answer_is_skipped_and_nothing_is_lost(steady: Service, later: DraftOptions) -> None:
     go = threading.Event()
     go.set()
 
@@ -284,7 +284,7 @@ def test_a_late_answer_is_skipped_and_nothing_is_lost(steady: Service, later: Dr
 
 
 def test_a_service_that_stays_silent_is_given_up(service: Service, steady: Service, monkeypatch: Any) -> None:
-    monkeypatch.setattr(member_module, "_MOST_LATE", 0.0)
+    monkeypatch.setattr(member_module, "_MAX_LATENESS", 0.0)
     with stepping(service.target, steady.target, timeout=LATE, datastore="one") as stepper:
         until(lambda: not fails(stepper))
         service.pause()

@@ -47,7 +47,7 @@ def answer(catalog: Catalog, method: str, request: pb.DraftRequest | pb.CountReq
 
 NAMES = pb.Selection(datastores=["one"] * 100_000)
 MANY_TOKENS = [299] * 190_000
-LARGE = pb.DraftLimits(max_nodes=1024)
+LARGE = pb.TreeLimits(max_nodes=1024)
 MANY_TREES = pb.DraftRequest(limits=LARGE, contexts=[pb.Context(tokens=[1])] * 103)
 HEAVY: dict[str, tuple[str, pb.DraftRequest | pb.CountRequest, str]] = {
     "empty contexts": ("Draft", pb.DraftRequest(contexts=[pb.Context()] * 280_000), "times datastores, is 560000"),

@@ -44,7 +44,7 @@ ONE = pb.Selection(datastores=["one"])
 
 
 def draft(*tokens: list[int], selection: pb.Selection = ONE, **limits: int) -> pb.DraftRequest:
-    return pb.DraftRequest(selection=selection, contexts=contexts_of(*tokens), limits=pb.DraftLimits(**limits))
+    return pb.DraftRequest(selection=selection, contexts=contexts_of(*tokens), limits=pb.TreeLimits(**limits))
 
 
 def count(*tokens: int) -> pb.CountRequest:
@@ -120,7 +120,7 @@ def test_streams_beyond_the_limit_are_refused_at_once(service: Service) -> None:
 
 
 def test_work_beyond_the_limit_is_refused_at_once(pages: Path) -> None:
-    request = pb.DraftRequest(limits=pb.DraftLimits(max_nodes=1024), contexts=contexts_of(*[[1]] * 200))
+    request = pb.DraftRequest(limits=pb.TreeLimits(max_nodes=1024), contexts=contexts_of(*[[1]] * 200))
     with running(pages, options=["--max-in-flight", "2"]) as service, service.stub() as stub:
         calls = [stub.Draft.future(request, timeout=PATIENCE) for _ in range(60)]
         reasons = [None if call.exception() is None else reason_of(call.exception()) for call in calls]

@@ -109,7 +109,7 @@ def test_a_connection_without_life_is_ended(
 def test_health_checks_beyond_their_limit_are_refused_and_cost_nobody_else(
     directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(calls, "_MOST_HEALTH_CHECKS", 3)
+    monkeypatch.setattr(calls, "_MAX_HEALTH_CHECKS", 3)
 
     async def run() -> None:
         async with serving_here(directory) as (_, target), grpc.aio.insecure_channel(target) as channel:

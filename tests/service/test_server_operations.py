@@ -213,7 +213,7 @@ def test_work_whose_client_has_gone_is_dropped(directory: Path, monkeypatch: pyt
         return draft_batch(store, contexts, **limits)
 
     monkeypatch.setattr(Datastore, "draft_batch", held)
-    heavy = pb.DraftRequest(limits=pb.DraftLimits(max_nodes=1024), contexts=[pb.Context(tokens=[1, 2])] * 64)
+    heavy = pb.DraftRequest(limits=pb.TreeLimits(max_nodes=1024), contexts=[pb.Context(tokens=[1, 2])] * 64)
 
     async def run() -> None:
         async with serving_here(directory) as (server, target), grpc.aio.insecure_channel(target) as channel:

@@ -65,7 +65,7 @@ def opened(*tokens: int, **fields: Any) -> Request:
 
 
 def costing(*costs: float) -> Request:
-    return Request(draft=pb.TreeRequest(costs=costs))
+    return Request(draft=pb.DraftOptions(costs=costs))
 
 
 def rows_of(count: int, k: int = 2) -> pb.TopK:

@@ -23,7 +23,7 @@ SECRET_BYTES = np.array(SECRET, ">u2").tobytes()
 
 def small_segments(patch: pytest.MonkeyPatch, memtable: int = 16, largest: int = 400) -> None:
     """Have a few hundred tokens go through all that a billion would."""
-    for name, value in (("_MEMTABLE", memtable), ("_LARGEST", largest), ("_COMMIT", largest)):
+    for name, value in (("_MEMTABLE", memtable), ("_MAX_SEGMENT_POSITIONS", largest), ("_COMMIT", largest)):
         patch.setattr(retention, name, value)
 
 

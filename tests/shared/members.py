@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.tree import TokenTree
-from rest_store.drafting.limits import DraftLimits, TopK
+from rest_store.drafting.draft_options import DraftOptions, TopK
 from rest_store.drafting.members import MemberSettings
 from rest_store.drafting.session import DraftSession
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
@@ -47,7 +47,7 @@ class ScriptedSource:
         self.settings, self.text = settings, text
         return [self]
 
-    def send(self, limits: DraftLimits) -> None:
+    def send(self, limits: DraftOptions) -> None:
         self.log.append(("send", limits))
         answer = self.answers[0]
         if isinstance(answer, type):
@@ -120,9 +120,9 @@ class LocalMember:
             references=settings.references if self.has_references else (),
         )
         self._accepted: list[tuple[Any, ...]] = []
-        self._limits: DraftLimits | None = None
+        self._limits: DraftOptions | None = None
 
-    def send(self, limits: DraftLimits) -> None:
+    def send(self, limits: DraftOptions) -> None:
         for tokens, top_k, node_top_k in self._accepted:
             self.session.accept(tokens, top_k, node_top_k=node_top_k)
         self._accepted.clear()

@@ -37,7 +37,9 @@ OPENING = pb.DraftSessionRequest(
         selection=pb.Selection(datastores=["one"]), tokens=bytes([1, 0, 0, 0, 2, 0, 0, 0]), prompt_lookup=True
     )
 ).SerializeToString()
-STEP = pb.DraftSessionRequest(accepted=[pb.Accepted(tokens=[4])], draft=pb.TreeRequest(max_nodes=8)).SerializeToString()
+STEP = pb.DraftSessionRequest(
+    accepted=[pb.Accepted(tokens=[4])], draft=pb.DraftOptions(max_nodes=8)
+).SerializeToString()
 
 
 def some_tokens(chance: random.Random) -> list[int]:

@@ -14,7 +14,7 @@ from tokenizers import processors
 import rest_store
 from rest_store.bench.baselines import tree_of
 from rest_store.datastore.tree import TokenTree
-from rest_store.drafting.limits import DraftLimits
+from rest_store.drafting.draft_options import DraftOptions
 from rest_store.drafting.members import MemberSettings
 from rest_store.generation.draft_sessions import EMPTY
 from tests.shared.models import CHATML, byte_level_bpe
@@ -137,7 +137,7 @@ class _Member:
         self.session = session
         self.close = session.close
 
-    def send(self, limits: DraftLimits) -> None:
+    def send(self, limits: DraftOptions) -> None:
         self.limits = limits
 
     def receive(self, timeout: float | None) -> TokenTree:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 NAME = "REST_STORE"
 _NODES = 16  # verified for a request in a step, with its last token
 _REQUESTS = 48  # at once, as SGLang limits them for its own n-gram lookup
-_MOST_DIFFERENCES = 3  # that a message names
+_MAX_DIFFERENCES = 3  # that a message names
 
 
 def register() -> None:
@@ -129,5 +129,5 @@ def _require_seam() -> None:
     from rest_store.engines.sglang.worker import RestStoreWorker
 
     if differences := all_differences(RestStoreWorker):
-        found, expected = "; ".join(differences[:_MOST_DIFFERENCES]), "what 0.5.23 has"
+        found, expected = "; ".join(differences[:_MAX_DIFFERENCES]), "what 0.5.23 has"
         raise ArgumentError(describe(f"SGLang {__version__}", "what the plug-in relies on", found, expected))

@@ -33,7 +33,7 @@ from rest_store.seam import Part, difference, differences
 _RUNNER = "vllm.v1.worker.gpu.model_runner"
 _ARGUMENTS = "vllm.engine.arg_utils"
 _LOGGER = "vllm.rest_store"
-_MOST_DIFFERENCES = 3  # that a line names
+_MAX_DIFFERENCES = 3  # that a line names
 _EXIT_PRIORITY = 100  # before multiprocessing ends its own
 _LOOKUPS = ("ngram", "ngram_gpu", "suffix")  # methods that draft from texts; `suffix` in releases after 0.33
 
@@ -65,7 +65,7 @@ def install() -> None:
 def _require_like(parts: Iterable[Part]) -> None:
     """Raise TypeError with the first differences between vLLM and a table."""
     if found := differences(parts):
-        raise TypeError("; ".join(found[:_MOST_DIFFERENCES]))
+        raise TypeError("; ".join(found[:_MAX_DIFFERENCES]))
 
 
 def _checked(native: Callable[..., Any]) -> Callable[..., Any]:

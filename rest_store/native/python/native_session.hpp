@@ -53,7 +53,7 @@ nb::tuple packed_draft(std::span<const DraftNode> nodes, Origins&& origins_of) {
 }
 
 // What a draft is built with; fewer nodes than there are costs.
-inline DraftLimits limits_of(std::size_t max_nodes, const Array<double>& costs, bool is_chain) {
+inline DraftOptions limits_of(std::size_t max_nodes, const Array<double>& costs, bool is_chain) {
   if (costs.size() > 0) max_nodes = std::min(max_nodes, costs.size() - 1);
   return {max_nodes, is_chain ? Shape::kChain : Shape::kTree, span_of(costs)};
 }
@@ -156,7 +156,7 @@ class NativeSession {
 
   // The next draft, as packed_draft() has it; `costs` may be empty.
   nb::tuple draft(std::size_t max_nodes, const Array<double>& costs, bool is_chain) {
-    const DraftLimits limits = limits_of(max_nodes, costs, is_chain);
+    const DraftOptions limits = limits_of(max_nodes, costs, is_chain);
     {
       const nb::gil_scoped_release release;
       begin().build(limits);

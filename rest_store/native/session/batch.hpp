@@ -46,7 +46,7 @@ void on_all_cores(std::size_t count, const Work& work) {
 
 struct BatchDraft {
   TreeBuilder* builder;
-  DraftLimits limits;
+  DraftOptions limits;
 };
 
 // Build all drafts; each is what its builder alone builds. A thread takes several at a time, and reads the evidence of

@@ -59,7 +59,7 @@ enum class Shape { kTree, kChain };
 
 // What is drafted. `costs[n]` is the time of a step that verifies n nodes, and there are more of them than `max_nodes`;
 // empty: all take the same.
-struct DraftLimits {
+struct DraftOptions {
   std::size_t max_nodes;
   Shape shape = Shape::kTree;
   std::span<const double> costs;

@@ -36,7 +36,7 @@ class LikelyTokens {
   void learn(const TopTokens& top) {
     const LikelyTokens before = *this;
     size_ = 0;
-    if (times_ < kMostTimes) ++times_;
+    if (times_ < kMaxTimes) ++times_;
     for (std::size_t i = 0; i < before.size_; ++i) {
       const auto rank = std::find(top.tokens.begin(), top.tokens.begin() + top.size, before.tokens_[i]);
       insert(before.tokens_[i], before.weights_[i] * 4U / 5 + weight_of(top, rank - top.tokens.begin()));
@@ -49,7 +49,7 @@ class LikelyTokens {
 
  private:
   static constexpr std::uint32_t kOnce = 8192;     // weight of the likeliest token of one pass
-  static constexpr std::uint8_t kMostTimes = 255;  // the times stop counting there
+  static constexpr std::uint8_t kMaxTimes = 255;  // the times stop counting there
   static constexpr auto kWhole = [] {              // the weight of a token that was always the likeliest, by times
     std::array<float, 32> out{};
     for (std::size_t times = 1; times < out.size(); ++times) out[times] = 0.8F * out[times - 1] + kOnce;

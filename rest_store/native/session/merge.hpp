@@ -25,7 +25,7 @@ class MergedTree {
  public:
   // Throws std::invalid_argument if a tree has a parent after its child, or a score that is not between 0 and the
   // parent's.
-  MergedTree(std::span<const ScoredTree> trees, const DraftLimits& limits) {
+  MergedTree(std::span<const ScoredTree> trees, const DraftOptions& limits) {
     paths_.push_back({0, 0, 0, 0, static_cast<double>(trees.size()), 0, 0});
     for (const ScoredTree& tree : trees) add(tree);
     for (Path& path : paths_) path.score /= static_cast<double>(trees.size());
@@ -79,7 +79,7 @@ class MergedTree {
   }
 
   // Take the paths with the greatest scores as nodes; of a chain, the likeliest next one again and again.
-  void take(const DraftLimits& limits) {
+  void take(const DraftOptions& limits) {
     std::vector<std::size_t> order(paths_.size() - 1);
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = i + 1;
     std::stable_sort(order.begin(), order.end(),  // of equals the first: parents stay before their children

@@ -67,7 +67,7 @@ class RecycledLogits {
   }
 
  private:
-  static constexpr std::size_t kLeastRows = std::size_t{1} << 10, kMaxRows = std::size_t{1} << 17;  // 68 bytes each
+  static constexpr std::size_t kMinRows = std::size_t{1} << 10, kMaxRows = std::size_t{1} << 17;  // 68 bytes each
   static constexpr std::size_t kWays = 4;  // indices that a row may have
 
   struct Row {
@@ -94,7 +94,7 @@ class RecycledLogits {
   }
 
   void grow() {
-    std::vector<Row> old(std::max(kLeastRows, 2 * rows_.size()));
+    std::vector<Row> old(std::max(kMinRows, 2 * rows_.size()));
     old.swap(rows_);
     used_ = 0;
     for (const Row& row : old)

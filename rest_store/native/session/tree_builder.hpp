@@ -18,7 +18,7 @@ namespace rest_store {
 
 constexpr std::size_t kWindow = 64;  // last tokens of a context that sources read
 constexpr float kMinScore = 1e-9F;   // of a node
-constexpr std::size_t kLongestSuffix =
+constexpr std::size_t kMaxSuffixTail =
     16;  // of the context that stores are asked for; below the root, the path is added
 constexpr std::uint32_t kMaxTreeDepth = 48;
 constexpr float kMinChainScore = 0.005F;  // of a node whose continuation is looked for in a chain
@@ -103,7 +103,7 @@ class TreeBuilder {
   // Build a tree, whose nodes are taken by descending score, parents before children; or a chain, which follows the
   // likeliest candidate each time. A search for the path with the greatest sum of scores accepted less: it finds
   // the paths whose scores are too high.
-  void build(const DraftLimits& limits) {
+  void build(const DraftOptions& limits) {
     if (!scratch_) scratch_ = std::make_unique<DraftScratch>();
     for (begin(limits); unfinished(); expand(*scratch_)) {
       scratch_->requests.clear();
@@ -114,7 +114,7 @@ class TreeBuilder {
 
   // The same in steps, so that the evidence of several builders is read together: while a builder is unfinished, read
   // the evidence that it requests, let it look up its own memory, and let it expand the next node.
-  void begin(const DraftLimits& limits) {
+  void begin(const DraftOptions& limits) {
     limits_ = limits;
     has_live_ =
         std::any_of(stores_.begin(), stores_.end(), [](const EvidenceReader* reader) { return reader->live(); });
@@ -141,7 +141,7 @@ class TreeBuilder {
     const std::size_t depth = next_ == kContext ? 0 : node_at(next_).depth;
     const SourceEvidence* above =
         next_ == kContext ? nullptr : &source_evidence_[static_cast<std::size_t>(expansion_of(node_at(next_).parent))];
-    const std::span<const Token> suffix = tail.last(std::min(tail.size(), kLongestSuffix + depth));
+    const std::span<const Token> suffix = tail.last(std::min(tail.size(), kMaxSuffixTail + depth));
     for (std::size_t i = 0; i < stores_.size(); ++i) {
       sources.live[i] = stores_[i]->live() && (records_ || !trees_.live.empty());
       requests.push_back({stores_[i], above == nullptr ? nullptr : &above->stores[i], suffix, &sources.stores[i]});
@@ -366,7 +366,7 @@ class TreeBuilder {
   std::vector<std::int32_t> expansion_of_;  // of each node; -1: not expanded
   Frontier frontier_;
   std::vector<SourceEvidence> source_evidence_;
-  DraftLimits limits_{};
+  DraftOptions limits_{};
   std::int32_t next_ = kNowhere;  // the node that is expanded next
   std::size_t expansions_ = 0;
   std::uint32_t pushed_ = 0;

@@ -16,7 +16,7 @@ B = TypeVar("B", DatastoreClient, DraftSession)
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_MOST_THREADS = 64  # calls that wait at once; others begin when one of these has ended
+_MAX_THREADS = 64  # calls that wait at once; others begin when one of these has ended
 
 
 def _awaited(method: Callable[Concatenate[B, P], T]) -> Callable[Concatenate[Any, P], Coroutine[Any, Any, T]]:
@@ -44,7 +44,7 @@ class AsyncDatastoreClient:
     @_taking(DatastoreClient)
     def __init__(self, *arguments: Any, **options: Any) -> None:
         self._blocking = DatastoreClient(*arguments, **options)
-        self._threads = ThreadPoolExecutor(_MOST_THREADS, "rest-store client")  # they end with this object
+        self._threads = ThreadPoolExecutor(_MAX_THREADS, "rest-store client")  # they end with this object
 
     info = _awaited(DatastoreClient.info)
     longest_suffix_match = _awaited(DatastoreClient.longest_suffix_match)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from rest_store.datastore.tokenizer import TokenizerIdentity, identity_of
 from rest_store.datastore.tree import SuffixMatch, TokenTree
-from rest_store.datastore.validation import Contexts, IntSequence, batch, label, limits, tail, tails
+from rest_store.datastore.validation import Contexts, IntSequence, batch, check_tree_limits, label, tail, tails
 from rest_store.drafting.members import MemberSettings
 from rest_store.errors import ArgumentError, describe
 from rest_store.live.added import AddedDocuments
@@ -142,7 +142,7 @@ class DatastoreClient:
             QueryError: as there.
             ServiceError: no answer; the subclass says why.
         """
-        tree_limits = limits(max_nodes, max_suffix, max_depth)
+        tree_limits = check_tree_limits(max_nodes, max_suffix, max_depth)
         [tree] = self._draft(lambda size: [tail(context, tree_limits[1], size)], tree_limits, datastore)
         return tree
 
@@ -161,7 +161,7 @@ class DatastoreClient:
             QueryError: as `draft`; the message names the index of the context.
             ServiceError: as `draft`.
         """
-        tree_limits = limits(max_nodes, max_suffix, max_depth)
+        tree_limits = check_tree_limits(max_nodes, max_suffix, max_depth)
         if not batch(contexts):
             return []
         return self._draft(lambda size: tails(contexts, tree_limits[1], size), tree_limits, datastore)
@@ -252,7 +252,7 @@ class DatastoreClient:
     def members(self, settings: MemberSettings, text: Callable[[], npt.NDArray[np.int32]]) -> list[ServiceMember]:
         """Return a new session's members for `DraftSession`, one for each part, as `MemberSource.members`."""
         return [
-            ServiceMember(self._parts, part, settings, text, timeout=self._timeout, most_sent=self._opening_tokens)
+            ServiceMember(self._parts, part, settings, text, timeout=self._timeout, max_sent=self._opening_tokens)
             for part in self._parts.members
         ]
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.tree import TokenTree
-from rest_store.drafting.limits import DraftLimits, TopK
+from rest_store.drafting.draft_options import DraftOptions, TopK
 from rest_store.drafting.members import MemberSettings
 from rest_store.errors import (
     DeadlineError,
@@ -29,13 +29,13 @@ from rest_store.service.client.stream_call import StreamCall
 from rest_store.service.client.trees import read_session_tree
 from rest_store.v1 import datastore_pb2 as pb
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 30.0  # seconds, between which the pause doubles with each failure
-_MOST_DOUBLINGS = 10
+_FIRST_PAUSE, _MAX_PAUSE = 0.1, 30.0  # seconds, between which the pause doubles with each failure
+_MAX_DOUBLINGS = 10
 _SILENT_ANSWERS = 2  # waited for in vain, after which the service counts as one that answers nobody
 _SILENT_SECONDS = 0.002  # that the first answer of a new session is waited for then
 _DESCRIBE_SECONDS = 1.0  # between two waits for what a silent service is
-_MOST_LATE = 1.0  # seconds without the answer of a late step, after which the stream counts as broken
-_MOST_UNSENT = 1024  # calls of `accept` that one message has room for; after more the text is sent again
+_MAX_LATENESS = 1.0  # seconds without the answer of a late step, after which the stream counts as broken
+_MAX_UNSENT = 1024  # calls of `accept` that one message has room for; after more the text is sent again
 
 
 class ServiceMember:
@@ -50,7 +50,7 @@ class ServiceMember:
         settings: of the session.
         text: returns the text so far, int32[n].
         timeout: seconds that a step waits at most.
-        most_sent: tokens of an opening, the last of the text; None: all.
+        max_sent: tokens of an opening, the last of the text; None: all.
     """
 
     def __init__(
@@ -61,15 +61,15 @@ class ServiceMember:
         text: Callable[[], npt.NDArray[np.int32]],
         *,
         timeout: float,
-        most_sent: int | None = None,
+        max_sent: int | None = None,
     ) -> None:
         self._parts = parts
         self._part = part
         self._settings = settings
         self._text = text
         self._timeout = timeout
-        self._sent = slice(most_sent and -most_sent, None)
-        self.has_references = most_sent is None
+        self._sent = slice(max_sent and -max_sent, None)
+        self.has_references = max_sent is None
         self._endpoint = part.preferred
         self._closed = False
         # Of the stream:
@@ -81,7 +81,7 @@ class ServiceMember:
         self._origins = b""  # masks of origins of its trees, as ours
         self._has_answered = False
         # Of the present step:
-        self._limits = DraftLimits(0)
+        self._limits = DraftOptions(0)
         self._asked_at = 0.0
         self._is_due = False  # whether `receive` is to send what `send` could not
         # Of failures:
@@ -95,7 +95,7 @@ class ServiceMember:
             except RestStoreError as error:
                 self._fail(error)
 
-    def send(self, limits: DraftLimits) -> None:
+    def send(self, limits: DraftOptions) -> None:
         """Send what was accepted since the last step, and ask for the next tree."""
         if self._closed:
             raise ServiceUnavailableError("client: the session is closed")
@@ -160,7 +160,7 @@ class ServiceMember:
         """Keep for the next step what `DraftSession.accept` was told."""
         if self._stream is None:  # the next opening has it in the text
             return
-        if len(self._next.accepted) == _MOST_UNSENT:
+        if len(self._next.accepted) == _MAX_UNSENT:
             self._drop()
             return
         accepted = self._next.accepted.add(tokens=tokens.tolist())
@@ -189,7 +189,7 @@ class ServiceMember:
             self._rows = 1 if self._next.accepted else 0
         elif self._sent_at is not None:
             late = time.monotonic() - self._sent_at - self._timeout
-            if late > _MOST_LATE:
+            if late > _MAX_LATENESS:
                 raise ServiceUnavailableError(f"{self._endpoint.target}: service has not answered for {late:.1f} s")
             raise DeadlineError(f"{self._endpoint.target}: service has not answered an earlier step yet")
 
@@ -277,7 +277,7 @@ class ServiceMember:
         untried = len(self._part.endpoints) - self._failures
         pause = 0.0
         if untried <= 0:
-            pause = min(_FIRST_PAUSE * 2.0 ** min(-untried, _MOST_DOUBLINGS), _LONGEST_PAUSE)
+            pause = min(_FIRST_PAUSE * 2.0 ** min(-untried, _MAX_DOUBLINGS), _MAX_PAUSE)
         self._rests_until = time.monotonic() + pause
         self._endpoint = self._part.after(self._endpoint)
 

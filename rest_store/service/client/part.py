@@ -25,8 +25,8 @@ from rest_store.v1 import datastore_pb2 as pb
 T = TypeVar("T")
 
 _FIRST_PAUSE = 0.005  # seconds before all endpoints are tried again, doubled each time
-_LONGEST_PAUSE = 1.0
-_MOST_THREADS = 64  # that ask parts at once
+_MAX_PAUSE = 1.0
+_MAX_THREADS = 64  # that ask parts at once
 
 
 class PartClient:
@@ -106,7 +106,7 @@ class PartClient:
                 assert failure is not None
                 raise failure
             time.sleep(wait)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, _MAX_PAUSE)
 
     def describe(self, ends: float) -> ServiceInfo:
         """Ask what the service is, and which of its datastores are asked; raise as `ask`, or as `service_info`."""
@@ -133,7 +133,7 @@ class Parts:
 
     def __init__(self, parts: Sequence[PartClient]) -> None:
         self.members = tuple(parts)
-        self._threads = ThreadPoolExecutor(_MOST_THREADS, "rest-store part") if len(parts) > 1 else None
+        self._threads = ThreadPoolExecutor(_MAX_THREADS, "rest-store part") if len(parts) > 1 else None
 
     def describe(self, ends: float) -> ServiceInfo:
         """Ask all parts what they are; raise as `PartClient.describe`, and as `require_one_build`."""

@@ -115,7 +115,7 @@ class Requests:
         max_nodes, max_suffix, max_depth = limits
         message = pb.DraftRequest(
             selection=asked,
-            limits=pb.DraftLimits(max_nodes=max_nodes, max_suffix=max_suffix, max_depth=max_depth),
+            limits=pb.TreeLimits(max_nodes=max_nodes, max_suffix=max_suffix, max_depth=max_depth),
             contexts=[pb.Context(tokens=tokens) for tokens in tails],
         )
 

@@ -17,7 +17,7 @@ from rest_store.service.errors import error_of_call
 
 _Requests = queue.SimpleQueue[bytes | None]  # None ends the stream
 _Answers = queue.SimpleQueue[bytes | RestStoreError]  # an error comes last
-_MOST_WAITING = 4  # answers that nobody has taken; a service that sends more was not asked for them
+_MAX_WAITING = 4  # answers that nobody has taken; a service that sends more was not asked for them
 
 
 class StreamCall:
@@ -38,7 +38,7 @@ class StreamCall:
 
         def deliver(answer: bytes) -> bytes | None:
             """Hand over an answer. As a deserializer, it wakes the waiting thread from gRPC's own thread."""
-            if answers.qsize() >= _MOST_WAITING:
+            if answers.qsize() >= _MAX_WAITING:
                 return None  # which ends the call with an error
             answers.put(answer)
             return answer

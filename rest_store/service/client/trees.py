@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from rest_store.datastore.render import counted
 from rest_store.datastore.tree import SuffixMatch, TokenTree
-from rest_store.drafting.limits import DraftLimits
+from rest_store.drafting.draft_options import DraftOptions
 from rest_store.errors import ProtocolError, describe
 from rest_store.v1 import datastore_pb2 as pb
 
@@ -41,7 +41,7 @@ def read_tree(message: pb.Tree, vocabulary_size: int, limits: TreeLimits, target
 
 
 def read_session_tree(
-    nodes: bytes, vocabulary_size: int, limits: DraftLimits, origins: bytes, target: str
+    nodes: bytes, vocabulary_size: int, limits: DraftOptions, origins: bytes, target: str
 ) -> TokenTree:
     """Return the tree of an answer of a session, as the message DraftSessionResponse has it.
 

@@ -21,8 +21,8 @@ from rest_store.service.tokens import ALL_ALLOWED, BearerTokens, Grant
 
 GRANT: ContextVar[Grant] = ContextVar("GRANT", default=ALL_ALLOWED)  # of the present call
 
-_LONGEST_MESSAGE = 1000  # characters of an error that travel; trailing metadata is limited to 8 KiB
-_MOST_HEALTH_CHECKS = 1024  # calls without a token; silent ones take about 20 KiB each
+_MAX_MESSAGE_LENGTH = 1000  # characters of an error that travel; trailing metadata is limited to 8 KiB
+_MAX_HEALTH_CHECKS = 1024  # calls without a token; silent ones take about 20 KiB each
 _HEALTH = "/grpc.health.v1.Health/"
 
 Context = Any  # grpc.aio.ServicerContext, which takes the types of its messages
@@ -52,7 +52,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # generi
         self.requests = Budget("requests in flight", limits.max_in_flight)
         self.streams = Budget("open streams", limits.max_streams)
         self.calls: set[asyncio.Task[Any]] = set()
-        self._health_checks = Budget("health checks", _MOST_HEALTH_CHECKS)
+        self._health_checks = Budget("health checks", _MAX_HEALTH_CHECKS)
         self._is_draining = False
 
     def drain(self) -> None:
@@ -94,8 +94,8 @@ async def end_call(name: str, error: Exception, context: Context, metrics: Metri
     """End a call of the method `name` with the status of `error`, count it, and log a defect."""
     status = status_of(error)
     message = str(error)
-    if len(message) > _LONGEST_MESSAGE:
-        message = message[:_LONGEST_MESSAGE] + "..."
+    if len(message) > _MAX_MESSAGE_LENGTH:
+        message = message[:_MAX_MESSAGE_LENGTH] + "..."
     if status.reason == "INTERNAL":
         _log.error("%s failed", name, exc_info=error)
         message = f"service failed internally ({type(error).__name__}); its log says more"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_MOST_FILES = 1 << 16
+_MAX_FILES = 1 << 16
 _LIMITS = {
     "max_contexts": "Most contexts of a request, times datastores; most documents of one.",
     "max_in_flight": "Most requests in flight.",
@@ -181,7 +181,7 @@ def serve(
 def _allow_files() -> None:
     """Raise the limit of open files as far as the system allows, so that connections cannot use up all."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    most = _MAX_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_FILES)
     if soft != resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
 

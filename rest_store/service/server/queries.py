@@ -7,7 +7,7 @@ from functools import partial
 
 from rest_store.datastore.kernel import MAX_SEQUENCE
 from rest_store.datastore.tree import TokenTree
-from rest_store.datastore.validation import limits as tree_limits
+from rest_store.datastore.validation import check_tree_limits as tree_limits
 from rest_store.service.server.catalog import Catalog, HostedDatastore, reading
 from rest_store.service.server.executor import Executor
 from rest_store.service.server.limits import ServiceLimits

@@ -20,8 +20,8 @@ from rest_store.v1 import datastore_pb2 as pb
 M = TypeVar("M", bound=Message)
 Tokens = npt.NDArray[np.int32]
 
-_MOST_ACCEPTED = 1024  # in one message of a session
-_MOST_TOP_K = 64  # tokens of a row
+_MAX_ACCEPTED = 1024  # in one message of a session
+_MAX_TOP_K = 64  # tokens of a row
 
 
 class Accepted(NamedTuple):
@@ -83,8 +83,8 @@ def top_k_of(message: pb.TopK, what: str) -> Tokens:
     Raises ArgumentError for k out of range, ContextTypeError for what is not whole rows.
     """
     k, size = message.k, len(message.tokens)
-    if not 1 <= k <= _MOST_TOP_K:
-        raise ArgumentError(describe("session", f"k of {what}", k, f"1..{_MOST_TOP_K}"))
+    if not 1 <= k <= _MAX_TOP_K:
+        raise ArgumentError(describe("session", f"k of {what}", k, f"1..{_MAX_TOP_K}"))
     if size % (4 * k):
         raise ContextTypeError(describe("session", what, f"{size} bytes", f"rows of {4 * k} bytes"))
     return np.frombuffer(message.tokens, np.int32).reshape(-1, k)
@@ -92,7 +92,7 @@ def top_k_of(message: pb.TopK, what: str) -> Tokens:
 
 def accepted_of(messages: Sequence[pb.Accepted], vocabulary_size: int) -> list[Accepted]:
     """Return the accepted tokens of a message; raise a QueryError for too many or none, or as `top_k_of`."""
-    require_few("accepted", len(messages), _MOST_ACCEPTED)
+    require_few("accepted", len(messages), _MAX_ACCEPTED)
     accepted = []
     for message in messages:
         if not message.tokens:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from rest_store.datastore.kernel import MAX_NODES, native_kernel
-from rest_store.datastore.validation import limit
+from rest_store.datastore.validation import check_int
 from rest_store.drafting.calibration import Calibration
+from rest_store.drafting.draft_options import DraftOptions
 from rest_store.drafting.kernel_session import OpenStore, append, follow_changes, kernel_session
-from rest_store.drafting.limits import DraftLimits
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import ArgumentError, describe
 from rest_store.service.server.catalog import HostedDatastore, reading, require_readable
@@ -41,7 +41,7 @@ class SessionStep(NamedTuple):
     """
 
     accepted: Sequence[Accepted]
-    limits: DraftLimits | None
+    limits: DraftOptions | None
     is_small: bool
 
 
@@ -89,18 +89,18 @@ class ServedSession:
             raise ArgumentError(describe("session", "number of tokens", length, f"at most {self._max_tokens}"))
         if length > self._tokens_reserved or nodes > self._nodes_reserved:
             reserved = self._tokens_reserved if length <= self._tokens_reserved else length + _TOKENS_AHEAD
-            most_nodes = max(self._nodes_reserved, nodes)
-            memory = _FIXED_MEMORY + reserved * self._token_memory + most_nodes * self._node_memory
+            max_nodes = max(self._nodes_reserved, nodes)
+            memory = _FIXED_MEMORY + reserved * self._token_memory + max_nodes * self._node_memory
             self._budget.take(memory - self.memory)
-            self.memory, self._tokens_reserved, self._nodes_reserved = memory, reserved, most_nodes
+            self.memory, self._tokens_reserved, self._nodes_reserved = memory, reserved, max_nodes
         self._length = length
 
     def step(self, request: pb.DraftSessionRequest) -> SessionStep:
         """Return the work of a message; raise an error of the table in service/errors.py for one that is malformed."""
         limits, draft = None, request.draft
         if request.HasField("draft"):
-            max_nodes = limit("max_nodes", draft.max_nodes or _NODES, MAX_NODES)
-            limits = DraftLimits(max_nodes, step_costs(draft.costs), draft.chain)
+            max_nodes = check_int("max_nodes", draft.max_nodes or _NODES, MAX_NODES)
+            limits = DraftOptions(max_nodes, step_costs(draft.costs), draft.chain)
         accepted = accepted_of(request.accepted, self._vocabulary_size) if request.accepted else ()
         tokens = sum(len(one.tokens) for one in accepted)
         nodes = 0 if limits is None else limits.max_nodes

@@ -24,8 +24,8 @@ from rest_store.service.server.served_session import ServedSession
 from rest_store.v1 import datastore_pb2 as pb
 
 _NAME = "DraftSession"
-_LONGEST_KEY = 64  # bytes
-_MOST_TABLES = 64  # of recycled logits that are kept for later sessions, which have up to 9 MB
+_MAX_KEY_BYTES = 64  # bytes
+_MAX_TABLES = 64  # of recycled logits that are kept for later sessions, which have up to 9 MB
 _NODE_BYTES = 11  # of a node as the message DraftSessionResponse has it
 _EOF: Any = grpc.aio.EOF  # type: ignore[attr-defined]  # missing in the stubs
 
@@ -130,12 +130,12 @@ class SessionStreams:
 
     def _recycled_logits(self, key: bytes) -> RecycledLogits:
         """Return what sessions with the same key share, and keep it for later ones."""
-        if len(key) > _LONGEST_KEY:
-            found, expected = f"{len(key)} bytes", f"at most {_LONGEST_KEY}"
+        if len(key) > _MAX_KEY_BYTES:
+            found, expected = f"{len(key)} bytes", f"at most {_MAX_KEY_BYTES}"
             raise ArgumentError(describe("session", "key of recycled logits", found, expected))
         table = self._tables.pop(key, None)
         self._tables[key] = table = RecycledLogits() if table is None else table
-        if len(self._tables) > _MOST_TABLES:
+        if len(self._tables) > _MAX_TABLES:
             del self._tables[next(iter(self._tables))]  # open sessions go on with theirs
         return table
 

@@ -15,7 +15,7 @@ from rest_store.service.server.requests import document_of, parse, require_few
 from rest_store.service.tokens import Grant
 from rest_store.v1 import datastore_pb2 as pb
 
-_MOST_BYTES = 64 << 20  # of all requests that are not done yet
+_MAX_BYTES = 64 << 20  # of all requests that are not done yet
 _PART_BYTES = 1 << 10  # that a request, and each of its documents or ids, counts for beside its message
 _THREADS = 4  # callers that share a commit
 
@@ -37,7 +37,7 @@ class Writes:
     def __init__(self, catalog: Catalog, limits: ServiceLimits) -> None:
         self._catalog = catalog
         self._limits = limits
-        self._waiting = Budget("bytes that wait to be written", _MOST_BYTES)
+        self._waiting = Budget("bytes that wait to be written", _MAX_BYTES)
         self._threads = ThreadPoolExecutor(_THREADS, "write")
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from rest_store.datastore.kernel import MAX_NODES
-from rest_store.datastore.validation import IntSequence, limit
+from rest_store.datastore.validation import IntSequence, check_int
 from rest_store.errors import ArgumentError, ContextTypeError, QueryError, describe
 
 NO_COSTS = np.zeros(0)  # for a draft that is not cut to the size with the most tokens per second
@@ -19,7 +19,7 @@ TOP_K = 8  # most likely tokens that sessions read of a row
 TopK: TypeAlias = npt.NDArray[np.int32]  # rows of most likely tokens, [n, k]; -1 ends a row
 
 
-class DraftLimits(NamedTuple):
+class DraftOptions(NamedTuple):
     """What a session is asked for; the arguments of the kernel's `draft`.
 
     Attributes:
@@ -33,18 +33,18 @@ class DraftLimits(NamedTuple):
     is_chain: bool = False
 
     @classmethod
-    def of(cls, max_nodes: object, costs: npt.ArrayLike | None, shape: object) -> DraftLimits:
+    def from_arguments(cls, max_nodes: object, costs: npt.ArrayLike | None, shape: object) -> DraftOptions:
         """Return the limits that the arguments of `DraftSession.draft` mean; raise ArgumentError as it does."""
-        nodes = limit("max_nodes", max_nodes, MAX_NODES, least=0, where="draft session")
+        nodes = check_int("max_nodes", max_nodes, MAX_NODES, minimum=0, where="draft session")
         if shape not in ("tree", "chain"):
             raise ArgumentError(describe("draft session", "shape", repr(shape), "'tree' or 'chain'"))
         if costs is None:
             return cls(nodes, NO_COSTS, shape == "chain")
-        times = _times_of(costs, nodes)
+        times = _parse_costs(costs, nodes)
         return cls(times.size - 1, times, shape == "chain")
 
 
-def _times_of(costs: npt.ArrayLike, nodes: int) -> npt.NDArray[np.float64]:
+def _parse_costs(costs: npt.ArrayLike, nodes: int) -> npt.NDArray[np.float64]:
     """Return the times of steps with 0, 1, .. n draft tokens, float64[n + 1], n <= `nodes`.
 
     Raises:
@@ -59,7 +59,7 @@ def _times_of(costs: npt.ArrayLike, nodes: int) -> npt.NDArray[np.float64]:
     return array[: nodes + 1]
 
 
-def tokens_of(what: str, values: IntSequence) -> npt.NDArray[np.int32]:
+def parse_tokens(what: str, values: IntSequence) -> npt.NDArray[np.int32]:
     """Return `values` as int32; raise unless they are 1-D integers from 0 on."""
     array = _integers(what, values)
     if array.ndim != 1:
@@ -71,16 +71,16 @@ def tokens_of(what: str, values: IntSequence) -> npt.NDArray[np.int32]:
     return np.ascontiguousarray(array, np.int32)
 
 
-def references_of(values: Iterable[IntSequence]) -> list[npt.NDArray[np.int32]]:
-    """Return the references of a session as int32, without empty ones; raise as `tokens_of`."""
+def parse_references(values: Iterable[IntSequence]) -> list[npt.NDArray[np.int32]]:
+    """Return the references of a session as int32, without empty ones; raise as `parse_tokens`."""
     if isinstance(values, str | bytes) or not isinstance(values, Iterable):
         found, expected = f"a {type(values).__name__}", "a list of 1-D integers"
         raise ContextTypeError(describe("draft session", "references", found, expected))
-    references = [tokens_of(f"references[{i}]", reference) for i, reference in enumerate(values)]
+    references = [parse_tokens(f"references[{i}]", reference) for i, reference in enumerate(values)]
     return [reference for reference in references if reference.size]
 
 
-def top_k_of(what: str, values: npt.ArrayLike | None) -> TopK | None:
+def parse_top_k(what: str, values: npt.ArrayLike | None) -> TopK | None:
     """Return what sessions read of `values`, -1 for numbers that are no tokens; raise unless 2-D integers, or None."""
     if values is None:
         return None
