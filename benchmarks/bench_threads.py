@@ -1,9 +1,11 @@
-"""Measure how torch's threads should wait for each other: passes over 16 tokens, on an idle and on a busy machine.
+"""Measure how torch's threads should wait for each other: passes
+over 16 tokens, on an idle and on a busy machine.
 
-Threads of OpenMP wait after each operation of a pass. They spin for a while and then sleep; the environment says how long,
-before torch is imported. A process for each setting runs the same passes. The processes take turns, first on the machine as it is,
-then beside processes that do nothing but keep processors busy. The figures are speeds relative to the default setting of
-the same turn.
+Threads of OpenMP wait after each operation of a pass. They spin for a while and then sleep; the
+environment says how long, before torch is imported. A process for each setting runs the same
+passes. The processes take turns, first on the machine as it is, then beside processes that do
+nothing but keep processors busy. The figures are speeds relative to the default setting of the same
+turn.
 """
 
 from __future__ import annotations
@@ -81,7 +83,9 @@ def spin() -> None:
 
 @contextmanager
 def worker(size: str, environment: dict[str, str]) -> Iterator[Connection]:
-    """Run a process that runs passes inside a `with` block, with these variables and no others of OpenMP."""
+    """Run a process that runs passes inside a `with` block, with
+    these variables and no others of OpenMP.
+    """
     here, there = _spawn.Pipe()
     process = _spawn.Process(target=run_passes, args=(there, size), daemon=True)
     with patch.dict(os.environ, environment):
@@ -111,8 +115,12 @@ def load(processes: int) -> Iterator[None]:
             process.join()
 
 
-def measure(workers: dict[str, Connection], rounds: int, passes: int) -> dict[str, dict[str, float]]:
-    """Return the speed of each way relative to the default: the median of all turns, and their quartiles."""
+def measure(
+    workers: dict[str, Connection], rounds: int, passes: int
+) -> dict[str, dict[str, float]]:
+    """Return the speed of each way relative to the default: the
+    median of all turns, and their quartiles.
+    """
     seconds: dict[str, list[float]] = {way: [] for way in workers}
     for number in range(rounds):
         order = list(workers)
@@ -131,21 +139,38 @@ def measure(workers: dict[str, Connection], rounds: int, passes: int) -> dict[st
     context_settings=SETTINGS,
     epilog="Example: python benchmarks/bench_threads.py --out threads.json",
 )
-@click.option("--size", type=click.Choice(list(SIZES)), default="smollm2-135m", help="Of the model.")
-@click.option("--busy", metavar="N", type=click.IntRange(1), default=4, help="Processes of the load.")
-@click.option("--rounds", metavar="N", type=click.IntRange(1), default=20, help="Turns of each setting.")
+@click.option(
+    "--size", type=click.Choice(list(SIZES)), default="smollm2-135m", help="Of the model."
+)
+@click.option(
+    "--busy", metavar="N", type=click.IntRange(1), default=4, help="Processes of the load."
+)
+@click.option(
+    "--rounds", metavar="N", type=click.IntRange(1), default=20, help="Turns of each setting."
+)
 @click.option("--passes", metavar="N", type=click.IntRange(1), default=4, help="Of a turn.")
 @result_options
 def main(size: str, busy: int, rounds: int, passes: int, out: Destination) -> None:
-    results: dict[str, Any] = {"processors": os.cpu_count(), "load average before": round(os.getloadavg()[0], 1)}
+    results: dict[str, Any] = {
+        "processors": os.cpu_count(),
+        "load average before": round(os.getloadavg()[0], 1),
+    }
     with ExitStack() as stack:
-        workers = {way: stack.enter_context(worker(size, environment)) for way, environment in WAYS.items()}
+        workers = {
+            way: stack.enter_context(worker(size, environment)) for way, environment in WAYS.items()
+        }
         results["threads"] = {way: connection.recv() for way, connection in workers.items()}
         for name, processes in (("idle", 0), (f"beside {busy} busy processes", busy)):
             with load(processes):
                 results[name] = measure(workers, rounds, passes)
             click.echo(f"{name}: {results[name]}", err=True)
-    write_result(out, "threads", click.get_current_context().params, ("numpy", "torch", "transformers"), results)
+    write_result(
+        out,
+        "threads",
+        click.get_current_context().params,
+        ("numpy", "torch", "transformers"),
+        results,
+    )
 
 
 if __name__ == "__main__":

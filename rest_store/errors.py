@@ -1,45 +1,45 @@
 """The errors of rest-store.
 
     RestStoreError
-    |-- DatastoreError                  a datastore on disk is unusable
-    |   |-- DatastoreNotFoundError      no such directory, or no manifest in it          (FileNotFoundError)
-    |   |-- DatastoreFormatError        files are damaged or do not belong together      (ValueError)
-    |   |-- FetchError                  a datastore elsewhere cannot be copied           (OSError)
-    |   |-- DatastoreClosedError        the datastore is closed                          (ValueError)
-    |   |-- DocumentError               a document, or its id, is invalid                (ValueError)
-    |   |-- WriterError                 opened for reading, or another process writes it (OSError)
-    |   `-- StorageError                documents cannot be written or read              (OSError)
-    |-- TokenizerLoadError              a tokenizer cannot be loaded                     (OSError)
-    |-- TokenizerMismatchError          the datastore has another tokenizer              (ValueError)
-    |-- QueryError                      a context is empty, or a token is unknown        (ValueError)
-    |   `-- ContextTypeError            a context is not 1-D integers                    (TypeError)
-    |-- ArgumentError                   an argument, an option or a setting is invalid   (ValueError)
-    |-- SourceError                     a source is invalid, or there are too many       (TypeError)
-    |-- SessionClosedError              the session is closed                            (ValueError)
-    |-- DataFileError                   recordings, results or a calibration are unreadable (ValueError)
-    |-- ServiceError                    a service cannot start, or a call failed
-    |   |-- ServeError                  the service cannot start                         (OSError)
-    |   |-- ServiceUnavailableError     unreachable, or shutting down                    (ConnectionError)
+    |-- DatastoreError                    a datastore on disk is unusable
+    |   |-- DatastoreNotFoundError        no such directory, or no manifest (FileNotFoundError)
+    |   |-- DatastoreFormatError          files are damaged or mixed up     (ValueError)
+    |   |-- FetchError                    one elsewhere cannot be copied    (OSError)
+    |   |-- DatastoreClosedError          the datastore is closed           (ValueError)
+    |   |-- DocumentError                 a document, or its id, is invalid (ValueError)
+    |   |-- WriterError                   read-only, or another process writes it(OSError)
+    |   `-- StorageError                  documents cannot be written or read(OSError)
+    |-- TokenizerLoadError                a tokenizer cannot be loaded      (OSError)
+    |-- TokenizerMismatchError            the datastore has another tokenizer(ValueError)
+    |-- QueryError                        an empty context, an unknown token(ValueError)
+    |   `-- ContextTypeError              a context is not 1-D integers     (TypeError)
+    |-- ArgumentError                     an argument or a setting is invalid(ValueError)
+    |-- SourceError                       a source is invalid, or one too many(TypeError)
+    |-- SessionClosedError                the session is closed             (ValueError)
+    |-- DataFileError                     recordings or results are unreadable(ValueError)
+    |-- ServiceError                      a service cannot start, or a call failed
+    |   |-- ServeError                    the service cannot start          (OSError)
+    |   |-- ServiceUnavailableError       unreachable, or shutting down     (ConnectionError)
     |   |   `-- DatastoreUnavailableError a page of a datastore can no longer be read
-    |   |-- DeadlineError               no answer before the deadline                    (TimeoutError)
-    |   |-- OverloadedError             the service has too much work
-    |   |-- AuthenticationError         a token is missing or wrong                      (PermissionError)
-    |   |-- PermissionDeniedError       a token does not allow this                      (PermissionError)
-    |   |-- UnknownDatastoreError       no datastore of that name is served              (LookupError)
-    |   `-- ProtocolError               a message is malformed or out of order           (ValueError)
-    |       `-- MessageSizeError        a message is too large
-    |-- NotSupportedError               the model, cache or mode cannot verify drafts    (ValueError)
-    |-- ModelLoadError                  a model cannot be loaded                         (OSError)
-    |-- MissingExtraError               a package that a name needs is not installed     (ImportError)
-    |-- NativeKernelError               the compiled kernel is missing                   (ImportError)
-    `-- BuildError                      a datastore cannot be built
-        |-- CorpusError                 a corpus cannot be read, or is empty             (ValueError)
-        |   |-- CorpusNotFoundError     no such file, directory or data set              (FileNotFoundError)
-        |   `-- CorpusFormatError       the content has another format
-        |-- OutputError                 the datastore cannot be written                  (OSError)
-        |-- MemoryBudgetError           the memory budget is too small                   (ValueError)
-        |-- WorkerError                 a process or a node that builds has failed       (ChildProcessError)
-        `-- ResumeError                 there is no build to resume, or it differs       (ValueError)
+    |   |-- DeadlineError                 no answer before the deadline     (TimeoutError)
+    |   |-- OverloadedError               the service has too much work
+    |   |-- AuthenticationError           a token is missing or wrong       (PermissionError)
+    |   |-- PermissionDeniedError         a token does not allow this       (PermissionError)
+    |   |-- UnknownDatastoreError         no datastore of that name is served(LookupError)
+    |   `-- ProtocolError                 a message is malformed or out of order(ValueError)
+    |       `-- MessageSizeError          a message is too large
+    |-- NotSupportedError                 model, cache or mode without drafts(ValueError)
+    |-- ModelLoadError                    a model cannot be loaded          (OSError)
+    |-- MissingExtraError                 a package is not installed        (ImportError)
+    |-- NativeKernelError                 the compiled kernel is missing    (ImportError)
+    `-- BuildError                        a datastore cannot be built
+        |-- CorpusError                   a corpus cannot be read, or is empty(ValueError)
+        |   |-- CorpusNotFoundError       no such file, directory or data set(FileNotFoundError)
+        |   `-- CorpusFormatError         the content has another format
+        |-- OutputError                   the datastore cannot be written   (OSError)
+        |-- MemoryBudgetError             the memory budget is too small    (ValueError)
+        |-- WorkerError                   a process or node has failed      (ChildProcessError)
+        `-- ResumeError                   no build to resume, or another one(ValueError)
 
 Each error also subclasses the builtin in brackets. Most validation errors read
 ``{where}: {what} is {found}, expected {expected}`` (`describe`). A `DraftingWarning` reports a
@@ -77,7 +77,9 @@ class DatastoreFormatError(DatastoreError, ValueError):
     """
 
     KINDS: ClassVar[dict[str, str]] = {
-        "manifest": "`manifest.json` is not valid JSON, or a field is missing or has the wrong type",
+        "manifest": (
+            "`manifest.json` is not valid JSON, or a field is missing or has the wrong type"
+        ),
         "missing file": "a file that the manifest names is missing or cannot be read",
         "magic": "a file does not start with the magic bytes of its kind",
         "byte order": "a file has the opposite byte order",
@@ -85,7 +87,9 @@ class DatastoreFormatError(DatastoreError, ValueError):
         "header": "the header of a shard file is damaged, or its fields contradict each other",
         "size": "a shard file is shorter or longer than its header says",
         "mixed builds": "files of different builds stand side by side",
-        "partitions": "there is no such partition, or services do not have the partitions of one datastore",
+        "partitions": (
+            "there is no such partition, or services do not have the partitions of one datastore"
+        ),
         "checksum": "the content of a file does not match its checksum",
         "suffix order": "a suffix array is not sorted, or does not hold every position once",
         "live": "the directory is not a live datastore, or one of another release",
@@ -101,7 +105,9 @@ class DatastoreFormatError(DatastoreError, ValueError):
 
 
 class FetchError(DatastoreError, OSError):
-    """A datastore elsewhere cannot be copied: unreachable, different from its manifest, or no space here."""
+    """A datastore elsewhere cannot be copied: unreachable,
+    different from its manifest, or no space here.
+    """
 
 
 class DatastoreClosedError(DatastoreError, ValueError):
@@ -109,7 +115,9 @@ class DatastoreClosedError(DatastoreError, ValueError):
 
 
 class DocumentError(DatastoreError, ValueError):
-    """A document to be added is empty, too large or neither text nor tokens, or its id is invalid."""
+    """A document to be added is empty, too large or neither
+    text nor tokens, or its id is invalid.
+    """
 
 
 class WriterError(DatastoreError, OSError):
@@ -117,7 +125,9 @@ class WriterError(DatastoreError, OSError):
 
 
 class StorageError(DatastoreError, OSError):
-    """The documents of a live datastore cannot be written or read: no space, no permission, a failing disk, damage."""
+    """The documents of a live datastore cannot be written or read:
+    no space, no permission, a failing disk, damage.
+    """
 
 
 class TokenizerLoadError(RestStoreError, OSError):
@@ -141,7 +151,10 @@ class ArgumentError(RestStoreError, ValueError):
 
 
 class SourceError(RestStoreError, TypeError):
-    """An object is not a source of drafts, is given twice, or there are too many; or outputs cannot be added to it."""
+    """An object is not a source of drafts, is given twice, or there are too many.
+
+    Or outputs cannot be added to it.
+    """
 
 
 class SessionClosedError(RestStoreError, ValueError):
@@ -165,7 +178,9 @@ class ServiceUnavailableError(ServiceError, ConnectionError):
 
 
 class DatastoreUnavailableError(ServiceUnavailableError):
-    """The files of an open datastore can no longer be read, in this process or in the service that answers."""
+    """The files of an open datastore can no longer be read, in this
+    process or in the service that answers.
+    """
 
 
 class DeadlineError(ServiceError, TimeoutError):
@@ -181,7 +196,9 @@ class AuthenticationError(ServiceError, PermissionError):
 
 
 class PermissionDeniedError(ServiceError, PermissionError):
-    """The service accepts the token, but not for this: it may only read, or is for other datastores."""
+    """The service accepts the token, but not for this: it may only
+    read, or is for other datastores.
+    """
 
 
 class UnknownDatastoreError(ServiceError, LookupError):
@@ -197,7 +214,9 @@ class MessageSizeError(ProtocolError):
 
 
 class NotSupportedError(RestStoreError, ValueError):
-    """The model, its cache or the generation mode cannot verify drafts (encoder-decoder models, beam search...)."""
+    """The model, its cache or the generation mode cannot verify
+    drafts (encoder-decoder models, beam search...).
+    """
 
 
 class ModelLoadError(RestStoreError, OSError):
@@ -205,7 +224,10 @@ class ModelLoadError(RestStoreError, OSError):
 
 
 class MissingExtraError(RestStoreError, ImportError):
-    """A name of rest-store needs an optional package that is not installed; the message names the extra."""
+    """A name of rest-store needs an optional package that is not installed.
+
+    The message names the extra.
+    """
 
 
 class NativeKernelError(RestStoreError, ImportError):
@@ -217,7 +239,9 @@ class BuildError(RestStoreError):
 
 
 class CorpusError(BuildError, ValueError):
-    """A corpus cannot be read, has no text, or has a document that is too large for the memory of the build."""
+    """A corpus cannot be read, has no text, or has a document that
+    is too large for the memory of the build.
+    """
 
 
 class CorpusNotFoundError(CorpusError, FileNotFoundError):
@@ -229,7 +253,9 @@ class CorpusFormatError(CorpusError):
 
 
 class OutputError(BuildError, OSError):
-    """The datastore cannot be written: no space, no permission, or the directory holds something else."""
+    """The datastore cannot be written: no space, no permission, or
+    the directory holds something else.
+    """
 
 
 class MemoryBudgetError(BuildError, ValueError):
@@ -237,7 +263,9 @@ class MemoryBudgetError(BuildError, ValueError):
 
 
 class WorkerError(BuildError, ChildProcessError):
-    """A process that builds ended again and again, or a Ray cluster cannot be reached or cannot build this."""
+    """A process that builds ended again and again, or a Ray cluster
+    cannot be reached or cannot build this.
+    """
 
 
 class ResumeError(BuildError, ValueError):
@@ -245,15 +273,22 @@ class ResumeError(BuildError, ValueError):
 
 
 class DraftingWarning(RuntimeWarning):
-    """A session or source stopped, nothing was drafted, or an output was not remembered; the text is unchanged."""
+    """A session or source stopped, nothing was drafted, or an output was not remembered.
+
+    The text is unchanged.
+    """
 
 
 class PromptWarning(UserWarning):
-    """A prompt was probably meant otherwise, such as a question to a chat model continued as text."""
+    """A prompt was probably meant otherwise, such as a
+    question to a chat model continued as text.
+    """
 
 
 def describe(where: object, what: str, found: object, expected: object) -> str:
-    """Return the message of a validation error: ``{where}: {what} is {found}, expected {expected}``."""
+    """Return the message of a validation error: ``{where}: {what}
+    is {found}, expected {expected}``.
+    """
     return f"{where}: {what} is {found}, expected {expected}"
 
 

@@ -1,6 +1,8 @@
-"""Arrow files and streams (IPC), as `datasets` keeps its data and pandas and polars write Feather: a document a row.
+"""Arrow files and streams (IPC), as `datasets` keeps its data and
+pandas and polars write Feather: a document a row.
 
-A record batch is held at once, of all columns if the file is a stream: `datasets` writes batches of at most 1,000 rows.
+A record batch is held at once, of all columns if the file is a stream: `datasets` writes batches of
+at most 1,000 rows.
 """
 
 from __future__ import annotations
@@ -32,12 +34,15 @@ def is_arrow(head: bytes) -> bool:
         return True
     if not head.startswith(_STREAM_MARK) or len(head) < 8:
         return False
-    (length,) = struct.unpack_from("<i", head, 4)  # of the message with the schema, in units of eight bytes
+    (length,) = struct.unpack_from(
+        "<i", head, 4
+    )  # of the message with the schema, in units of eight bytes
     return bool(0 < length < _MAX_SCHEMA_BYTES and length % 8 == 0)
 
 
 def arrow_columns(file: BinaryIO, where: str, field: str | None) -> tuple[list[str], str]:
-    """Return the columns of an Arrow file that may hold documents, and all its columns as a text for messages.
+    """Return the columns of an Arrow file that may hold documents,
+    and all its columns as a text for messages.
 
     Raises:
         CorpusFormatError: not an intact Arrow file.
@@ -49,7 +54,9 @@ def arrow_columns(file: BinaryIO, where: str, field: str | None) -> tuple[list[s
 def read_arrow(
     file: BinaryIO, where: str, records: RecordReader, max_bytes: int, rows: Sequence[str] = ()
 ) -> Iterator[Document]:
-    """Yield the documents of an Arrow file or stream; rows that are not UTF-8 are skipped and counted.
+    """Yield the documents of an Arrow file or stream.
+
+    Rows that are not UTF-8 are skipped and counted.
 
     Args:
         file: its bytes.
@@ -70,7 +77,9 @@ def read_arrow(
         columns = document_columns(table.schema, records.field)
         if not columns:
             expected = KNOWN_FIELDS if records.field is None else f"'{records.field}'"
-            raise CorpusFormatError(describe(where, "the list of columns", "without a known one", expected))
+            raise CorpusFormatError(
+                describe(where, "the list of columns", "without a known one", expected)
+            )
         places = [table.schema.get_field_index(name) for name in columns]
         reader = TableReader(table.schema, columns, records, where)
     chosen = _row_numbers(rows) if rows else None
@@ -85,7 +94,9 @@ def read_arrow(
                 batch, numbers = batch.filter(_mask(is_chosen)), numbers[is_chosen]
             size = rows_at_once(batch.nbytes, batch.num_rows)
             for start in range(0, batch.num_rows, size):
-                yield from reader.documents(batch.slice(start, size), numbers[start : start + size].tolist())
+                yield from reader.documents(
+                    batch.slice(start, size), numbers[start : start + size].tolist()
+                )
 
 
 @contextmanager
@@ -121,7 +132,8 @@ def _opened(
 
 
 def _checked(batch: Any, columns: Sequence[str]) -> Any:
-    """Return the columns of a record batch, after a look at all offsets, which pyarrow would follow anywhere.
+    """Return the columns of a record batch, after a look at all
+    offsets, which pyarrow would follow anywhere.
 
     Texts become bytes: whether they are UTF-8 is seen row by row.
     """
@@ -132,14 +144,17 @@ def _checked(batch: Any, columns: Sequence[str]) -> Any:
     for name in columns:
         array = batch.column(name)
         if types.is_string(array.type) or types.is_large_string(array.type):
-            array = array.view(pyarrow.binary() if types.is_string(array.type) else pyarrow.large_binary())
+            array = array.view(
+                pyarrow.binary() if types.is_string(array.type) else pyarrow.large_binary()
+            )
         array.validate(full=True)
         arrays.append(array)
     return pyarrow.RecordBatch.from_arrays(arrays, names=list(columns))
 
 
 class _Bounded:
-    """A file that pyarrow cannot close, and of which it reads no more at once than there is room for.
+    """A file that pyarrow cannot close, and of which it reads no
+    more at once than there is room for.
 
     Attributes:
         error: raised to pyarrow; None: there was always room.
@@ -161,7 +176,9 @@ class _Bounded:
             return b""  # so that pyarrow says that the file is too short
         if self._most_bytes is not None and size > self._most_bytes:
             again = "smaller batches (writer_batch_size of datasets, max_chunksize of pyarrow)"
-            self.error = HeldAtOnceError.of(self._where, "a record batch", size, self._most_bytes, again)
+            self.error = HeldAtOnceError.of(
+                self._where, "a record batch", size, self._most_bytes, again
+            )
             raise self.error
         return self._file.read(size)
 
@@ -186,7 +203,9 @@ def _row_numbers(paths: Sequence[str]) -> Any:
     parts = []
     for path in paths:
         with open_file(path) as file, _opened(file, path) as (_, batches):
-            parts += [batch.column(0).to_numpy(zero_copy_only=False).astype(np.int64) for batch in batches]
+            parts += [
+                batch.column(0).to_numpy(zero_copy_only=False).astype(np.int64) for batch in batches
+            ]
     return np.unique(np.concatenate(parts)) if parts else np.empty(0, np.int64)
 
 

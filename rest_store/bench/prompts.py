@@ -33,9 +33,9 @@ class Prompt:
 def read_prompts(path: Path, encode: Callable[[str], Sequence[int]]) -> list[Prompt]:
     """Read prompts: plain text, one a line, or JSON lines; also as `.gz`.
 
-    In JSON, a prompt is a text, a list of token ids, or an object with `prompt`, as text or token ids, or `turns`, a
-    list of texts. Of `turns` (the layout of MT-Bench and Spec-Bench) the first is taken. An object may have `set` or
-    `category`, the family, and `id` or `question_id`.
+    In JSON, a prompt is a text, a list of token ids, or an object with `prompt`, as text or token
+    ids, or `turns`, a list of texts. Of `turns` (the layout of MT-Bench and Spec-Bench) the first
+    is taken. An object may have `set` or `category`, the family, and `id` or `question_id`.
 
     A file is JSON if it is named `.json` or `.jsonl`, or if its first line is a JSON object.
 
@@ -67,11 +67,16 @@ def read_prompts(path: Path, encode: Callable[[str], Sequence[int]]) -> list[Pro
 
 
 def _entries(path: Path) -> list[tuple[int, str, Any]]:
-    """Return the prompts of a file as they stand there, each with its number and where it is, for messages."""
+    """Return the prompts of a file as they stand there, each with
+    its number and where it is, for messages.
+    """
     lines = [(number, line.removesuffix("\n")) for number, line in lines_of(path)]
     named = path.name.removesuffix(".gz").endswith((".json", ".jsonl"))
     is_json = named or (lines and isinstance(_parsed(lines[0][1]), dict))
-    return [(number, f"{path}, line {number}", _parsed(line) if is_json else line) for number, line in lines]
+    return [
+        (number, f"{path}, line {number}", _parsed(line) if is_json else line)
+        for number, line in lines
+    ]
 
 
 def _parsed(text: str) -> Any:
@@ -105,14 +110,18 @@ def chat_tokens(tokenizer: Any, text: str) -> list[int]:
     """
     if not tokenizer.chat_template:
         where = tokenizer.name_or_path or type(tokenizer).__name__
-        raise DataFileError(describe(where, "chat template", "absent", "one: the prompts are turns of a chat"))
+        raise DataFileError(
+            describe(where, "chat template", "absent", "one: the prompts are turns of a chat")
+        )
     messages = [{"role": "user", "content": text}]
     rendered = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     return list(tokenizer(rendered, add_special_tokens=False)["input_ids"])
 
 
 def require_known_tokens(prompts: Iterable[Prompt], vocabulary_size: int) -> None:
-    """Raise DataFileError unless the model, of `vocabulary_size` token ids, knows all tokens of the prompts."""
+    """Raise DataFileError unless the model, of `vocabulary_size` token
+    ids, knows all tokens of the prompts.
+    """
     for prompt in prompts:
         if (greatest := max(prompt.tokens)) >= vocabulary_size:
             expected = f"0..{vocabulary_size - 1}, as the model has them"
@@ -120,7 +129,10 @@ def require_known_tokens(prompts: Iterable[Prompt], vocabulary_size: int) -> Non
 
 
 def interleaved(prompts: Sequence[Prompt], per_family: int | None = None) -> list[Prompt]:
-    """Return the prompts with their families taking turns; of each at most the first `per_family`."""
+    """Return the prompts with their families taking turns.
+
+    Of each at most the first `per_family`.
+    """
     families: dict[str, list[Prompt]] = defaultdict(list)
     for prompt in prompts:
         families[prompt.family].append(prompt)

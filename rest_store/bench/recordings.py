@@ -1,4 +1,6 @@
-"""Recordings: what a model wrote for prompts, read from JSON lines, and which of them are for fitting."""
+"""Recordings: what a model wrote for prompts, read from JSON lines,
+and which of them are for fitting.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +42,17 @@ class Recording:
 
     Attributes:
         family: kind of task, for reports.
-        part: 0..9, by a fixed hash of the prompt, or of the task's id where several prompts belong to one task.
+        part: 0..9, by a fixed hash of the prompt, or of the task's id where several prompts belong
+            to one task.
         prompt: int32[p].
         output: int32[n].
-        top_k: int32[p + n, k], most likely tokens after each position of prompt + output; k may be 0.
+        top_k: int32[p + n, k], most likely tokens after each position of prompt + output; k may be
+            0.
         key: of the task, as in `RecordedOutput`.
-        file: hash of the file that it was read from. A calibration keeps the hashes of the files it was fitted to.
-        drafters: by name of another drafter, int32[n]: the tokens that it would bring in a step that begins after so
-            many tokens of the output, the bonus token counted.
+        file: hash of the file that it was read from. A calibration keeps the hashes of the files it
+            was fitted to.
+        drafters: by name of another drafter, int32[n]: the tokens that it would bring in a step
+            that begins after so many tokens of the output, the bonus token counted.
     """
 
     family: str
@@ -81,11 +86,17 @@ def read_recordings(path: str | Path, encode: Encode | None = None) -> list[Reco
     ]
 
 
-def _recording(generation: RecordedOutput, where: str, encode: Encode | None, file: str) -> Recording:
+def _recording(
+    generation: RecordedOutput, where: str, encode: Encode | None, file: str
+) -> Recording:
     prompt, output, top_k, family, key, drafters = generation
-    if isinstance(output, str) and (isinstance(prompt, str) or (prompt and isinstance(prompt[0], tuple))):
+    if isinstance(output, str) and (
+        isinstance(prompt, str) or (prompt and isinstance(prompt[0], tuple))
+    ):
         if encode is None:
-            raise DataFileError(describe(where, "prompt and output", "text", "token ids, or --tokenizer"))
+            raise DataFileError(
+                describe(where, "prompt and output", "text", "token ids, or --tokenizer")
+            )
         prompt, output = encode(prompt, output)
     try:
         tokens = integers(prompt, 0), integers(output, 0)
@@ -96,23 +107,38 @@ def _recording(generation: RecordedOutput, where: str, encode: Encode | None, fi
         raise DataFileError(describe(where, "recording", "of other types", expected)) from error
     size = tokens[0].size + tokens[1].size
     if (tokens[0].ndim, tokens[1].ndim, likely.ndim) != (1, 1, 2) or len(likely) not in (0, size):
-        raise DataFileError(describe(where, "recording", "of other shapes", "ids, and top-k of each position"))
+        raise DataFileError(
+            describe(where, "recording", "of other shapes", "ids, and top-k of each position")
+        )
     if any(counts.shape != tokens[1].shape for counts in accepted.values()):
-        raise DataFileError(describe(where, "acceptance", "of another length", "a number for each token of the output"))
+        raise DataFileError(
+            describe(
+                where, "acceptance", "of another length", "a number for each token of the output"
+            )
+        )
     part = part_of(key or str(generation.prompt))
     return Recording(family, part, *tokens, likely, key, file, accepted)
 
 
-def read_all(paths: Sequence[Path], stores: Mapping[str, Store], tokenizer: str | None) -> list[Recording]:
-    """Read several files; texts become tokens with `tokenizer`, or with the copy kept in the first datastore."""
+def read_all(
+    paths: Sequence[Path], stores: Mapping[str, Store], tokenizer: str | None
+) -> list[Recording]:
+    """Read several files.
+
+    Texts become tokens with `tokenizer`, or with the copy kept in the first datastore.
+    """
     encode = encoder(next(iter(stores.values()), None), tokenizer)
     return [recording for path in paths for recording in read_recordings(path, encode)]
 
 
 def remembered(
-    paths: Sequence[Path], replayed: Iterable[Recording], stores: Mapping[str, Store], tokenizer: str | None
+    paths: Sequence[Path],
+    replayed: Iterable[Recording],
+    stores: Mapping[str, Store],
+    tokenizer: str | None,
 ) -> dict[str, list[Recording]]:
-    """Return what --history-from says: by the names of files, the recordings of each and those before.
+    """Return what --history-from says: by the names of files, the
+    recordings of each and those before.
 
     Recordings that are `replayed` are left out.
 
@@ -123,12 +149,17 @@ def remembered(
     growing: dict[str, list[Recording]] = {}
     for number, path in enumerate(paths, 1):
         read = read_all([path], stores, tokenizer)
-        known = [*known, *(one for one in read if (one.prompt.tobytes(), one.output.tobytes()) not in left_out)]
+        known = [
+            *known,
+            *(one for one in read if (one.prompt.tobytes(), one.output.tobytes()) not in left_out),
+        ]
         growing[" and ".join(path.name for path in paths[:number])] = known
     return growing
 
 
-def split(recordings: Sequence[Recording], where: str, *, minimum: int = 2) -> tuple[list[Recording], list[Recording]]:
+def split(
+    recordings: Sequence[Recording], where: str, *, minimum: int = 2
+) -> tuple[list[Recording], list[Recording]]:
     """Return the recordings for fitting and those for reporting, without those that have no output.
 
     Args:
@@ -143,16 +174,24 @@ def split(recordings: Sequence[Recording], where: str, *, minimum: int = 2) -> t
     fitting = [recording for recording in written if recording.part < FIT_PARTS]
     held_out = [recording for recording in written if recording.part >= FIT_PARTS]
     if len(written) < minimum or not fitting or not held_out:
-        counts = f"{len(written)}, by a hash {len(fitting)} to fit to and {len(held_out)} to report on"
-        expected = f"at least {minimum}, and some of each: record more prompts, or use the calibration of the package"
+        counts = (
+            f"{len(written)}, by a hash {len(fitting)} to fit to and {len(held_out)} to report on"
+        )
+        expected = (
+            f"at least {minimum}, and some of each: record more prompts, or use the calibration of"
+            " the package"
+        )
         raise DataFileError(describe(where, "number of recordings with output", counts, expected))
     return fitting, held_out
 
 
-def unfitted(recordings: Iterable[Recording], calibration: Calibration, where: str) -> list[Recording]:
+def unfitted(
+    recordings: Iterable[Recording], calibration: Calibration, where: str
+) -> list[Recording]:
     """Return the recordings that have output and to which `calibration` was not fitted.
 
-    Its `provenance` has under "data" the hashes of the files of which the first `FIT_PARTS` parts were fitted to.
+    Its `provenance` has under "data" the hashes of the files of which the first `FIT_PARTS` parts
+    were fitted to.
 
     Args:
         recordings: all of them.
@@ -182,7 +221,10 @@ def amount(recordings: Sequence[Recording]) -> str:
 
 
 def without(recordings: Sequence[Recording], reported: Sequence[Recording]) -> str:
-    """Return as text how many of `recordings` `unfitted` left out of `reported`, and why; empty if none."""
+    """Return as text how many of `recordings` `unfitted` left out of `reported`, and why.
+
+    Empty if none.
+    """
     empty = sum(not recording.output.size for recording in recordings)
     fitted = len(recordings) - empty - len(reported)
     reasons = {"that the calibration was fitted to": fitted, "without output": empty}
@@ -191,7 +233,8 @@ def without(recordings: Sequence[Recording], reported: Sequence[Recording]) -> s
 
 
 def identity_of_texts(stores: Mapping[str, Store], tokenizer: str | None) -> TokenizerIdentity:
-    """Return the identity of the recordings' tokenizer: that of the first datastore, or of `tokenizer`.
+    """Return the identity of the recordings' tokenizer: that of the
+    first datastore, or of `tokenizer`.
 
     Raises:
         DataFileError: there is neither.
@@ -200,7 +243,12 @@ def identity_of_texts(stores: Mapping[str, Store], tokenizer: str | None) -> Tok
         return store.tokenizer
     if tokenizer is None:
         raise DataFileError(
-            describe("bench replay", "tokenizer of the recordings", "unknown", "--datastore or --tokenizer")
+            describe(
+                "bench replay",
+                "tokenizer of the recordings",
+                "unknown",
+                "--datastore or --tokenizer",
+            )
         )
     from build_index.tokenization import load_tokenizer
 
@@ -210,7 +258,9 @@ def identity_of_texts(stores: Mapping[str, Store], tokenizer: str | None) -> Tok
 def integers(values: object, minimum: int) -> npt.NDArray[np.int32]:
     """Return `values` as int32; raise ValueError unless all are integers of at least `minimum`."""
     array = np.array(values)
-    if array.size and (array.dtype.kind not in "iu" or int(array.min()) < minimum or int(array.max()) > _LAST_TOKEN):
+    if array.size and (
+        array.dtype.kind not in "iu" or int(array.min()) < minimum or int(array.max()) > _LAST_TOKEN
+    ):
         raise ValueError("not integers of the range")
     return array.astype(np.int32)
 
@@ -222,7 +272,9 @@ def lines_of(path: str | Path) -> Iterator[tuple[int, str]]:
         DataFileError: the file cannot be read.
     """
     try:
-        with (gzip.open if str(path).endswith(".gz") else open)(path, "rt", encoding="utf-8-sig") as file:
+        with (gzip.open if str(path).endswith(".gz") else open)(
+            path, "rt", encoding="utf-8-sig"
+        ) as file:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield number, line
@@ -234,7 +286,8 @@ def lines_of(path: str | Path) -> Iterator[tuple[int, str]]:
 
 
 def encoder(store: Store | None, name: str | None) -> Encode | None:
-    """Return a function that turns a prompt and its answer into tokens as in a chat, or None without a tokenizer.
+    """Return a function that turns a prompt and its answer into
+    tokens as in a chat, or None without a tokenizer.
 
     Args:
         store: a datastore that may keep a tokenizer; None: there is no datastore.

@@ -1,4 +1,6 @@
-"""`manifest.json`: tokenizer, files, provenance and build options of a datastore (FORMAT.md, section 5)."""
+"""`manifest.json`: tokenizer, files, provenance and build options
+of a datastore (FORMAT.md, section 5).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ DOCUMENTS_FILE_NAME = "documents.sqlite"  # of a live datastore, which has no ma
 MAX_SIZE = 1 << 25  # bytes: some 70,000 shards
 _FORMAT = "rest-store"
 _OWN_CHECKSUM = "manifest_sha256"
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")  # no directories, no hidden files, valid on every file system
+_NAME = re.compile(
+    r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
+)  # no directories, no hidden files, valid on every file system
 
 
 @dataclass(frozen=True)
@@ -55,12 +59,15 @@ class ShardRecord:
         )
 
     def require_same(self, actual: ShardRecord, where: Path) -> None:
-        """Raise DatastoreFormatError unless `actual`, the record of the shard in directory `where`, equals this one."""
+        """Raise DatastoreFormatError unless `actual`, the record of the
+        shard in directory `where`, equals this one.
+        """
         for what, expected in vars(self).items():
             value = getattr(actual, what)
             if value != expected:
                 raise DatastoreFormatError(
-                    "mixed builds", describe(where / self.name, what.replace("_", " "), value, str(expected)[:64])
+                    "mixed builds",
+                    describe(where / self.name, what.replace("_", " "), value, str(expected)[:64]),
                 )
 
 
@@ -118,7 +125,9 @@ class Manifest:
         fields[_OWN_CHECKSUM] = blank
         text = json.dumps(fields, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
         digest = hashlib.sha256(text.encode("utf-8")).hexdigest()
-        return text.replace(f'\n  "{_OWN_CHECKSUM}": "{blank}"', f'\n  "{_OWN_CHECKSUM}": "{digest}"')
+        return text.replace(
+            f'\n  "{_OWN_CHECKSUM}": "{blank}"', f'\n  "{_OWN_CHECKSUM}": "{digest}"'
+        )
 
     @classmethod
     def read(cls, directory: Path) -> Manifest:
@@ -140,7 +149,8 @@ class Manifest:
         """
         if len(content) > MAX_SIZE:
             raise DatastoreFormatError(
-                "manifest", describe(where, "size", f"more than {MAX_SIZE} bytes", f"at most {MAX_SIZE}")
+                "manifest",
+                describe(where, "size", f"more than {MAX_SIZE} bytes", f"at most {MAX_SIZE}"),
             )
         try:
             fields = json.loads(content)
@@ -150,7 +160,9 @@ class Manifest:
             ) from None
         found = fields.get("format") if isinstance(fields, dict) else type(fields).__name__
         if found != _FORMAT:
-            raise DatastoreFormatError("manifest", describe(where, "format", reprlib.repr(found), repr(_FORMAT)))
+            raise DatastoreFormatError(
+                "manifest", describe(where, "format", reprlib.repr(found), repr(_FORMAT))
+            )
         version = fields.get("format_version")
         if version != FORMAT_VERSION:
             raise DatastoreFormatError(
@@ -159,7 +171,9 @@ class Manifest:
         expected: str = _field(fields, _OWN_CHECKSUM, str, where)
         actual = hashlib.sha256(content.replace(expected.encode("ascii"), b"0" * 64)).hexdigest()
         if actual != expected:
-            raise DatastoreFormatError("checksum", describe(where, "SHA-256 of the content", actual, expected))
+            raise DatastoreFormatError(
+                "checksum", describe(where, "SHA-256 of the content", actual, expected)
+            )
         return cls._from_fields(fields, where)
 
     @classmethod
@@ -171,10 +185,14 @@ class Manifest:
             shards=tuple(_shard(shard, where) for shard in _field(fields, "shards", list, where)),
             corpora=tuple(_field(fields, "corpora", list, where)),
             options=_field(fields, "options", dict, where),
-            tokenizer_sha256=_field(fields, "tokenizer_sha256", str, where) if has_tokenizer else None,
+            tokenizer_sha256=(
+                _field(fields, "tokenizer_sha256", str, where) if has_tokenizer else None
+            ),
         )
         if not manifest.shards:
-            raise DatastoreFormatError("manifest", describe(where, "number of shards", 0, "at least 1"))
+            raise DatastoreFormatError(
+                "manifest", describe(where, "number of shards", 0, "at least 1")
+            )
         return manifest
 
 
@@ -187,14 +205,21 @@ def _content(directory: Path) -> bytes:
     except (FileNotFoundError, NotADirectoryError):
         if (directory / DOCUMENTS_FILE_NAME).is_file():
             expected = (
-                "a frozen one; open it with LiveDatastore or serve --live, or freeze it with rest-store live export"
+                "a frozen one; open it with LiveDatastore or serve --live, or freeze it with"
+                " rest-store live export"
             )
-            raise DatastoreNotFoundError(describe(directory, "datastore", "a live one", expected)) from None
+            raise DatastoreNotFoundError(
+                describe(directory, "datastore", "a live one", expected)
+            ) from None
         if directory.is_file():
             found = "a file of one" if (directory.parent / FILE_NAME).is_file() else "a file"
-            raise DatastoreNotFoundError(describe(directory, "datastore", found, "its directory")) from None
+            raise DatastoreNotFoundError(
+                describe(directory, "datastore", found, "its directory")
+            ) from None
         what = "no manifest.json in it" if directory.is_dir() else "no such directory"
-        raise DatastoreNotFoundError(describe(directory, "datastore", f"absent ({what})", "a built one")) from None
+        raise DatastoreNotFoundError(
+            describe(directory, "datastore", f"absent ({what})", "a built one")
+        ) from None
     except OSError as error:
         raise DatastoreFormatError(
             "manifest", describe(where, "file", f"unreadable ({error.strerror})", "a readable file")
@@ -203,14 +228,21 @@ def _content(directory: Path) -> bytes:
 
 def _shard(fields: object, where: object) -> ShardRecord:
     if not isinstance(fields, dict):
-        raise DatastoreFormatError("manifest", describe(where, "shard", type(fields).__name__, "an object"))
+        raise DatastoreFormatError(
+            "manifest", describe(where, "shard", type(fields).__name__, "an object")
+        )
     kinds = {"name": str, "tokens_sha256": str, "suffixes_sha256": str}
     record = ShardRecord(
-        **{what: _field(fields, what, kinds.get(what, int), where) for what in ShardRecord.__match_args__}
+        **{
+            what: _field(fields, what, kinds.get(what, int), where)
+            for what in ShardRecord.__match_args__
+        }
     )
     if _NAME.fullmatch(record.name) is None:
         expected = "a file name of letters, digits, '-', '_' and '.'"
-        raise DatastoreFormatError("manifest", describe(where, "shard name", reprlib.repr(record.name), expected))
+        raise DatastoreFormatError(
+            "manifest", describe(where, "shard name", reprlib.repr(record.name), expected)
+        )
     return record
 
 

@@ -1,4 +1,6 @@
-"""A part of a datastore: which of its shards one service reads, so that several machines hold what none could."""
+"""A part of a datastore: which of its shards one service reads, so
+that several machines hold what none could.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ class Part:
 
     def __post_init__(self) -> None:
         if not 1 <= self.number <= self.parts:
-            expected = f"1/{self.parts} .. {self.parts}/{self.parts}" if self.parts else "1/1 or more parts"
+            expected = (
+                f"1/{self.parts} .. {self.parts}/{self.parts}"
+                if self.parts
+                else "1/1 or more parts"
+            )
             raise ArgumentError(describe("datastore", "part", str(self), expected))
 
     @classmethod
@@ -36,7 +42,9 @@ class Part:
         match = _TEXT.fullmatch(text)
         if match is None:
             raise ArgumentError(
-                describe("datastore", "part", ascii(text), "a number and how many there are, such as 2/4")
+                describe(
+                    "datastore", "part", ascii(text), "a number and how many there are, such as 2/4"
+                )
             )
         return cls(int(match[1]), int(match[2]))
 
@@ -46,9 +54,10 @@ class Part:
     def of(self, shards: Sequence[ShardRecord], where: Path) -> tuple[ShardRecord, ...]:
         """Return the shards of this part, in their order; each shard is in one part.
 
-        Shards are dealt out, the largest first, each to the part that has the fewest positions so far, of equal ones
-        the first. So the parts differ by one shard at most, each corpus is spread over all of them, and what is lost
-        with a part is some of everything. The outcome depends on the shards alone.
+        Shards are dealt out, the largest first, each to the part that has the fewest positions so
+        far, of equal ones the first. So the parts differ by one shard at most, each corpus is
+        spread over all of them, and what is lost with a part is some of everything. The outcome
+        depends on the shards alone.
 
         Args:
             shards: of the whole datastore `where`.

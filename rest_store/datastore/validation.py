@@ -20,7 +20,9 @@ _MAX_ID_LENGTH = 256  # characters
 _MAX_EPOCH = 2**62
 
 IntSequence: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
-Contexts: TypeAlias = Sequence[IntSequence] | npt.NDArray[np.integer[Any]]  # an array is 2-D, one context per row
+Contexts: TypeAlias = (
+    Sequence[IntSequence] | npt.NDArray[np.integer[Any]]
+)  # an array is 2-D, one context per row
 
 
 def tail(context: IntSequence, size: int, vocabulary_size: int, what: str = "context") -> list[int]:
@@ -33,7 +35,8 @@ def tail(context: IntSequence, size: int, vocabulary_size: int, what: str = "con
         what: how messages name the context.
 
     Raises:
-        QueryError: `context` is not 1-D integers or is empty, or one of these tokens is outside the vocabulary.
+        QueryError: `context` is not 1-D integers or is empty, or one of these tokens is outside the
+            vocabulary.
     """
     try:
         if isinstance(context, list | tuple):
@@ -49,8 +52,14 @@ def tail(context: IntSequence, size: int, vocabulary_size: int, what: str = "con
 
 
 def tails(contexts: Contexts, size: int, vocabulary_size: int) -> list[list[int]]:
-    """Return what `tail` returns for each of `contexts`; messages name the index of a faulty one."""
-    return [tail(context, size, vocabulary_size, f"context {index}") for index, context in enumerate(batch(contexts))]
+    """Return what `tail` returns for each of `contexts`.
+
+    Messages name the index of a faulty one.
+    """
+    return [
+        tail(context, size, vocabulary_size, f"context {index}")
+        for index, context in enumerate(batch(contexts))
+    ]
 
 
 def batch(contexts: Contexts) -> list[IntSequence]:
@@ -62,8 +71,13 @@ def batch(contexts: Contexts) -> list[IntSequence]:
         raise ContextTypeError(describe("query", "contexts", found, expected)) from None
 
 
-def check_int(name: str, value: Any, maximum: int, *, minimum: int = 1, where: str = "query") -> int:
-    """Return the limit `value` as an int; raise ArgumentError unless it is one of minimum .. maximum."""
+def check_int(
+    name: str, value: Any, maximum: int, *, minimum: int = 1, where: str = "query"
+) -> int:
+    """Return the limit `value` as an int; raise ArgumentError unless it is one of minimum ..
+
+    maximum.
+    """
     try:
         number = operator.index(value)
     except TypeError:
@@ -74,7 +88,10 @@ def check_int(name: str, value: Any, maximum: int, *, minimum: int = 1, where: s
 
 
 def real(value: object) -> float:
-    """Return `value` as a float; NaN, which lies in no range, unless it is a real number that a float can hold."""
+    """Return `value` as a float.
+
+    NaN, which lies in no range, unless it is a real number that a float can hold.
+    """
     if not isinstance(value, Real) or isinstance(value, bool):
         return math.nan
     try:
@@ -84,7 +101,10 @@ def real(value: object) -> float:
 
 
 def check_tree_limits(max_nodes: Any, max_suffix: Any, max_depth: Any) -> tuple[int, int, int]:
-    """Return the three limits of a draft as int; raise ArgumentError for one that is out of range."""
+    """Return the three limits of a draft as int.
+
+    Raise ArgumentError for one that is out of range.
+    """
     return (
         check_int("max_nodes", max_nodes, MAX_NODES),
         check_int("max_suffix", max_suffix, MAX_SUFFIX),
@@ -119,7 +139,9 @@ def document_tokens(
         raise DocumentError(describe("add", what, found, expected))
     for extreme in (int(array.min()), int(array.max())):
         if not 0 <= extreme < vocabulary_size:
-            raise QueryError(describe("add", f"token id in {what}", extreme, f"0..{vocabulary_size - 1}"))
+            raise QueryError(
+                describe("add", f"token id in {what}", extreme, f"0..{vocabulary_size - 1}")
+            )
     return array
 
 
@@ -129,12 +151,18 @@ def new_ids(documents: Sequence[Any], ids: Sequence[str] | None) -> list[str]:
     Raises:
         DocumentError: `documents` is no sequence, or `ids` are not one for each, or invalid.
     """
-    is_sequence = isinstance(documents, Sequence | np.ndarray) and not isinstance(documents, str | bytes)
+    is_sequence = isinstance(documents, Sequence | np.ndarray) and not isinstance(
+        documents, str | bytes
+    )
     if not is_sequence or getattr(documents, "ndim", 1) == 0:
-        raise DocumentError(describe("add", "documents", f"a {type(documents).__name__}", "a sequence of documents"))
+        raise DocumentError(
+            describe("add", "documents", f"a {type(documents).__name__}", "a sequence of documents")
+        )
     names = [uuid4().hex for _ in documents] if ids is None else document_ids("add", ids)
     if len(names) != len(documents):
-        raise DocumentError(describe("add", "number of ids", len(names), f"{len(documents)}, one for each document"))
+        raise DocumentError(
+            describe("add", "number of ids", len(names), f"{len(documents)}, one for each document")
+        )
     return names
 
 
@@ -150,7 +178,10 @@ def document_ids(where: str, ids: Sequence[str], what: str = "an id") -> list[st
 
 
 def label(where: str, what: str, value: str) -> str:
-    """Return a namespace or a group, which may be empty; raise DocumentError unless it is a text like an id."""
+    """Return a namespace or a group, which may be empty.
+
+    Raise DocumentError unless it is a text like an id.
+    """
     if value != "":
         document_ids(where, [value], what)
     return value
@@ -184,6 +215,10 @@ def _fault(context: object, size: int, vocabulary_size: int, what: str) -> Query
         return QueryError(describe("query", what, "empty", "at least one token"))
     for token in tokens:
         if isinstance(token, int) and not 0 <= token < vocabulary_size:
-            return QueryError(describe("query", f"token id in {what}", token, f"0..{vocabulary_size - 1}"))
-    found = f"{array.ndim}-D {array.dtype}" if array.dtype != object else f"a {type(context).__name__}"
+            return QueryError(
+                describe("query", f"token id in {what}", token, f"0..{vocabulary_size - 1}")
+            )
+    found = (
+        f"{array.ndim}-D {array.dtype}" if array.dtype != object else f"a {type(context).__name__}"
+    )
     return ContextTypeError(describe("query", what, found, "1-D integers"))

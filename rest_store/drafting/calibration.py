@@ -1,4 +1,6 @@
-"""Calibrations: gradient-boosted trees and online weights that turn evidence into acceptance probabilities."""
+"""Calibrations: gradient-boosted trees and online weights that turn
+evidence into acceptance probabilities.
+"""
 
 from __future__ import annotations
 
@@ -29,17 +31,18 @@ _VERSION = 1  # of files, and of the features that the trees read
 
 
 class Calibration:
-    """Gradient-boosted trees over the features of a candidate, and a few weights that go on learning while in use.
+    """Gradient-boosted trees over the features of a candidate, and a
+    few weights that go on learning while in use.
 
     Sessions that share a calibration learn together. Thread-safe.
 
     Args:
         gbdt: the trees, as `fit` returns them.
-        weights: float[5], learnt online: a bias, and one weight each for candidates of prompt lookup, recycled logits,
-            datastores, and of several sources.
+        weights: float[5], learnt online: a bias, and one weight each for candidates of prompt
+            lookup, recycled logits, datastores, and of several sources.
         provenance: the data that it was fitted to, as JSON can hold it; kept in the file.
-        live_gbdt: the trees of steps in which a live datastore takes part, fitted with one among the sources; empty:
-            there are none, and a live datastore counts as any other.
+        live_gbdt: the trees of steps in which a live datastore takes part, fitted with one among
+            the sources; empty: there are none, and a live datastore counts as any other.
 
     Raises:
         DataFileError: `gbdt` or `live_gbdt` is not what `fit` returns, or a number is not finite.
@@ -57,18 +60,25 @@ class Calibration:
             self.native: NativeCalibration = native_kernel().NativeCalibration(gbdt, live_gbdt)
         except (TypeError, ValueError) as error:
             fault = _fault(error, "malformed")
-            raise DataFileError(describe("calibration", "gbdt", fault, "what Calibration.fit returns")) from error
+            raise DataFileError(
+                describe("calibration", "gbdt", fault, "what Calibration.fit returns")
+            ) from error
         try:
             if weights is not None:
                 self.native.weights = weights
         except (TypeError, ValueError) as error:
             fault = _fault(error, f"a {type(weights).__name__}")
-            raise DataFileError(describe("calibration", "weights", fault, "five finite numbers")) from error
+            raise DataFileError(
+                describe("calibration", "weights", fault, "five finite numbers")
+            ) from error
         self.provenance = dict(provenance or {})
 
     @classmethod
     def default(cls) -> Calibration:
-        """Return a new copy of the package's calibration; `provenance` says to which data it was fitted."""
+        """Return a new copy of the package's calibration.
+
+        `provenance` says to which data it was fitted.
+        """
         default = _default()
         calibration = cls.__new__(cls)
         calibration.native = type(default.native)(default.native)  # shares the trees
@@ -85,14 +95,18 @@ class Calibration:
         try:
             content = Path(path).read_bytes()
         except OSError as error:
-            raise DataFileError(describe(path, "calibration", f"unreadable ({error.strerror})", "a file")) from error
+            raise DataFileError(
+                describe(path, "calibration", f"unreadable ({error.strerror})", "a file")
+            ) from error
         return cls(*_arguments(content, path))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Calibration, (self.native.gbdt, self.weights, self.provenance, self.native.live_gbdt)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write this calibration with what it has learnt; `path` holds the old file or the whole new one.
+        """Write this calibration with what it has learnt.
+
+        `path` holds the old file or the whole new one.
 
         Raises:
             DataFileError: the file cannot be written.
@@ -104,15 +118,20 @@ class Calibration:
             "live_size": len(self.native.live_gbdt),
         }
         trees = zlib.compress(self.native.gbdt + self.native.live_gbdt, 6)
-        # Unique, since threads may write at the same time; without the name of `path`, which may be as long as can be.
+        # Unique, since threads may write at the same time; without the name of `path`, which may be
+        # as long as can be.
         target = Path(path)
         temporary = target.parent / f".{uuid4().hex}.tmp"
         try:
-            temporary.write_bytes(_FIRST_LINE + json.dumps(head, sort_keys=True).encode() + b"\n" + trees)
+            temporary.write_bytes(
+                _FIRST_LINE + json.dumps(head, sort_keys=True).encode() + b"\n" + trees
+            )
             temporary.replace(target)
         except OSError as error:
             raise DataFileError(
-                describe(target, "calibration", f"not written ({error.strerror})", "a writable path")
+                describe(
+                    target, "calibration", f"not written ({error.strerror})", "a writable path"
+                )
             ) from error
         finally:
             temporary.unlink(missing_ok=True)
@@ -139,15 +158,17 @@ class Calibration:
         Args:
             features: float32[rows, F], as sessions record them.
             labels: uint8[rows], 1 where the target model produced the candidate.
-            ends: uint32[positions], where the rows of each position end; at most one row of a position is right.
+            ends: uint32[positions], where the rows of each position end; at most one row of a
+                position is right.
             trees: number of trees.
             rate: learning rate.
             row_share: share of the positions that each tree is fitted to.
             provenance: kept with the calibration.
 
         Raises:
-            DataFileError: the arrays do not belong together (`ends` that do not ascend, several right rows of one
-                position, features that are not finite), or an option is out of range.
+            DataFileError: the arrays do not belong together (`ends` that do not ascend, several
+                right rows of one position, features that are not finite), or an option is out of
+                range.
         """
         kernel = native_kernel()
         try:
@@ -161,12 +182,20 @@ class Calibration:
             )
         except (TypeError, ValueError, OverflowError) as error:
             fault = _fault(error, "of other shapes or types")
-            expected = f"finite float32[rows, {kernel.FEATURES}], uint8[rows] of 0 and 1, and ascending uint32[n]"
-            raise DataFileError(describe("fit", "features, labels and ends", fault, expected)) from error
+            expected = (
+                f"finite float32[rows, {kernel.FEATURES}], uint8[rows] of 0 and 1, and ascending"
+                " uint32[n]"
+            )
+            raise DataFileError(
+                describe("fit", "features, labels and ends", fault, expected)
+            ) from error
         return cls(gbdt, provenance=provenance)
 
     def __repr__(self) -> str:
-        return f"Calibration(weights={[round(weight, 3) for weight in self.weights]}, provenance={self.provenance})"
+        return (
+            f"Calibration(weights={[round(weight, 3) for weight in self.weights]},"
+            f" provenance={self.provenance})"
+        )
 
 
 @functools.cache
@@ -177,7 +206,10 @@ def _default() -> Calibration:
 
 
 def _arguments(content: bytes, where: object) -> tuple[bytes, list[float], dict[str, Any], bytes]:
-    """Return what a file holds as `Calibration` takes it; raise DataFileError if that is malformed."""
+    """Return what a file holds as `Calibration` takes it.
+
+    Raise DataFileError if that is malformed.
+    """
     if not content.startswith(_FIRST_LINE):
         raise DataFileError(describe(where, "content", "something else", "a calibration"))
     head, _, packed = content[len(_FIRST_LINE) :].partition(b"\n")
@@ -191,9 +223,13 @@ def _arguments(content: bytes, where: object) -> tuple[bytes, list[float], dict[
     try:
         trees = zlib.decompress(packed)
     except zlib.error as error:
-        raise DataFileError(describe(where, "trees", f"damaged ({error})", "compressed by zlib")) from error
+        raise DataFileError(
+            describe(where, "trees", f"damaged ({error})", "compressed by zlib")
+        ) from error
     if not isinstance(live_size, int) or not 0 <= live_size < len(trees):
-        raise DataFileError(describe(where, "bytes of trees for live datastores", live_size, "as many as there are"))
+        raise DataFileError(
+            describe(where, "bytes of trees for live datastores", live_size, "as many as there are")
+        )
     if not isinstance(provenance, dict):
         raise DataFileError(describe(where, "provenance", repr(provenance)[:40], "a JSON object"))
     rest = len(trees) - live_size

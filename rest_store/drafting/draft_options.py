@@ -33,11 +33,18 @@ class DraftOptions(NamedTuple):
     is_chain: bool = False
 
     @classmethod
-    def from_arguments(cls, max_nodes: object, costs: npt.ArrayLike | None, shape: object) -> DraftOptions:
-        """Return the limits that the arguments of `DraftSession.draft` mean; raise ArgumentError as it does."""
+    def from_arguments(
+        cls, max_nodes: object, costs: npt.ArrayLike | None, shape: object
+    ) -> DraftOptions:
+        """Return the limits that the arguments of `DraftSession.draft` mean.
+
+        Raise ArgumentError as it does.
+        """
         nodes = check_int("max_nodes", max_nodes, MAX_NODES, minimum=0, where="draft session")
         if shape not in ("tree", "chain"):
-            raise ArgumentError(describe("draft session", "shape", repr(shape), "'tree' or 'chain'"))
+            raise ArgumentError(
+                describe("draft session", "shape", repr(shape), "'tree' or 'chain'")
+            )
         if costs is None:
             return cls(nodes, NO_COSTS, shape == "chain")
         times = _parse_costs(costs, nodes)
@@ -55,7 +62,9 @@ def _parse_costs(costs: npt.ArrayLike, nodes: int) -> npt.NDArray[np.float64]:
     except (TypeError, ValueError, OverflowError):  # an int that no float can hold
         array = np.empty((0, 0))
     if array.ndim != 1 or array.size == 0 or not bool(np.all((array > 0) & np.isfinite(array))):
-        raise ArgumentError(describe("draft", "costs", f"of shape {array.shape}", "1-D positive finite numbers"))
+        raise ArgumentError(
+            describe("draft", "costs", f"of shape {array.shape}", "1-D positive finite numbers")
+        )
     return array[: nodes + 1]
 
 
@@ -67,7 +76,9 @@ def parse_tokens(what: str, values: IntSequence) -> npt.NDArray[np.int32]:
     narrow = array.dtype == np.int32  # then no token is too great
     if array.size and not (array.min() >= 0 and (narrow or array.max() <= _LAST_TOKEN)):
         outside = int(array.min()) if int(array.min()) < 0 else int(array.max())
-        raise QueryError(describe("draft session", f"token id in {what}", outside, f"0..{_LAST_TOKEN}"))
+        raise QueryError(
+            describe("draft session", f"token id in {what}", outside, f"0..{_LAST_TOKEN}")
+        )
     return np.ascontiguousarray(array, np.int32)
 
 
@@ -81,12 +92,17 @@ def parse_references(values: Iterable[IntSequence]) -> list[npt.NDArray[np.int32
 
 
 def parse_top_k(what: str, values: npt.ArrayLike | None) -> TopK | None:
-    """Return what sessions read of `values`, -1 for numbers that are no tokens; raise unless 2-D integers, or None."""
+    """Return what sessions read of `values`, -1 for numbers that are no tokens.
+
+    Raise unless 2-D integers, or None.
+    """
     if values is None:
         return None
     array = _integers(what, values)
     if array.ndim != 2:
-        raise ContextTypeError(describe("draft session", what, f"of shape {array.shape}", "[n, k] integers"))
+        raise ContextTypeError(
+            describe("draft session", what, f"of shape {array.shape}", "[n, k] integers")
+        )
     likely = array[:, :TOP_K]
     rows = likely.astype(np.int32, order="C")
     rows[(likely < 0) | (likely > _LAST_TOKEN)] = -1
@@ -99,5 +115,7 @@ def _integers(what: str, values: Any) -> npt.NDArray[Any]:
     except (TypeError, ValueError):  # ragged
         array = np.empty((), dtype=object)
     if array.size and array.dtype.kind not in "iu":
-        raise ContextTypeError(describe("draft session", what, f"{array.ndim}-D {array.dtype}", "integers"))
+        raise ContextTypeError(
+            describe("draft session", what, f"{array.ndim}-D {array.dtype}", "integers")
+        )
     return array

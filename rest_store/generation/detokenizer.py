@@ -10,9 +10,12 @@ _INCOMPLETE = "\ufffd"
 
 
 class Detokenizer:
-    """Turns tokens into text one by one; incomplete characters are held back, while they can still be completed.
+    """Turns tokens into text one by one.
 
-    A token takes the same time wherever it stands: a few tokens are decoded together, the latest ones.
+    Incomplete characters are held back, while they can still be completed.
+
+    A token takes the same time wherever it stands: a few tokens are decoded together, the latest
+    ones.
 
     Args:
         tokenizer: a tokenizer of `transformers`.

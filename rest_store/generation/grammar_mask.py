@@ -1,4 +1,6 @@
-"""The logits of tokens that a grammar forbids, masked as `generate` of transformers calls its processors."""
+"""The logits of tokens that a grammar forbids, masked as `generate`
+of transformers calls its processors.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ class GrammarMask(LogitsProcessor):  # type: ignore[misc]  # annotations of tran
         return GrammarMask(self.grammar)
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Return the scores, float[1, vocabulary], with those of forbidden tokens at minus infinity.
+        """Return the scores, float[1, vocabulary], with those of
+        forbidden tokens at minus infinity.
 
         Args:
             input_ids: int64[1, length], the row so far: at the first call the prompt.
@@ -47,7 +50,9 @@ class GrammarMask(LogitsProcessor):  # type: ignore[misc]  # annotations of tran
             for token in input_ids[0, self._length :].tolist():
                 if not self._matcher.accept(token):
                     found = f"at token {token}, which the grammar forbids"
-                    raise NotSupportedError(describe("GrammarMask", "the text", found, "one of the grammar"))
+                    raise NotSupportedError(
+                        describe("GrammarMask", "the text", found, "one of the grammar")
+                    )
         self._length = input_ids.shape[1]
         mask = self._matcher.mask()
         if mask is None:  # the text has ended, and so has the row

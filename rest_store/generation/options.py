@@ -23,14 +23,17 @@ from rest_store.generation.typical import ACCEPTANCES
 
 @dataclass(frozen=True)
 class Options:
-    """How to draft, and where to remember; the fields are arguments of `rest_store.generate`, which describes them.
+    """How to draft, and where to remember.
+
+    The fields are arguments of `rest_store.generate`, which describes them.
 
     Attributes:
         tokenizer: of the model; None: unknown, or not needed, since no source has one.
 
     Raises:
         SourceError, NativeKernelError: `drafter` cannot draft.
-        TokenizerMismatchError: a datastore in this process, or one that is to remember, has another tokenizer.
+        TokenizerMismatchError: a datastore in this process, or one that is to remember, has another
+            tokenizer.
         ContextTypeError, QueryError: a reference is not token ids.
         ArgumentError: something else than a number, or one that is out of range.
         SourceError: nothing can be added to `remember`.
@@ -52,14 +55,19 @@ class Options:
     def __post_init__(self) -> None:
         if self.drafter is not None:
             require_sources("generate", self.drafter)
-        object.__setattr__(self, "references", parse_references(self.references))  # an iterator can be read once
+        object.__setattr__(
+            self, "references", parse_references(self.references)
+        )  # an iterator can be read once
         if self.max_nodes is not None:
             check_int("max_nodes", self.max_nodes, MAX_NODES, minimum=0, where="generate")
         require_target(self.remember)
         label("generate", "a group", self.group)
         check_int("epoch", self.epoch, 2**62, minimum=0, where="generate")
         if self.calibration is not None and not isinstance(self.calibration, Calibration):
-            found, expected = f"a {type(self.calibration).__name__}", "a Calibration, such as Calibration.load(path)"
+            found, expected = (
+                f"a {type(self.calibration).__name__}",
+                "a Calibration, such as Calibration.load(path)",
+            )
             raise DataFileError(describe("generate", "calibration", found, expected))
         if self.acceptance not in ACCEPTANCES:
             expected = " or ".join(map(repr, ACCEPTANCES))
@@ -67,10 +75,16 @@ class Options:
         self._require_one_tokenizer()
 
     def _require_one_tokenizer(self) -> None:
-        """Check that token ids mean the same to the model, as far as that is known, and to all datastores here."""
-        stores = [store for store in (*(self.drafter or ()), self.remember) if isinstance(store, Store)]
+        """Check that token ids mean the same to the model, as far
+        as that is known, and to all datastores here.
+        """
+        stores = [
+            store for store in (*(self.drafter or ()), self.remember) if isinstance(store, Store)
+        ]
         for store in stores:
-            store.tokenizer.require_same(self.tokenizer or stores[0].tokenizer, f"generate: {store.path}")
+            store.tokenizer.require_same(
+                self.tokenizer or stores[0].tokenizer, f"generate: {store.path}"
+            )
 
     def max_nodes_on(self, device: torch.device) -> int:
         """Return the most draft tokens of a step."""
@@ -78,8 +92,12 @@ class Options:
             return self.max_nodes
         return 16 if device.type == "cpu" else 64
 
-    def session_factory(self, failed: Callable[[Exception], object]) -> Callable[[list[int]], DraftSession] | None:
-        """Return what makes the session of each row, which share a calibration; None: nothing drafts.
+    def session_factory(
+        self, failed: Callable[[Exception], object]
+    ) -> Callable[[list[int]], DraftSession] | None:
+        """Return what makes the session of each row, which share a calibration.
+
+        None: nothing drafts.
 
         Args:
             failed: called with why nothing was read of the group.
@@ -90,10 +108,19 @@ class Options:
         sources = list(self.drafter)  # the caller may change it
         calibration = Calibration.default() if self.calibration is None else self.calibration
         return lambda prompt: DraftSession(
-            sources, prompt, calibration=calibration, references=references, tokenizer=self.tokenizer
+            sources,
+            prompt,
+            calibration=calibration,
+            references=references,
+            tokenizer=self.tokenizer,
         )
 
     def all_references(self, failed: Callable[[Exception], object]) -> list[IntSequence]:
-        """Return the references, and before them what was remembered of the group, if prompt lookup searches it."""
+        """Return the references, and before them what was remembered
+        of the group, if prompt lookup searches it.
+        """
         has_lookup = any(isinstance(source, PromptLookup) for source in self.drafter or ())
-        return [*(earlier(self.remember, self.group, failed) if has_lookup else ()), *self.references]
+        return [
+            *(earlier(self.remember, self.group, failed) if has_lookup else ()),
+            *self.references,
+        ]

@@ -26,38 +26,53 @@ def require_model(model: Any) -> None:
     """Check that drafts can be verified with a model of transformers.
 
     Raises:
-        NotSupportedError: an encoder, no cache or one of its own, layers of kinds that are not known, positions
-            that are not an argument (ALiBi and others) or that are slots of the cache, weights that are split over
-            several processes, or parts that were replaced or wrapped so that passes over several tokens come out
-            otherwise.
+        NotSupportedError: an encoder, no cache or one of its own, layers of kinds that are not
+            known, positions that are not an argument (ALiBi and others) or that are slots of the
+            cache, weights that are split over several processes, or parts that were replaced or
+            wrapped so that passes over several tokens come out otherwise.
     """
     name = type(model).__name__
     config = model.config.get_text_config(decoder=True)
     if model.config.is_encoder_decoder:
         raise NotSupportedError(describe(name, "the model", "an encoder-decoder", "decoder only"))
     # BERT and its relatives; the configuration alone says so of GPT-NeoX, too.
-    if not getattr(config, "is_decoder", True) and any(not getattr(m, "is_causal", True) for m in model.modules()):
-        raise NotSupportedError(describe(name, "the model", "an encoder, not a decoder", "decoder only"))
+    if not getattr(config, "is_decoder", True) and any(
+        not getattr(m, "is_causal", True) for m in model.modules()
+    ):
+        raise NotSupportedError(
+            describe(name, "the model", "an encoder, not a decoder", "decoder only")
+        )
     if not model._supports_default_dynamic_cache():
         raise NotSupportedError(
-            describe(name, "its state", "in a cache of its own", "in a dynamic cache of transformers")
+            describe(
+                name, "its state", "in a cache of its own", "in a dynamic cache of transformers"
+            )
         )
     patterns_of(model)
     parameters = inspect.signature(model.forward).parameters
     if name_of_cache(model) is None:
         expected = "keys and values only, which can be kept for one path of a tree"
-        raise NotSupportedError(describe(name, "its state", "not in a standard key-value cache", expected))
+        raise NotSupportedError(
+            describe(name, "its state", "not in a standard key-value cache", expected)
+        )
     position = None
     has_positions = "position_ids" in parameters or not has_attention(config)
     if not has_positions or getattr(config, "alibi", False):
         position = "counted by the model itself, or left to ALiBi"
-    elif hasattr(config, "rel_extent") or isinstance(getattr(config, "attention_layers", None), list):
+    elif hasattr(config, "rel_extent") or isinstance(
+        getattr(config, "attention_layers", None), list
+    ):
         # Inkling, and GPT-Neo
         position = "a slot of the cache"
     if position is not None:
-        raise NotSupportedError(describe(name, "the position of a token", position, "an argument, position_ids"))
+        raise NotSupportedError(
+            describe(name, "the position of a token", position, "an argument, position_ids")
+        )
     if (split := _split_over_processes(model)) is not None:
-        expected = "whole in this process: processes that draft by their own clocks would wait for each other for ever"
+        expected = (
+            "whole in this process: processes that draft by their own clocks would wait for each"
+            " other for ever"
+        )
         raise NotSupportedError(describe(name, "the model", split, expected))
     _require_plain_passes(model)
 
@@ -70,10 +85,19 @@ def _require_plain_passes(model: Any) -> None:
     """
     name = type(model).__name__
     own = model.prepare_inputs_for_generation
-    if getattr(own, "__func__", None) is not type(model).prepare_inputs_for_generation or own.__self__ is not model:
-        expected = "that of the class: passes over a tree do not call it"  # as prompt tuning of PEFT does
-        raise NotSupportedError(describe(name, "prepare_inputs_for_generation", "replaced", expected))
-    if model.training and any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+    if (
+        getattr(own, "__func__", None) is not type(model).prepare_inputs_for_generation
+        or own.__self__ is not model
+    ):
+        expected = (  # as prompt tuning of PEFT does
+            "that of the class: passes over a tree do not call it"
+        )
+        raise NotSupportedError(
+            describe(name, "prepare_inputs_for_generation", "replaced", expected)
+        )
+    if model.training and any(
+        getattr(module, "gradient_checkpointing", False) for module in model.modules()
+    ):
         expected = "off, or eval(): in training, models may keep no keys and values with it"
         raise NotSupportedError(describe(name, "gradient checkpointing", "on", expected))
     if hooks := _hooks_that_count_tokens(model):
@@ -82,9 +106,14 @@ def _require_plain_passes(model: Any) -> None:
 
 
 def _hooks_that_count_tokens(model: Any) -> str | None:
-    """Return what hooks of PEFT would treat a pass over a tree otherwise than single tokens; None: there are none."""
+    """Return what hooks of PEFT would treat a pass over a tree otherwise than single tokens.
+
+    None: there are none.
+    """
     for hook in [*model._forward_pre_hooks.values(), *model._forward_hooks.values()]:
-        if (module := getattr(hook, "__module__", "")).startswith("peft."):  # X-LoRA runs the model in its own hook
+        if (module := getattr(hook, "__module__", "")).startswith(
+            "peft."
+        ):  # X-LoRA runs the model in its own hook
             return f"that of {module}"
     for hook in [hook for module in model.modules() for hook in module._forward_pre_hooks.values()]:
         if getattr(hook, "keywords", {}).get("alora_offsets") is not None:
@@ -104,12 +133,18 @@ def patterns_of(model: Any, layers: int = 1) -> list[Pattern]:
     names = getattr(config, "layer_types", None)
     if names is None:
         names = [SLIDING if window else FULL] * layers
-    if not known.keys() >= set(names) and (cache := _made_for(config)) is not None and has_states(cache):
+    if (
+        not known.keys() >= set(names)
+        and (cache := _made_for(config)) is not None
+        and has_states(cache)
+    ):
         return patterns_in(cache)
     for name in names:
         if name not in known:
             expected = f"attention: one of {', '.join(known)}"
-            raise NotSupportedError(describe(type(model).__name__, "the kind of a layer", repr(name), expected))
+            raise NotSupportedError(
+                describe(type(model).__name__, "the kind of a layer", repr(name), expected)
+            )
     return [known[name] for name in names[:layers]]
 
 
@@ -122,11 +157,16 @@ def require_length(model: Any, length: float) -> None:
     for what, limit in _growing_rope(model.config.get_text_config(decoder=True)):
         if length > limit:
             reason = f"{length}, where {what}"
-            raise NotSupportedError(describe(type(model).__name__, "max_length", reason, f"at most {limit}"))
+            raise NotSupportedError(
+                describe(type(model).__name__, "max_length", reason, f"at most {limit}")
+            )
 
 
 def has_attention(config: Any) -> bool:
-    """Whether a layer attends to other tokens, so that their positions matter; a recurrent one reads in order."""
+    """Whether a layer attends to other tokens, so that their positions matter.
+
+    A recurrent one reads in order.
+    """
     cache = _made_for(config)
     return cache is None or holds_keys(cache)
 
@@ -151,7 +191,10 @@ def _split_over_processes(model: Any) -> str | None:
 
 
 def position_count(model: Any) -> float:
-    """Return how many positions the model has a table for; infinite where rotary embeddings compute any position."""
+    """Return how many positions the model has a table for.
+
+    Infinite where rotary embeddings compute any position.
+    """
     config = model.config.get_text_config(decoder=True)
     if getattr(config, "rope_parameters", None):
         return math.inf
@@ -159,7 +202,9 @@ def position_count(model: Any) -> float:
 
 
 def device_of(model: Any) -> torch.device:
-    """Return the device that a model's inputs go to, also where accelerate keeps the weights elsewhere."""
+    """Return the device that a model's inputs go to, also where
+    accelerate keeps the weights elsewhere.
+    """
     device: torch.device = model.device
     if device.type != "meta":
         return device
@@ -174,7 +219,9 @@ def vocabulary_size(model: Any) -> int:
 
 
 def _growing_rope(config: Any) -> list[tuple[str, int]]:
-    """Return rotary embeddings that depend on the length, and the length up to which they do not."""
+    """Return rotary embeddings that depend on the length,
+    and the length up to which they do not.
+    """
     limits = []
     parameters = getattr(config, "rope_parameters", None) or {}
     for rope in [parameters, *(value for value in parameters.values() if isinstance(value, dict))]:
@@ -197,7 +244,13 @@ def require_inputs(model_kwargs: Mapping[str, Any]) -> None:
         NotSupportedError: another tensor, such as `inputs_embeds`, `token_type_ids` or an image.
     """
     for name, value in model_kwargs.items():
-        parts = value if isinstance(value, list | tuple) else value.values() if isinstance(value, Mapping) else [value]
+        parts = (
+            value
+            if isinstance(value, list | tuple)
+            else value.values()
+            if isinstance(value, Mapping)
+            else [value]
+        )
         if name not in _CONTINUED and any(isinstance(part, torch.Tensor) for part in parts):
             expected = "no input besides input_ids, their mask and positions"
             raise NotSupportedError(describe("generation", name, "given", expected))
@@ -211,8 +264,8 @@ def require_mode(config: Any, processors: Sequence[Any]) -> None:
         processors: the prepared logits processors.
 
     Raises:
-        NotSupportedError: beam search, assisted generation and the like, outputs that belong to forward passes
-            rather than to tokens, or classifier-free guidance.
+        NotSupportedError: beam search, assisted generation and the like, outputs that belong to
+            forward passes rather than to tokens, or classifier-free guidance.
     """
     mode = config.get_generation_mode()
     if mode not in _MODES:
@@ -225,4 +278,6 @@ def require_mode(config: Any, processors: Sequence[Any]) -> None:
     for processor in processors:
         if isinstance(processor, UnbatchedClassifierFreeGuidanceLogitsProcessor):
             expected = "None: guidance runs the model once more for each token"
-            raise NotSupportedError(describe("generation", "guidance_scale", processor.guidance_scale, expected))
+            raise NotSupportedError(
+                describe("generation", "guidance_scale", processor.guidance_scale, expected)
+            )

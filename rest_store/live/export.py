@@ -17,11 +17,13 @@ from rest_store.live.segment import write_shard
 
 
 def export(live: LiveDatastore | Namespace, out: Path) -> Datastore:
-    """Write the documents that queries of `live` see now as a frozen datastore, each segment as a shard.
+    """Write the documents that queries of `live` see now as a
+    frozen datastore, each segment as a shard.
 
     Args:
         live: opened for reading or writing, or a namespace of it; others may go on adding to it.
-        out: directory of the datastore; an old datastore there is replaced when the new one is complete.
+        out: directory of the datastore; an old datastore there is replaced when the new one is
+            complete.
 
     Returns:
         The datastore, opened.

@@ -1,7 +1,7 @@
 """Errors between service and client: the tables in docs/reference/protocol.md, in both directions.
 
-Each of our errors that a request can meet travels as a gRPC status with a google.rpc.ErrorInfo, whose `reason` tells
-errors with the same status code apart.
+Each of our errors that a request can meet travels as a gRPC status with a google.rpc.ErrorInfo,
+whose `reason` tells errors with the same status code apart.
 """
 
 from __future__ import annotations
@@ -74,16 +74,23 @@ _CONNECTIONS = {
     "lookup failed": "no such host",
     "No such file or directory": "there is no such socket",
     "WRONG_VERSION_NUMBER": "it does not speak TLS: leave out tls= and the options --tls...",
-    "CERTIFICATE_VERIFY_FAILED": "its certificate is not trusted: name its authority with --tls-ca, or tls=Tls(ca)",
+    "CERTIFICATE_VERIFY_FAILED": (
+        "its certificate is not trusted: name its authority with --tls-ca, or tls=Tls(ca)"
+    ),
     "Hostname Verification": "its certificate is for another name: give it with --tls-server-name",
-    ": Socket closed": "it hung up: if it speaks TLS, name its authority with --tls-ca, or tls=Tls(ca), "
-    "and a client certificate where it requires one",
+    ": Socket closed": (
+        "it hung up: if it speaks TLS, name its authority with --tls-ca, or tls=Tls(ca), "
+        "and a client certificate where it requires one"
+    ),
 }
 _MAYBE_PROXY = ("UNAVAILABLE", "DEADLINE_EXCEEDED")  # of a service, or of a proxy before it
 
 
 def status_of(error: BaseException) -> Status:
-    """Return the row of `error`, by its class or the nearest above it; INTERNAL for what is not in the table."""
+    """Return the row of `error`, by its class or the nearest above it.
+
+    INTERNAL for what is not in the table.
+    """
     for base in type(error).__mro__:
         for status in STATUSES:
             if status.error is base:
@@ -102,20 +109,31 @@ def error_of_call(target: str, failure: Any) -> RestStoreError:
         return status.error_with(details)
     if code == "RESOURCE_EXHAUSTED" and "larger than max" in details:
         return errors.MessageSizeError(f"{target}: message is too large ({details})")
-    if code == "CANCELLED" and details in ("", code):  # all that gRPC says when it drops a call that waits
-        return errors.OverloadedError(f"{target}: service is overloaded and dropped the call unread")
+    if code == "CANCELLED" and details in (
+        "",
+        code,
+    ):  # all that gRPC says when it drops a call that waits
+        return errors.OverloadedError(
+            f"{target}: service is overloaded and dropped the call unread"
+        )
     if code in _BY_CODE:
         error, message = _BY_CODE[code]
         if code == "UNAVAILABLE":
-            details = next((meaning for said, meaning in _CONNECTIONS.items() if said in details), details)
+            details = next(
+                (meaning for said, meaning in _CONNECTIONS.items() if said in details), details
+            )
         if code in _MAYBE_PROXY and (proxy := proxy_of(target)) is not None:
             target = f"{target}, through the proxy {proxy}"
         return error(f"{target}: {message} ({details})" if details else f"{target}: {message}")
-    return errors.ProtocolError(describe(target, "status", f"{code} ({details})", "one of a datastore service"))
+    return errors.ProtocolError(
+        describe(target, "status", f"{code} ({details})", "one of a datastore service")
+    )
 
 
 def _reason(metadata: Iterable[Any] | None) -> str:
-    """Return the `reason` of our google.rpc.ErrorInfo, or an empty text if there is none that can be read."""
+    """Return the `reason` of our google.rpc.ErrorInfo, or an empty
+    text if there is none that can be read.
+    """
     for key, value in metadata or ():
         if key != DETAILS_KEY:
             continue

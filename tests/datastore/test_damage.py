@@ -11,10 +11,23 @@ from pathlib import Path
 import pytest
 
 from rest_store.datastore.datastore import Datastore
-from rest_store.datastore.header import MAX_POSITIONS, MAX_VOCABULARY, SuffixesHeader, TokensHeader, token_width
+from rest_store.datastore.header import (
+    MAX_POSITIONS,
+    MAX_VOCABULARY,
+    SuffixesHeader,
+    TokensHeader,
+    token_width,
+)
 from rest_store.datastore.manifest import FILE_NAME
 from rest_store.errors import DatastoreError
-from tests.shared.strategies import Corpus, edit_file, edit_manifest, refused, seal_header, write_datastore
+from tests.shared.strategies import (
+    Corpus,
+    edit_file,
+    edit_manifest,
+    refused,
+    seal_header,
+    write_datastore,
+)
 
 
 @pytest.fixture
@@ -36,7 +49,13 @@ def directory(tmp_path: Path) -> Path:
     ],
 )
 def test_a_fault_that_every_shard_file_may_have(
-    directory: Path, kind: str, offset: int, value: bytes, error: type[DatastoreError], found: str, expected: str
+    directory: Path,
+    kind: str,
+    offset: int,
+    value: bytes,
+    error: type[DatastoreError],
+    found: str,
+    expected: str,
 ) -> None:
     def change(data: bytearray) -> None:
         start = offset % len(data)
@@ -54,7 +73,13 @@ CONTRADICTIONS: list[tuple[str, int, str, int, str]] = [
     ("tokens", 20, "<I", 0, f"vocabulary size is 0, expected 1..{MAX_VOCABULARY}"),
     ("tokens", 20, "<I", 70_000, "byte 16 of the header is 2, expected 3"),
     ("tokens", 24, "<Q", 0, f"position count is 0, expected 1..{MAX_POSITIONS}"),
-    ("tokens", 24, "<Q", MAX_POSITIONS + 1, f"position count is {MAX_POSITIONS + 1}, expected 1..{MAX_POSITIONS}"),
+    (
+        "tokens",
+        24,
+        "<Q",
+        MAX_POSITIONS + 1,
+        f"position count is {MAX_POSITIONS + 1}, expected 1..{MAX_POSITIONS}",
+    ),
     ("tokens", 32, "<Q", 0, "document count is 0, expected 1..3"),
     ("tokens", 32, "<Q", 4, "document count is 4, expected 1..3"),
     ("tokens", 251, "<B", 255, "byte 251 of the header is 255, expected 0"),
@@ -108,7 +133,10 @@ def test_a_file_that_is_too_short_or_too_long(directory: Path, kind: str, place:
         refused("magic", lambda: Datastore.open(directory), f"{path}: ")
     else:
         message = refused("size", lambda: Datastore.open(directory))
-        assert message == f"{path}: size is {kept} bytes, expected {'at least 256' if kept < 256 else f'{size} bytes'}"
+        assert (
+            message == f"{path}: size is {kept} bytes, expected"
+            f" {'at least 256' if kept < 256 else f'{size} bytes'}"
+        )
 
 
 @pytest.mark.parametrize("vocabulary_size", [300, 70_000])
@@ -167,7 +195,9 @@ def test_files_of_two_builds_side_by_side(
     """All are intact and have the same sizes."""
     other = Corpus(300, [[[1, 2, 3, 5], [4]], [[6, 7, 8, 8], [2]]])
     change(directory, write_datastore(tmp_path / "other", other))
-    message = refused("mixed builds", lambda: Datastore.open(directory), str(directory), f"{what} is ")
+    message = refused(
+        "mixed builds", lambda: Datastore.open(directory), str(directory), f"{what} is "
+    )
     found, expected = message.split(f"{what} is ")[1].split(", expected ")
     assert found != expected
     assert len(found) == len(expected) == 64
@@ -175,4 +205,6 @@ def test_files_of_two_builds_side_by_side(
 
 def test_a_manifest_of_another_vocabulary(directory: Path) -> None:
     edit_manifest(directory, lambda fields: fields["tokenizer"].update(vocabulary_size=301))
-    refused("mixed builds", lambda: Datastore.open(directory), "vocabulary size is 300, expected 301")
+    refused(
+        "mixed builds", lambda: Datastore.open(directory), "vocabulary size is 300, expected 301"
+    )

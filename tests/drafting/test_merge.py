@@ -1,4 +1,6 @@
-"""Merged trees: the mean of the scores by path, against a plain rule in Python, and what holds for any trees."""
+"""Merged trees: the mean of the scores by path, against a plain
+rule in Python, and what holds for any trees.
+"""
 
 from __future__ import annotations
 
@@ -98,9 +100,13 @@ def test_trees_are_merged_by_the_plain_rule(trees: list[Paths], data: st.DataObj
     assert sorted(found) == sorted(expected)
     assert scores_of(tree) == [np.float32(whole[path][0]) for path in found]
     assert origins_of(tree) == [whole[path][1] for path in found]
-    assert tree == TokenTree(tree.tokens, tree.parents, tree.counts, scores=tree.scores, origins=tree.origins)
+    assert tree == TokenTree(
+        tree.tokens, tree.parents, tree.counts, scores=tree.scores, origins=tree.origins
+    )
     places = {path: place for place, path in enumerate(found)}
-    assert [of_tree.tolist() for of_tree in nodes] == [[places.get(path, -1) for path in one] for one in trees]
+    assert [of_tree.tolist() for of_tree in nodes] == [
+        [places.get(path, -1) for path in one] for one in trees
+    ]
     # The most probable path comes first, the others by score.
     length = 0
     while (children := tree.children(length - 1)).size:
@@ -119,7 +125,10 @@ def test_trees_are_merged_by_the_plain_rule(trees: list[Paths], data: st.DataObj
         scored([1], [-1], [1.1]),
         scored([1], [-1], [float("nan")]),
         TokenTree.from_packed(
-            bytes(8) + np.array([1, 5, 1], np.int32).tobytes(), (0, 0), np.float32(0.5).tobytes(), bytes([1])
+            bytes(8) + np.array([1, 5, 1], np.int32).tobytes(),
+            (0, 0),
+            np.float32(0.5).tobytes(),
+            bytes([1]),
         ),
     ],
 )

@@ -18,7 +18,9 @@ MAX_READ = 256  # entries of a table, for one n-gram
 
 
 def colliding_tokens() -> Tokens:
-    """Tokens whose place in a table is the first one (`tag_of` in native/session/prompt_lookup.hpp)."""
+    """Tokens whose place in a table is the first one (`tag_of` in
+    native/session/prompt_lookup.hpp).
+    """
     tokens = np.arange(1 << 24, dtype=np.uint32)
     product = tokens * np.uint32(0x9E3779B1)
     return tokens[(product ^ (product >> np.uint32(15))) % 4_096 == 0][:LENGTH].astype(np.int32)
@@ -26,7 +28,9 @@ def colliding_tokens() -> Tokens:
 
 def colliding_pairs() -> Tokens:
     """Pairs of tokens of a small vocabulary whose place is the first one, one after the other."""
-    first, second = np.meshgrid(np.arange(1 << 11, dtype=np.uint64), np.arange(1 << 11, dtype=np.uint64), indexing="ij")
+    first, second = np.meshgrid(
+        np.arange(1 << 11, dtype=np.uint64), np.arange(1 << 11, dtype=np.uint64), indexing="ij"
+    )
     tags = np.full(first.shape, 0x243F6A8885A308D3, np.uint64)
     for tokens in (first, second):
         tags = (tags ^ tokens) * np.uint64(0x9E3779B97F4A7C15)

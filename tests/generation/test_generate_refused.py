@@ -46,7 +46,7 @@ def refused_early(error: type[RestStoreError], model: Any, *fragments: str, **op
     assert not passes
 
 
-# --- Modes ------------------------------------------------------------------------------------------------------------
+# --- Modes ----------------------------------------------------------------------------------------
 
 
 def test_modes_are_refused_by_name() -> None:
@@ -57,12 +57,18 @@ def test_modes_are_refused_by_name() -> None:
     refused_early(NotSupportedError, model, "guidance_scale", guidance_scale=1.5)
     eager = tiny_model("llama", attention="eager")
     for name in ("output_attentions", "output_hidden_states"):
-        refused_early(NotSupportedError, eager, name, **{name: True, "return_dict_in_generate": True})
+        refused_early(
+            NotSupportedError, eager, name, **{name: True, "return_dict_in_generate": True}
+        )
 
 
 def test_a_streamer_that_nobody_would_call_is_refused() -> None:
     generator = rest_store.Generator(tiny_model("llama"))
-    refused(NotSupportedError, lambda: generator.stream(prompts(1), streamer=object()), "Generator.stream")
+    refused(
+        NotSupportedError,
+        lambda: generator.stream(prompts(1), streamer=object()),
+        "Generator.stream",
+    )
 
 
 def test_inputs_beside_text_are_refused() -> None:
@@ -89,8 +95,14 @@ def test_text_without_a_tokenizer_is_refused() -> None:
 
 PROMPTS: dict[str, tuple[Any, str]] = {
     "texts": (["a", "b"], "a list (too many dimensions 'str')"),
-    "rows of unequal length": ([[1, 2], [3]], "a list (expected sequence of length 2 at dim 1 (got 1))"),
-    "a mask of such rows": ({"input_ids": [1, 2], "attention_mask": [[1, 2], [3]]}, "attention_mask is a list ("),
+    "rows of unequal length": (
+        [[1, 2], [3]],
+        "a list (expected sequence of length 2 at dim 1 (got 1))",
+    ),
+    "a mask of such rows": (
+        {"input_ids": [1, 2], "attention_mask": [[1, 2], [3]]},
+        "attention_mask is a list (",
+    ),
     "nothing": (None, "a NoneType ("),
     "an integer": (5, "torch.int64 of shape [1]"),
     "three dimensions": ([[[1]]], "torch.int64 of shape [1, 1, 1]"),
@@ -109,7 +121,9 @@ def test_prompts_are_refused_by_name(name: str) -> None:
         refused(ArgumentError, lambda call=call: call(prompt, **FIXED), "Generator", fragment)
 
 
-@pytest.mark.parametrize("sources", ["np.ds", rest_store.PromptLookup(), [rest_store.PromptLookup], [3]], ids=repr)
+@pytest.mark.parametrize(
+    "sources", ["np.ds", rest_store.PromptLookup(), [rest_store.PromptLookup], [3]], ids=repr
+)
 def test_wrong_sources_are_refused(sources: Any) -> None:
     model = tiny_model("llama")
     refused_early(SourceError, model, "generate: ", drafter=sources)
@@ -131,7 +145,7 @@ def test_sources_without_the_kernel_are_refused(monkeypatch: pytest.MonkeyPatch)
     assert ask(model).shape == (1, 38)
 
 
-# --- Processors and criteria ------------------------------------------------------------------------------------------
+# --- Processors and criteria ----------------------------------------------------------------------
 
 
 class BiasOfRows(LogitsProcessor):
@@ -159,12 +173,18 @@ def test_criteria_that_do_not_judge_one_row_are_refused() -> None:
     refused(NotSupportedError, lambda: ask(tiny_model("llama"), **options), "its answer", "[3]")
 
 
-# --- Models -----------------------------------------------------------------------------------------------------------
+# --- Models ---------------------------------------------------------------------------------------
 
 
 def t5() -> Any:
     config = transformers.T5Config(
-        vocab_size=VOCABULARY, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0
+        vocab_size=VOCABULARY,
+        d_model=16,
+        d_kv=4,
+        d_ff=16,
+        num_layers=1,
+        num_heads=2,
+        decoder_start_token_id=0,
     )
     return transformers.T5ForConditionalGeneration(config)
 
@@ -177,7 +197,10 @@ def bert() -> Any:
 REFUSED: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
     "mamba": (
         lambda: transformers.MambaForCausalLM(transformers.MambaConfig(**SIZES, state_size=4)),
-        ("MambaForCausalLM: reading several tokens behind its recurrent state", "the same as reading them one by one"),
+        (
+            "MambaForCausalLM: reading several tokens behind its recurrent state",
+            "the same as reading them one by one",
+        ),
     ),
     "bloom": (
         lambda: transformers.BloomForCausalLM(transformers.BloomConfig(**SIZES, n_head=4)),
@@ -201,9 +224,13 @@ def test_a_decoder_whose_configuration_calls_it_none_is_not_refused() -> None:
 
 
 def test_caches_of_a_models_own_are_refused() -> None:
-    config = transformers.MiniMaxConfig(**SIZES, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48)
+    config = transformers.MiniMaxConfig(
+        **SIZES, num_attention_heads=4, num_key_value_heads=2, intermediate_size=48
+    )
     model = transformers.MiniMaxForCausalLM(config)
-    refused_early(NotSupportedError, model, "MiniMaxForCausalLM: its state is in a cache of its own")
+    refused_early(
+        NotSupportedError, model, "MiniMaxForCausalLM: its state is in a cache of its own"
+    )
 
 
 def test_weights_that_are_split_over_processes_are_refused() -> None:
@@ -213,7 +240,9 @@ def test_weights_that_are_split_over_processes_are_refused() -> None:
     refused_early(NotSupportedError, tensor_parallel, "the model is split by tensor parallelism")
     zero.lm_head.weight.ds_id = 0
     refused_early(NotSupportedError, zero, "the model is split by DeepSpeed ZeRO-3")
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
     try:
         for layer in sharded.model.layers:
             fully_shard(layer, mesh=init_device_mesh("cpu", (1,)))
@@ -224,12 +253,19 @@ def test_weights_that_are_split_over_processes_are_refused() -> None:
 
 def test_what_grows_with_the_length_is_refused_beyond_it() -> None:
     llama = tiny_model("llama")
-    llama.config.rope_parameters = {"rope_type": "dynamic", "factor": 2.0, "original_max_position_embeddings": 38}
+    llama.config.rope_parameters = {
+        "rope_type": "dynamic",
+        "factor": 2.0,
+        "original_max_position_embeddings": 38,
+    }
     assert ask(llama).shape == (1, 38)
     refused_early(NotSupportedError, llama, "dynamic", "at most 38", max_new_tokens=25)
     cache = DynamicCache(config=llama.config)
     ask(llama, **{CACHE: cache})
-    inputs = {"input_ids": prompts(1)["input_ids"], "attention_mask": torch.ones(1, 37 + 14, dtype=torch.long)}
+    inputs = {
+        "input_ids": prompts(1)["input_ids"],
+        "attention_mask": torch.ones(1, 37 + 14, dtype=torch.long),
+    }
     options = {"inputs": inputs, CACHE: cache, "max_new_tokens": 1}
     refused_early(NotSupportedError, llama, "max_length is 52", **options)
 
@@ -240,7 +276,7 @@ def test_attention_of_other_kinds_is_refused() -> None:
     refused_early(NotSupportedError, model, "'chunked_attention'", **{CACHE: DynamicCache()})
 
 
-# --- Caches -----------------------------------------------------------------------------------------------------------
+# --- Caches ---------------------------------------------------------------------------------------
 
 
 def test_caches_are_refused_by_name() -> None:
@@ -260,7 +296,9 @@ def test_caches_are_refused_by_name() -> None:
 def test_comparisons_with_a_cache_are_refused_under_any_name_that_it_has(name: str) -> None:
     generator = rest_store.Generator(tiny_model("llama"))
     options = {name: DynamicCache(), **FIXED}
-    refused(NotSupportedError, lambda: generator.generate(prompts(1), compare=True, **options), name)
+    refused(
+        NotSupportedError, lambda: generator.generate(prompts(1), compare=True, **options), name
+    )
 
 
 def test_offloaded_caches_and_static_ones_of_the_caller_are_refused() -> None:

@@ -1,7 +1,8 @@
-"""What holds around `model.generate`, for one call, holds for every pass of a `Generator`, and no longer.
+"""What holds around `model.generate`, for one call, holds for every
+pass of a `Generator`, and no longer.
 
-A wrapper of a model may change it for the time of a call: hooks, adapters, another method, a context of torch. Whoever
-runs passes after that call has returned writes the text of another model.
+A wrapper of a model may change it for the time of a call: hooks, adapters, another method, a
+context of torch. Whoever runs passes after that call has returned writes the text of another model.
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ class Wrapped:
 def hooks(model: Any) -> Iterator[None]:
     """As PEFT's for the adapters of each row, and for activated LoRA."""
     handles = [
-        layer.mlp.register_forward_hook(lambda module, inputs, output: 0.5 * output) for layer in model.model.layers
+        layer.mlp.register_forward_hook(lambda module, inputs, output: 0.5 * output)
+        for layer in model.model.layers
     ]
     try:
         yield
@@ -140,7 +142,9 @@ def in_pieces(generator: rest_store.Generator, prompt: Any, **options: Any) -> t
 
 
 WAYS: dict[str, Callable[..., torch.Tensor]] = {
-    "generate": lambda generator, prompt, **options: generator.generate(prompt, **options).sequences,
+    "generate": lambda generator, prompt, **options: (
+        generator.generate(prompt, **options).sequences
+    ),
     "stream": in_pieces,
 }
 
@@ -156,7 +160,11 @@ def test_a_change_for_the_time_of_the_call_holds_for_all_passes(name: str, way: 
     assert torch.equal(plain, alone) == (name not in OTHER_TEXT)
     generator = rest_store.Generator(wrapped, None, [rest_store.PromptLookup()], adaptive=False)
     if name == "inputs":
-        refused(NotSupportedError, lambda: WAYS[way](generator, prompt, **FIXED), "prepare_inputs_for_generation")
+        refused(
+            NotSupportedError,
+            lambda: WAYS[way](generator, prompt, **FIXED),
+            "prepare_inputs_for_generation",
+        )
     else:
         assert torch.equal(WAYS[way](generator, prompt, **FIXED), plain)
     assert torch.equal(model.generate(**prompt, **FIXED), alone), "the model is as before"
@@ -222,7 +230,9 @@ class Elsewhere(Wrapped):
 
 
 def test_a_model_that_does_not_run_the_loop_is_refused() -> None:
-    generator = rest_store.Generator(Elsewhere(tiny_model("llama"), hooks), None, [rest_store.PromptLookup()])
+    generator = rest_store.Generator(
+        Elsewhere(tiny_model("llama"), hooks), None, [rest_store.PromptLookup()]
+    )
     for call in (generator.generate, generator.stream):
         refused(
             NotSupportedError,
@@ -254,7 +264,7 @@ def test_a_model_that_runs_the_loop_twice_returns_what_it_returns() -> None:
     assert stream.result().shape[1] < plain.shape[1]
 
 
-# --- PEFT -------------------------------------------------------------------------------------------------------------
+# --- PEFT -----------------------------------------------------------------------------------------
 
 
 def lora(**options: Any) -> Any:

@@ -62,7 +62,7 @@ def test_bytes_that_are_no_text_are_read(model: Path) -> None:
     assert len(texts(piped(model, b"caf\xe9\n", "--json"))) == 1
 
 
-# --- On a terminal ---------------------------------------------------------------------------------------------------
+# --- On a terminal --------------------------------------------------------------------------------
 
 
 def test_on_a_terminal_an_interrupt_ends_the_text_and_the_end_of_input_the_loop(
@@ -84,7 +84,15 @@ def test_on_a_terminal_an_interrupt_ends_the_text_and_the_end_of_input_the_loop(
     monkeypatch.setattr("builtins.input", lambda sign: next(lines, None) or _end())
     Printer(Interrupted(), {}, seed=None, compare=False, as_json=False).write_lines(chat=False)
     assert written == ["for", "interrupted", "in"]
-    assert capsys.readouterr().err.split("\n") == ["", "no such luck", "", "interrupted", "", "no such luck", ""]
+    assert capsys.readouterr().err.split("\n") == [
+        "",
+        "no such luck",
+        "",
+        "interrupted",
+        "",
+        "no such luck",
+        "",
+    ]
 
 
 def _end() -> str:

@@ -15,7 +15,12 @@ _LOOKS = {"": (1280, 860, "light"), "-narrow": (390, 844, "dark")}
 
 @click.command()
 @click.argument("pages", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
-@click.option("--out", required=True, type=click.Path(path_type=Path, file_okay=False), help="Folder of the pictures.")
+@click.option(
+    "--out",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of the pictures.",
+)
 def main(pages: tuple[Path, ...], out: Path) -> None:
     """Write PAGE.png of each page, wide and light, and PAGE-narrow.png, narrow and dark."""
     out.mkdir(parents=True, exist_ok=True)
@@ -30,7 +35,9 @@ def main(pages: tuple[Path, ...], out: Path) -> None:
                         break
                     tab.keyboard.press("ArrowRight")
                 if ending:  # past the summary, to the text and the tree below it
-                    tab.evaluate("document.getElementById('pass')?.scrollIntoView({ block: 'end' })")
+                    tab.evaluate(
+                        "document.getElementById('pass')?.scrollIntoView({ block: 'end' })"
+                    )
                 place = out / f"{page.stem}{ending}.png"
                 tab.screenshot(path=place)
                 tab.close()

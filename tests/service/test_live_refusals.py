@@ -12,7 +12,13 @@ import grpc
 import numpy as np
 import pytest
 
-from rest_store.errors import DatastoreFormatError, DocumentError, OverloadedError, QueryError, UnknownDatastoreError
+from rest_store.errors import (
+    DatastoreFormatError,
+    DocumentError,
+    OverloadedError,
+    QueryError,
+    UnknownDatastoreError,
+)
 from rest_store.live.added import AddedDocuments
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.service.client.client import DatastoreClient
@@ -32,7 +38,9 @@ MAX_TOKENS = 4000
 
 @pytest.fixture(scope="module")
 def service(directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """A service with a frozen datastore "a" and a live one "chat", in which there is one document."""
+    """A service with a frozen datastore "a" and a live one
+    "chat", in which there is one document.
+    """
     live = tmp_path_factory.mktemp("live") / "chat"
     with LiveDatastore.open(live, tokenizer=identity(VOCABULARY), max_tokens=MAX_TOKENS) as store:
         store.add([[1, 2, 3]], ["kept"])
@@ -50,8 +58,16 @@ def addition(*documents: pb.Document, **fields: Any) -> pb.AddRequest:
 
 
 REFUSED = {
-    "unknown": (addition(document(), datastore="no"), "UNKNOWN_DATASTORE", "name of a datastore is 'no'"),
-    "frozen": (addition(document(), datastore="a"), "WRONG_KIND", "datastore 'a' is frozen, expected a live one"),
+    "unknown": (
+        addition(document(), datastore="no"),
+        "UNKNOWN_DATASTORE",
+        "name of a datastore is 'no'",
+    ),
+    "frozen": (
+        addition(document(), datastore="a"),
+        "WRONG_KIND",
+        "datastore 'a' is frozen, expected a live one",
+    ),
     "another tokenizer": (
         addition(document(), tokenizer_fingerprint="sha256:1"),
         "TOKENIZER_MISMATCH",
@@ -64,22 +80,56 @@ REFUSED = {
     ),
     "negative": (addition(document([2**32 - 1])), "QUERY", "token id in document 0 is -1"),
     "empty": (addition(document(), document([])), "DOCUMENT", "document 1 is empty"),
-    "cut off": (addition(pb.Document(tokens=b"\1\0\0\0\1", id="x")), "DOCUMENT", "document 0 is 5 bytes, expected"),
-    "too large to keep": (addition(document([1] * (MAX_TOKENS + 1))), "DOCUMENT", "document 0 is 4001 tokens"),
-    "too large a message": (addition(document([1] * 1_100_000)), "MESSAGE_SIZE", "request: size is 440"),
-    "too many": (addition(*[document()] * 33), "ARGUMENT", "number of documents is 33, expected at most 32"),
+    "cut off": (
+        addition(pb.Document(tokens=b"\1\0\0\0\1", id="x")),
+        "DOCUMENT",
+        "document 0 is 5 bytes, expected",
+    ),
+    "too large to keep": (
+        addition(document([1] * (MAX_TOKENS + 1))),
+        "DOCUMENT",
+        "document 0 is 4001 tokens",
+    ),
+    "too large a message": (
+        addition(document([1] * 1_100_000)),
+        "MESSAGE_SIZE",
+        "request: size is 440",
+    ),
+    "too many": (
+        addition(*[document()] * 33),
+        "ARGUMENT",
+        "number of documents is 33, expected at most 32",
+    ),
     "no id": (addition(document(id="")), "DOCUMENT", "add: an id is ''"),
     "long id": (addition(document(id="x" * 257)), "DOCUMENT", "an id is 'xxxx"),
     "id with NUL": (addition(document(id="x\0y")), "DOCUMENT", r"an id is 'x\x00y'"),
-    "delete in a frozen one": (pb.DeleteRequest(datastore="a", ids=["kept"]), "WRONG_KIND", "datastore 'a' is frozen"),
-    "delete no id": (pb.DeleteRequest(datastore="chat", ids=[""]), "DOCUMENT", "delete: an id is ''"),
-    "delete a long id": (pb.DeleteRequest(datastore="chat", ids=["x" * 10_000]), "DOCUMENT", "an id is 'xxxx"),
-    "delete too many": (pb.DeleteRequest(datastore="chat", ids=["kept"] * 33), "ARGUMENT", "number of ids is 33"),
+    "delete in a frozen one": (
+        pb.DeleteRequest(datastore="a", ids=["kept"]),
+        "WRONG_KIND",
+        "datastore 'a' is frozen",
+    ),
+    "delete no id": (
+        pb.DeleteRequest(datastore="chat", ids=[""]),
+        "DOCUMENT",
+        "delete: an id is ''",
+    ),
+    "delete a long id": (
+        pb.DeleteRequest(datastore="chat", ids=["x" * 10_000]),
+        "DOCUMENT",
+        "an id is 'xxxx",
+    ),
+    "delete too many": (
+        pb.DeleteRequest(datastore="chat", ids=["kept"] * 33),
+        "ARGUMENT",
+        "number of ids is 33",
+    ),
 }
 
 
 @pytest.mark.parametrize(("request_", "reason", "found"), REFUSED.values(), ids=REFUSED)
-def test_each_bad_request_has_its_status(request_: Any, reason: str, found: str, service: Service) -> None:
+def test_each_bad_request_has_its_status(
+    request_: Any, reason: str, found: str, service: Service
+) -> None:
     with service.stub() as stub:
         method = stub.Add if isinstance(request_, pb.AddRequest) else stub.Delete
         with pytest.raises(grpc.RpcError) as caught:
@@ -93,7 +143,10 @@ def test_each_bad_request_has_its_status(request_: Any, reason: str, found: str,
 def test_ids_of_no_document_are_passed_over(service: Service) -> None:
     with service.stub() as stub:
         for id in ("x" * 256, "\u00fc\U0001f600"):
-            assert stub.Delete(pb.DeleteRequest(datastore="chat", ids=[id]), timeout=PATIENCE).deleted == 0
+            assert (
+                stub.Delete(pb.DeleteRequest(datastore="chat", ids=[id]), timeout=PATIENCE).deleted
+                == 0
+            )
 
 
 BAD_DOCUMENTS: dict[str, tuple[Any, Any, str]] = {
@@ -105,7 +158,11 @@ BAD_DOCUMENTS: dict[str, tuple[Any, Any, str]] = {
     "empty": ([[1], []], DocumentError, "document 1 is empty"),
     "outside": ([[1], [2, VOCABULARY]], QueryError, "token id in document 1 is 300"),
     "negative": ([[-1]], QueryError, "token id in document 0 is -1"),
-    "too large to keep": ([[1] * (MAX_TOKENS + 1)], DocumentError, "the size of document 0 is 4001 tokens"),
+    "too large to keep": (
+        [[1] * (MAX_TOKENS + 1)],
+        DocumentError,
+        "the size of document 0 is 4001 tokens",
+    ),
 }
 BAD_IDS: dict[str, tuple[Any, str]] = {
     "too few": ([], "number of ids is 0, expected 1"),
@@ -153,7 +210,11 @@ def removal(*ids: str) -> pb.DeleteRequest:
 
 @pytest.mark.parametrize(
     ("request_", "parts"),
-    [(addition(document([1] * 5000)), 1), (addition(*[document([1])] * 9), 9), (removal(*"abcdefgh"), 8)],
+    [
+        (addition(document([1] * 5000)), 1),
+        (addition(*[document([1])] * 9), 9),
+        (removal(*"abcdefgh"), 8),
+    ],
 )
 def test_what_waits_to_be_written_is_bounded(
     request_: Any, parts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -166,7 +227,9 @@ def test_what_waits_to_be_written_is_bounded(
         assert go_on.wait(PATIENCE)
         return result
 
-    monkeypatch.setattr(served.store, "add", lambda _, ids, **options: slowly(AddedDocuments(ids, set(ids))))
+    monkeypatch.setattr(
+        served.store, "add", lambda _, ids, **options: slowly(AddedDocuments(ids, set(ids)))
+    )
     monkeypatch.setattr(served.store, "delete", lambda ids, **options: slowly(len(ids)))
     request = request_.SerializeToString()
     least = len(request) + (1 + parts) * writes._PART_BYTES

@@ -1,4 +1,6 @@
-"""A datastore that is served in parts answers as one, and sessions go on without a part that is away."""
+"""A datastore that is served in parts answers as one, and sessions
+go on without a part that is away.
+"""
 
 from __future__ import annotations
 
@@ -57,17 +59,25 @@ def texts(number: int) -> list[list[int]]:
     for _ in range(number):
         document = chance.choice(CORPUS.documents)
         end = chance.randrange(1, len(document) + 1)
-        chosen.append([*document[max(0, end - 20) : end], *chance.choice([[], [chance.randrange(300)]])])
+        chosen.append(
+            [*document[max(0, end - 20) : end], *chance.choice([[], [chance.randrange(300)]])]
+        )
     return chosen
 
 
 @KINDS
-def test_answers_are_those_of_the_whole(kind: type, groups: list[list[str]], whole: Datastore) -> None:
+def test_answers_are_those_of_the_whole(
+    kind: type, groups: list[list[str]], whole: Datastore
+) -> None:
     limits = {"max_nodes": MOST, "max_depth": 2}
     with connected(kind, groups) as client:
         info = client.info()
         assert sum(one.token_count for one in info.datastores) == whole.info().token_count
-        assert [one.part and (one.part.number, one.part.parts) for one in info.datastores] == [(1, 3), (2, 3), (3, 3)]
+        assert [one.part and (one.part.number, one.part.parts) for one in info.datastores] == [
+            (1, 3),
+            (2, 3),
+            (3, 3),
+        ]
         for text in texts(25):
             assert client.longest_suffix_match(text) == whole.longest_suffix_match(text)
             assert client.count(text[-3:]) == whole.count(text[-3:])
@@ -77,7 +87,9 @@ def test_answers_are_those_of_the_whole(kind: type, groups: list[list[str]], who
             if len(full) < MOST:
                 assert tree == full
         trees = client.draft_batch(texts(30), max_nodes=20)
-        assert [tree.match for tree in trees] == [tree.match for tree in whole.draft_batch(texts(30))]
+        assert [tree.match for tree in trees] == [
+            tree.match for tree in whole.draft_batch(texts(30))
+        ]
         assert 0 < max(map(len, trees)) <= 20
         assert client.draft_batch([]) == []
         with pytest.raises(QueryError):
@@ -98,7 +110,9 @@ def steps_of(sources: list[object], text: list[int]) -> int:
     return steps
 
 
-def test_sessions_accept_nearly_what_they_do_with_the_whole(groups: list[list[str]], whole: Datastore) -> None:
+def test_sessions_accept_nearly_what_they_do_with_the_whole(
+    groups: list[list[str]], whole: Datastore
+) -> None:
     others = zipf_corpus(9, 8_000, 40, 300, 1).documents
     chance, steps = random.Random(3), {"whole": 0, "parts": 0}
     with DatastoreClient(groups, timeout=PATIENCE) as client:
@@ -109,7 +123,9 @@ def test_sessions_accept_nearly_what_they_do_with_the_whole(groups: list[list[st
     assert steps["parts"] <= 1.02 * steps["whole"]
 
 
-def test_a_part_that_is_away_is_an_error_of_queries_and_left_out_of_sessions(served: Serving, directory: Path) -> None:
+def test_a_part_that_is_away_is_an_error_of_queries_and_left_out_of_sessions(
+    served: Serving, directory: Path
+) -> None:
     groups = served.start_all(directory, 3, "away")
     with DatastoreClient(groups, timeout=1.0) as client:
         client.info(timeout=PATIENCE)
@@ -133,22 +149,33 @@ def test_a_client_of_parts_cannot_write(groups: list[list[str]]) -> None:
         refused("live", lambda: client.delete(["a"]), "is frozen, expected a live one")
 
 
-# --- Parts that are not one datastore ---------------------------------------------------------------------------------
+# --- Parts that are not one datastore -------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def target(served: Serving, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str | None], list[str]]:
-    """Return the endpoint of a part of a build; each text is served once, with blanks or without."""
+def target(
+    served: Serving, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str, str | None], list[str]]:
+    """Return the endpoint of a part of a build.
+
+    Each text is served once, with blanks or without.
+    """
     root = tmp_path_factory.mktemp("builds")
     shards = [[[1, 2, 3, number]] for number in range(4)]
-    builds = {"one": Corpus(300, shards), "other": Corpus(300, shards[::-1]), "tokenizer": Corpus(400, shards)}
+    builds = {
+        "one": Corpus(300, shards),
+        "other": Corpus(300, shards[::-1]),
+        "tokenizer": Corpus(400, shards),
+    }
     directories = {name: write_datastore(root / name, corpus) for name, corpus in builds.items()}
     started: dict[tuple[str, str | None], list[str]] = {}
     names = (f"service{number}" for number in itertools.count())
 
     def group(name: str, part: str | None) -> list[str]:
         if (name, part) not in started:
-            started[name, part] = [served.start(next(names), directories[name], part and part.strip())]
+            started[name, part] = [
+                served.start(next(names), directories[name], part and part.strip())
+            ]
         return started[name, part]
 
     return group
@@ -165,7 +192,9 @@ MIXED: dict[str, list[tuple[str, str | None]]] = {
 
 
 @pytest.mark.parametrize("case", MIXED)
-def test_parts_that_are_not_one_datastore(case: str, target: Callable[[str, str | None], list[str]]) -> None:
+def test_parts_that_are_not_one_datastore(
+    case: str, target: Callable[[str, str | None], list[str]]
+) -> None:
     groups = [target(*one) for one in MIXED[case]]
     with DatastoreClient(groups, timeout=PATIENCE) as client:
         targets = [f"{group[0]} (served" for group in groups]
@@ -176,14 +205,16 @@ def test_parts_that_are_not_one_datastore(case: str, target: Callable[[str, str 
             assert [*session.statistics.dropped] == [(str(client), "error")]
 
 
-@pytest.mark.parametrize("text", ["0/4", "5/4", "0/0", "1/0", "-1/4", "4", "1/2/3", "one/4", "", "1 / 4"])
+@pytest.mark.parametrize(
+    "text", ["0/4", "5/4", "0/0", "1/0", "-1/4", "4", "1/2/3", "one/4", "", "1 / 4"]
+)
 def test_a_part_that_is_none(text: str, directory: Path) -> None:
     refused(ArgumentError, lambda: Part.parse(text), "part")
     done = CliRunner().invoke(main, ["serve", str(directory), "--part", text])
     assert (done.exit_code, "--part" in done.stderr) == (2, True)
 
 
-# --- Commands ---------------------------------------------------------------------------------------------------------
+# --- Commands -------------------------------------------------------------------------------------
 
 
 def run(*words: str) -> tuple[int, str]:

@@ -1,4 +1,6 @@
-"""An upstream in this process: what a service would be to replicas, with faults that tests ask for."""
+"""An upstream in this process: what a service would be to
+replicas, with faults that tests ask for.
+"""
 
 from __future__ import annotations
 
@@ -66,10 +68,18 @@ class InProcess:
         raise ServiceUnavailableError(f"{self.location}: disconnected")
 
     def add(
-        self, documents: Sequence[Any], ids: Sequence[str] | None, *, namespace: str, group: str, epoch: int
+        self,
+        documents: Sequence[Any],
+        ids: Sequence[str] | None,
+        *,
+        namespace: str,
+        group: str,
+        epoch: int,
     ) -> tuple[AddedDocuments, int]:
         live = self._service.require()
-        return live.namespace(namespace).add(documents, ids, group=group, epoch=epoch), live.newest_change
+        return live.namespace(namespace).add(
+            documents, ids, group=group, epoch=epoch
+        ), live.newest_change
 
     def delete(self, ids: Sequence[str], *, namespace: str) -> tuple[int, int]:
         live = self._service.require()

@@ -1,6 +1,7 @@
 """One draft session that a service runs for a client.
 
-It reserves the most memory that its text can take before anything is made of a message, and more as it grows.
+It reserves the most memory that its text can take before anything is made of a message, and more as
+it grows.
 """
 
 from __future__ import annotations
@@ -83,12 +84,19 @@ class ServedSession:
         self.opens_at_once = self._length <= _SMALL_TOKENS
 
     def _grow(self, tokens: int, nodes: int) -> None:
-        """Reserve memory for so many more tokens of text, and for trees of so many nodes; raise as the constructor."""
+        """Reserve memory for so many more tokens of text, and for trees of so many nodes.
+
+        Raise as the constructor.
+        """
         length = self._length + tokens
         if length > self._max_tokens:
-            raise ArgumentError(describe("session", "number of tokens", length, f"at most {self._max_tokens}"))
+            raise ArgumentError(
+                describe("session", "number of tokens", length, f"at most {self._max_tokens}")
+            )
         if length > self._tokens_reserved or nodes > self._nodes_reserved:
-            reserved = self._tokens_reserved if length <= self._tokens_reserved else length + _TOKENS_AHEAD
+            reserved = (
+                self._tokens_reserved if length <= self._tokens_reserved else length + _TOKENS_AHEAD
+            )
             max_nodes = max(self._nodes_reserved, nodes)
             memory = _FIXED_MEMORY + reserved * self._token_memory + max_nodes * self._node_memory
             self._budget.take(memory - self.memory)
@@ -96,7 +104,10 @@ class ServedSession:
         self._length = length
 
     def step(self, request: pb.DraftSessionRequest) -> SessionStep:
-        """Return the work of a message; raise an error of the table in service/errors.py for one that is malformed."""
+        """Return the work of a message.
+
+        Raise an error of the table in service/errors.py for one that is malformed.
+        """
         limits, draft = None, request.draft
         if request.HasField("draft"):
             max_nodes = check_int("max_nodes", draft.max_nodes or _NODES, MAX_NODES)
@@ -108,7 +119,9 @@ class ServedSession:
         return SessionStep(accepted, limits, nodes <= _SMALL_NODES and tokens <= _SMALL_TOKENS)
 
     def run(self, step: SessionStep) -> bytes | None:
-        """Append what the model produced, and return a draft as packed nodes, if one is asked for; in any thread.
+        """Append what the model produced, and return a draft as packed nodes, if one is asked for.
+
+        In any thread.
 
         Raises as `step`; and DatastoreUnavailableError if a datastore cannot be read.
         """
@@ -122,12 +135,18 @@ class ServedSession:
         return nodes
 
     def follow_changes(self) -> None:
-        """Release shards that live datastores have replaced, with their files and memory; not during a step."""
+        """Release shards that live datastores have replaced, with their files and memory.
+
+        Not during a step.
+        """
         if self._native is not None:
             follow_changes(self._native, self._datastores)
 
     def open(self) -> None:
-        """Take in the text of the opening, before the first step; in any thread. Raises as `run`."""
+        """Take in the text of the opening, before the first step; in any thread.
+
+        Raises as `run`.
+        """
         opening = self._opening
         references = [text_of(reference, self._vocabulary_size) for reference in opening.references]
         text = text_of(opening.tokens, self._vocabulary_size)
@@ -137,7 +156,9 @@ class ServedSession:
         if self._recycled is not None:
             sources.append(self._recycled)
         with reading(self._served):
-            native, datastores = kernel_session(Calibration.default(), sources, learn=not opening.fixed_calibration)
+            native, datastores = kernel_session(
+                Calibration.default(), sources, learn=not opening.fixed_calibration
+            )
             native.limit_tokens(self._vocabulary_size)
             for reference in references:
                 native.add_reference(reference)
