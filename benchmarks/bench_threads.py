@@ -1,11 +1,10 @@
-"""Measure how torch's threads should wait for each other: passes
-over 16 tokens, on an idle and on a busy machine.
+"""Measure ways in which torch's threads wait, on an idle and on a busy machine.
 
 Threads of OpenMP wait after each operation of a pass. They spin for a while and then sleep; the
 environment says how long, before torch is imported. A process for each setting runs the same
-passes. The processes take turns, first on the machine as it is, then beside processes that do
-nothing but keep processors busy. The figures are speeds relative to the default setting of the same
-turn.
+passes over 16 tokens. The processes take turns, first on the machine as it is, then beside
+processes that do nothing but keep processors busy. The figures are speeds relative to the default
+setting of the same turn.
 """
 
 from __future__ import annotations
@@ -22,9 +21,9 @@ from unittest.mock import patch
 import click
 import numpy as np
 
-from rest_store.bench.options import Destination, result_options
+from rest_store.bench.measurement_options import Destination, result_options
 from rest_store.bench.results import write_result
-from rest_store.options import SETTINGS
+from rest_store.command_options import SETTINGS
 
 DEFAULT = "nothing set"
 WAYS = {

@@ -18,6 +18,7 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
+from build_index.build_options import MAX_LOST_SHARE, BuildOptions, BuildSummary
 from build_index.build_plan import (
     build_plan,
     program,
@@ -29,8 +30,7 @@ from build_index.build_plan import (
 from build_index.corpus import Corpus, empty_corpora, open_corpus
 from build_index.documents import CorpusCounts, well_formed
 from build_index.duplicates import SeenDocuments
-from build_index.errors import output_errors
-from build_index.memory import (
+from build_index.memory_plan import (
     MemoryPlan,
     MemoryPlanner,
     limit_arenas,
@@ -38,7 +38,7 @@ from build_index.memory import (
     resident_bytes,
     sufficient_budget,
 )
-from build_index.options import MAX_LOST_SHARE, BuildOptions, BuildSummary
+from build_index.output_errors import output_errors
 from build_index.progress import ProgressListener
 from build_index.ray_workers import RayWorkers, connected
 from build_index.readers.parquet import HeldAtOnceError

@@ -26,9 +26,8 @@ def drawn_bases() -> dict[str, tuple[str, ...]]:
     the class above, the builtin at the right.
     """
     bases: dict[str, tuple[str, ...]] = {}
-    above: list[tuple[int, str]] = [
-        (-1, "Exception")
-    ]  # column and name of the classes that may have children
+    # Column and name of the classes that may have children.
+    above: list[tuple[int, str]] = [(-1, "Exception")]
     for line in (errors.__doc__ or "").splitlines():
         if (drawn := re.match(r"    ([|` -]*)(\w+Error)\b", line)) is None:
             continue

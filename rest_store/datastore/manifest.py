@@ -25,9 +25,8 @@ DOCUMENTS_FILE_NAME = "documents.sqlite"  # of a live datastore, which has no ma
 MAX_SIZE = 1 << 25  # bytes: some 70,000 shards
 _FORMAT = "rest-store"
 _OWN_CHECKSUM = "manifest_sha256"
-_NAME = re.compile(
-    r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
-)  # no directories, no hidden files, valid on every file system
+# No directories, no hidden files, valid on every file system.
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 
 
 @dataclass(frozen=True)

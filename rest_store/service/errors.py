@@ -109,10 +109,8 @@ def error_of_call(target: str, failure: Any) -> RestStoreError:
         return status.error_with(details)
     if code == "RESOURCE_EXHAUSTED" and "larger than max" in details:
         return errors.MessageSizeError(f"{target}: message is too large ({details})")
-    if code == "CANCELLED" and details in (
-        "",
-        code,
-    ):  # all that gRPC says when it drops a call that waits
+    # All that gRPC says when it drops a call that waits.
+    if code == "CANCELLED" and details in ("", code):
         return errors.OverloadedError(
             f"{target}: service is overloaded and dropped the call unread"
         )

@@ -118,7 +118,8 @@ def test_what_was_opened_is_closed_when_another_fails(tmp_path: Path) -> None:
 
 
 def drafted(
-    made: EngineSources, model: Model = cyclic(VOCABULARY)
+    made: EngineSources,
+    model: Model = cyclic(VOCABULARY),  # noqa: B008
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Write with these sources.
 

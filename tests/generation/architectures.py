@@ -21,7 +21,7 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import rest_store
-from rest_store.bench.options import Destination, result_options
+from rest_store.bench.measurement_options import Destination, result_options
 from rest_store.bench.results import write_result
 from rest_store.errors import NotSupportedError, first_line
 from rest_store.generation.cache import has_states
@@ -151,7 +151,7 @@ def _drafted(model: Any, inputs: dict[str, torch.Tensor], plain: torch.Tensor, s
             **inputs,
             **FIXED,
             custom_generate=rest_store.generate,
-            drafter=[Drafted(session)],
+            sources=[Drafted(session)],
             adaptive=False,
             return_dict_in_generate=True,
         )

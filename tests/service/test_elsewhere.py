@@ -360,8 +360,7 @@ def test_a_frozen_datastore_or_another_tokenizer_is_not_followed(service: Servic
     liar = Impostor(vocabulary_size=301)
     upstream = ServiceUpstream(f"{liar.target}/chat")
     assert upstream.tokenizer.vocabulary_size == 301
-    upstream._part.preferred = upstream_of(
-        service
-    )._part.preferred  # another one answers at that address by now
+    # Another one answers at that address by now.
+    upstream._partition.preferred = upstream_of(service)._partition.preferred
     refused(TokenizerMismatchError, lambda: next(upstream.changes(0, "")), "tokenizer")
     liar.server.stop(None)
