@@ -82,9 +82,7 @@ def spin() -> None:
 
 @contextmanager
 def worker(size: str, environment: dict[str, str]) -> Iterator[Connection]:
-    """Run a process that runs passes inside a `with` block, with
-    these variables and no others of OpenMP.
-    """
+    """Run a process with these variables of OpenMP inside a `with` block."""
     here, there = _spawn.Pipe()
     process = _spawn.Process(target=run_passes, args=(there, size), daemon=True)
     with patch.dict(os.environ, environment):
@@ -117,8 +115,9 @@ def load(processes: int) -> Iterator[None]:
 def measure(
     workers: dict[str, Connection], rounds: int, passes: int
 ) -> dict[str, dict[str, float]]:
-    """Return the speed of each way relative to the default: the
-    median of all turns, and their quartiles.
+    """Return the speed of each way relative to the default.
+
+    It is the median of all turns, with their quartiles.
     """
     seconds: dict[str, list[float]] = {way: [] for way in workers}
     for number in range(rounds):
