@@ -43,7 +43,7 @@ from rest_store.generation.top_k import TopTokens, read_top_tokens
 from rest_store.generation.typical import ACCEPTANCES, require_typical
 from rest_store.generation.verify import require_verifier, verifier_of
 
-# Of each target model, what its generations have learned of the time of steps, by their conditions.
+# The times of steps that generations have learned, by target model and conditions.
 _policies: weakref.WeakKeyDictionary[Any, dict[Hashable, DraftPolicy]] = weakref.WeakKeyDictionary()
 
 
@@ -69,7 +69,7 @@ class Generation:
 
     _sessions: DraftSessions | None = None
     _verifier: Verifier | None = None  # from the prompt's pass until it is closed
-    _policy: DraftPolicy | None = None  # None: drafts are made whatever they cost
+    _policy: DraftPolicy | None = None  # None: drafts are made at any cost
     _cache: Any = None  # of transformers, of the prompt's pass
     _target: RememberTarget | None = None  # until the output has been handed over
     _prompt_ends: Sequence[list[int]] = ()  # of each row, without padding
@@ -105,8 +105,11 @@ class Generation:
         self._longest = min(most, position_count(model) + 1 - held)
         require_prompt(model, generation_config, model_kwargs)
         require_verifier(model, cache_in(model_kwargs))
-        self._model, self._config, self._model_kwargs = model, generation_config, model_kwargs
-        self._input_ids, self._options = input_ids, options
+        self._model = model
+        self._config = generation_config
+        self._model_kwargs = model_kwargs
+        self._input_ids = input_ids
+        self._options = options
         # Several threads spin while they wait for one that other processes delay, so their time is
         # no better.
         self._by_processor = input_ids.device.type == "cpu" and torch.get_num_threads() == 1
@@ -125,7 +128,7 @@ class Generation:
             keeps_logits=returns_dict and bool(generation_config.output_logits),
             keeps_scores=returns_dict and bool(generation_config.output_scores),
         )
-        self._target = options.remember  # last: what is refused above has nothing to remember
+        self._target = options.remember  # last: a call refused above remembers nothing
 
     def __iter__(self) -> Iterator[Piece]:
         return self
@@ -192,17 +195,16 @@ class Generation:
         began = self._times()
         asked, trees = self._draft(sessions, verifier)
         drafted = self._times()
-        nodes, passes = max(map(len, trees)), verifier.passes
+        nodes = max(map(len, trees))
+        passes = verifier.passes
         more = verifier.waiting + nodes  # tokens than in a plain step
         last = [None if row.ended else row.tokens[-1] for row in self._rows]
         logits = verifier.run(last, trees, 1 + nodes)
         top_tokens = self._read(logits, sessions)
         verified = self._times()
         piece = self._acceptance.accept(logits, top_tokens, trees)
-        piece.drafting_seconds, piece.forward_seconds = (
-            drafted[0] - began[0],
-            verified[0] - drafted[0],
-        )
+        piece.drafting_seconds = drafted[0] - began[0]
+        piece.forward_seconds = verified[0] - drafted[0]
         piece.forward_passes = verifier.passes - passes
         verifier.keep(piece.paths)
         sessions.accept(piece, top_tokens)
@@ -215,15 +217,14 @@ class Generation:
     # --- one step ---------------------------------------------------------------------------------
 
     def _draft(self, sessions: DraftSessions, verifier: Verifier) -> tuple[bool, list[TokenTree]]:
-        """Return whether sessions were asked, and the tree of
-        each row, empty where there is none.
-        """
+        """Return whether the sessions drafted, and a tree for each row, which may be empty."""
         longest = int(min(self._longest, 2**31)) - 1  # the bonus token comes last
         depths = [0 if row.ended else longest - len(row.tokens) for row in self._rows]
         # A step reads at most as many tokens again as it may draft: then they are committed.
         if not sessions.active or self._max_nodes <= verifier.waiting or max(depths) <= 0:
             return False, [EMPTY] * len(self._rows)
-        policy, waiting = self._policy, verifier.waiting
+        policy = self._policy
+        waiting = verifier.waiting
         if policy is None:
             return True, sessions.draft(depths, self._max_nodes, None, shape=verifier.shape)
         if not policy.wants_drafts(waiting):
@@ -244,7 +245,7 @@ class Generation:
         return True, trees
 
     def _read(self, logits: torch.Tensor, sessions: DraftSessions) -> TopTokens:
-        """Wait for the logits of a forward pass; return what is needed of them on the host."""
+        """Wait for the logits of a forward pass, and return those that the host needs."""
         top_tokens = read_top_tokens(
             logits, best=self._takes_best, count=TOP_K if sessions.active else 0
         )
@@ -255,22 +256,21 @@ class Generation:
     def _learn(
         self, policy: DraftPolicy, sessions: DraftSessions, nodes: int, piece: Piece, seconds: float
     ) -> None:
-        """Learn what drafts took and brought.
+        """Learn the time that drafts took and the tokens that they brought.
 
         The rows of a batch are padded to one width: all count as one.
         """
-        waited, lengths = sessions.waited, [len(tokens) for tokens in piece.tokens if tokens]
+        waited = sessions.waited
+        lengths = [len(tokens) for tokens in piece.tokens if tokens]
         scores = [tree.scores for tree in piece.trees if tree.scores is not None]
         expected = sum(float(of_tree.sum()) for of_tree in scores) / len(lengths)
-        accepted, of_services = (
-            sum(lengths) / len(lengths) - 1,
-            sessions.of_services(piece) / len(lengths),
-        )
+        accepted = sum(lengths) / len(lengths) - 1
+        of_services = sessions.of_services(piece) / len(lengths)
         seconds += waited if self._by_processor else 0.0
         policy.learn(nodes, expected, accepted, seconds, waited, of_services)
 
     def _times(self) -> tuple[float, float]:
-        """Return the present time, and that which steps are judged by, both in seconds.
+        """Return the time, and the clock by which steps are judged, both in seconds.
 
         On one core the latter is the processor's time, which other processes hardly change. It does
         not pass while a service is waited for.
@@ -287,7 +287,7 @@ class Generation:
     # --- begin and end ----------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the generation here; the caller's cache then holds what was written."""
+        """End the generation here; the caller's cache then holds the text so far."""
         try:
             if self._verifier is not None:
                 passes = self._verifier.passes
@@ -300,17 +300,20 @@ class Generation:
     def release(self) -> None:
         """Remember the output; close verifier and sessions, without filling the caller's cache."""
         self._closed = True
-        target, self._target = self._target, None
+        target = self._target
+        self._target = None
         if target is not None:
             labels = self._options.group, self._options.epoch
             texts = zip(self._prompt_ends, self.tokens, strict=False)
             outputs = [OutputDocument.of(prompt, output, *labels) for prompt, output in texts]
             documents = [document for document in outputs if document is not None]
             remember(target, documents, self.statistics.remembered)
-        verifier, self._verifier = self._verifier, None
+        verifier = self._verifier
+        self._verifier = None
         if verifier is not None:
             verifier.close()
-        sessions, self._sessions = self._sessions, None
+        sessions = self._sessions
+        self._sessions = None
         if sessions is not None:
             sessions.close()
 
@@ -323,8 +326,9 @@ class Generation:
         self.close()
 
     def result(self, streamer: Any = None, *, has_prompt: bool = False) -> Any:
-        """Run to the end; return what `generate` returns. After `close`
-        or an error that is what was written before.
+        """Run to the end, and return the result of `generate`.
+
+        After `close` or an error, that is the text before it.
 
         Args:
             streamer: of transformers, given the prompt and each token.
@@ -350,9 +354,7 @@ class Generation:
 
 
 def _policy_of(model: Any, prompt: PrefilledPrompt) -> DraftPolicy:
-    """Return the policy of another generation of `model` behind
-    `prompt`, which knows steps of the same conditions.
-    """
+    """Return the policy of an earlier generation under the same conditions, or a new one."""
     context = max(prompt.length, 256).bit_length()  # steps take longer with the context
     is_prepacked = any("forward" in vars(module) for module in model.modules())
     conditions = (

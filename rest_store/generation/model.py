@@ -40,7 +40,7 @@ def load_model(
             dequantized).
         dtype: "auto", or a type of torch such as "float32".
         device: where to put the model; None: where it is loaded.
-        announce: called with "tokenizer NAME" and "model NAME"; loads that inside what it returns.
+        announce: called with "tokenizer NAME" and "model NAME"; returns a context for the loading.
 
     Returns:
         The model, ready to generate, and its tokenizer.
@@ -106,8 +106,6 @@ def _errors(part: str, name: str, failure: str | None) -> Iterator[None]:
         # Some list all models that there are.
         reason = textwrap.shorten(reason, 300, placeholder=" ...")
         if not Path(name).exists():
-            part, reason = (
-                "model",
-                f"no such directory here, and from the Hugging Face hub: {reason}",
-            )
+            part = "model"
+            reason = f"no such directory here, and from the Hugging Face hub: {reason}"
         raise ModelLoadError(describe(name, part, f"not loaded ({reason})", _EXPECTED)) from error
