@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 
 LARGEST_DOCUMENT_BYTES = 16 << 20
 """Larger records and documents are not read. It does not depend on the memory, since it decides what is stored."""
+WRITTEN, READ = "written", "read"
+"""What a model wrote, one answer, and what it read, one text."""
 BATCH_CHARACTERS = 1 << 19  # enough for the tokenizing threads; more would only take memory
 BATCH_DOCUMENTS = 1 << 13
 
@@ -24,11 +26,17 @@ class Document:
         text: the text; empty for a conversation.
         messages: the turns, oldest first; empty for a text.
         origin: path, with a line or row number where a file holds several documents; for messages, not compared.
+        session: of an agent, that it is from; empty: of none.
+        order: its place among those of the session and of its kind.
+        kind: `WRITTEN`: only the last message is stored, with the end of what came before it; `READ`; empty: all is.
     """
 
     text: str = ""
     messages: tuple[Message, ...] = ()
     origin: str = field(default="", compare=False)
+    session: str = field(default="", compare=False)
+    order: int = field(default=0, compare=False)
+    kind: str = field(default="", compare=False)
 
     @property
     def is_conversation(self) -> bool:

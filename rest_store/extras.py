@@ -10,7 +10,10 @@ from rest_store.errors import MissingExtraError, describe
 EXTRAS = {
     **dict.fromkeys(("grpc", "grpc_status", "grpc_health", "grpc_reflection", "google", "prometheus_client"), "server"),
     "torch": "hf",
-    **dict.fromkeys(("tokenizers", "pydivsufsort", "pyarrow", "jinja2", "gguf", "fsspec", "pathspec"), "build"),
+    "watchfiles": "agents",
+    **dict.fromkeys(
+        ("tokenizers", "pydivsufsort", "pyarrow", "jinja2", "gguf", "fsspec", "pathspec", "detect_secrets"), "build"
+    ),
     **dict.fromkeys(("transformers", "huggingface_hub"), "build"),
     **dict.fromkeys(("s3fs", "gcsfs", "aiohttp"), "remote"),
     "ray": "ray",
