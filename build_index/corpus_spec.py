@@ -18,15 +18,19 @@ class CorpusSpec:
     """What to read.
 
     Attributes:
-        path: a file or a directory, or the address of one (`s3://`, `gs://`, `hf://datasets/owner/name/...`).
-        field: the field of each record that holds the document, or a dotted path to it; None: that of a known layout.
+        path: a file or a directory, or the address of one (`s3://`, `gs://`,
+            `hf://datasets/owner/name/...`).
+        field: the field of each record that holds the document, or a dotted path to it; None: that
+            of a known layout.
         include: globs of the files to read in a directory; empty: all.
-        exclude: globs of files and directories to leave out of a directory, besides `source_tree.DEFAULT_EXCLUDES`.
+        exclude: globs of files and directories to leave out of a directory, besides
+            `source_tree.DEFAULT_EXCLUDES`.
         max_documents: most documents to read; None: all.
-        texts: one of `TEXTS`: `"written"` reads the answers of conversations alone, one document each;
-            `"read"` all else, one document a text.
+        texts: one of `TEXTS`: `"written"` reads the answers of conversations alone, one document
+            each; `"read"` all else, one document a text.
         keep_secrets: whether transcripts keep the lines that look like secrets.
-        gitignore: whether files that Git ignores are left out of a directory on this machine (`readers/gitignore.py`).
+        gitignore: whether files that Git ignores are left out of a directory on this machine
+            (`readers/gitignore.py`).
 
     With `field`, files of a directory that hold no records are skipped.
 
@@ -45,14 +49,18 @@ class CorpusSpec:
 
     def __post_init__(self) -> None:
         if self.texts not in TEXTS:
-            raise CorpusError(describe("corpus", "texts", repr(self.texts), f"one of {', '.join(TEXTS)}"))
+            raise CorpusError(
+                describe("corpus", "texts", repr(self.texts), f"one of {', '.join(TEXTS)}")
+            )
         if self.max_documents is not None:
             number = whole_number(self.max_documents, "corpus", "max_documents", CorpusError)
             object.__setattr__(self, "max_documents", number)
 
 
 def whole_number(value: object, where: str, name: str, error: type[BuildError]) -> int:
-    """Return a number as an int, which JSON can hold, or raise `error` unless it is a whole one from 1 on."""
+    """Return a number as an int, which JSON can hold, or raise
+    `error` unless it is a whole one from 1 on.
+    """
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -66,12 +74,22 @@ def corpus_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Add the attributes of `CorpusSpec` except `path`, and the chat template, to a command."""
     options = (
         click.option(
-            "--field", metavar="NAME", help="Field of each record that holds the document, such as 'text' or 'a.b'."
+            "--field",
+            metavar="NAME",
+            help="Field of each record that holds the document, such as 'text' or 'a.b'.",
         ),
         click.option(
-            "--include", metavar="GLOB", multiple=True, help="In directories, read only these files. Repeatable."
+            "--include",
+            metavar="GLOB",
+            multiple=True,
+            help="In directories, read only these files. Repeatable.",
         ),
-        click.option("--exclude", metavar="GLOB", multiple=True, help="In directories, skip these files. Repeatable."),
+        click.option(
+            "--exclude",
+            metavar="GLOB",
+            multiple=True,
+            help="In directories, skip these files. Repeatable.",
+        ),
         click.option(
             "--gitignore/--no-gitignore",
             default=True,
@@ -81,11 +99,21 @@ def corpus_options(command: Callable[..., Any]) -> Callable[..., Any]:
             "--texts",
             type=click.Choice(TEXTS),
             default="all",
-            help="What to read: all; of conversations the answers that the model has written; or what it has read.",
+            help=(
+                "What to read: all; of conversations the answers that the model has written; or"
+                " what it has read."
+            ),
         ),
-        click.option("--keep-secrets", is_flag=True, help="Keep lines of transcripts that look like keys and tokens."),
         click.option(
-            "--max-documents", metavar="N", type=click.IntRange(1), help="Read at most N documents of each corpus."
+            "--keep-secrets",
+            is_flag=True,
+            help="Keep lines of transcripts that look like keys and tokens.",
+        ),
+        click.option(
+            "--max-documents",
+            metavar="N",
+            type=click.IntRange(1),
+            help="Read at most N documents of each corpus.",
         ),
         click.option(
             "--chat-template",

@@ -1,9 +1,9 @@
 """Lines that look like keys, tokens and passwords, by the detectors of `detect-secrets`.
 
 The detectors are its regular expressions for tokens of services and its list of names that secrets
-have. A value behind such a name counts if it looks random. Public IP addresses, which it also finds,
-are no secrets. Only lines with something long and mixed enough are given to the detectors: they read
-a million characters a second.
+have. A value behind such a name counts if it looks random. Public IP addresses, which it also
+finds, are no secrets. Only lines with something long and mixed enough are given to the detectors:
+they read a million characters a second.
 """
 
 from __future__ import annotations
@@ -110,7 +110,10 @@ def _message_without(message: Message, clean: _Cleaning) -> Message:
 
 
 def _arguments_without(arguments: Any, clean: _Cleaning) -> Any:
-    """Return arguments of a call without secrets; if they are the JSON text of an object, as one."""
+    """Return arguments of a call without secrets.
+
+    If they are the JSON text of an object, as one.
+    """
     if not isinstance(arguments, str):
         return clean.value_without(arguments)
     try:
@@ -143,7 +146,9 @@ def _detectors() -> tuple[Callable[[str], bool], ...]:
         from detect_secrets.plugins.high_entropy_strings import Base64HighEntropyString
 
     names = "|".join([*keyword.DENYLIST, "(?<![a-z])token(?![a-z])"])
-    named = re.compile(rf"(?:{names})\w{{0,12}}[\"']?\s*(?:=>?|:=?)\s*[\"']?({_VALUE})", re.IGNORECASE)
+    named = re.compile(
+        rf"(?:{names})\w{{0,12}}[\"']?\s*(?:=>?|:=?)\s*[\"']?({_VALUE})", re.IGNORECASE
+    )
     entropy = Base64HighEntropyString().calculate_shannon_entropy
 
     def is_named_secret(line: str) -> bool:

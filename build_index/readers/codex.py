@@ -2,8 +2,8 @@
 
 Source: `codex-rs/protocol/src/protocol.rs` (`RolloutLine`) and `models.rs` (`ResponseItem`) of
 openai/codex. A `response_item` is an item of the Responses API, a `compacted` record what the
-context was replaced by. `event_msg` says again what items say. Files from before 0.32 have the items
-as lines, without a payload.
+context was replaced by. `event_msg` says again what items say. Files from before 0.32 have the
+items as lines, without a payload.
 """
 
 from __future__ import annotations

@@ -80,7 +80,9 @@ def _add(turns: Turns, message: Mapping[str, Any], key: object, origin: str) -> 
     elif message.get("role") in ("tool", "function"):
         turns.returned(message.get("tool_call_id"), text)
     else:
-        turns.said("system" if message.get("role") == "developer" else str(message.get("role")), text)
+        turns.said(
+            "system" if message.get("role") == "developer" else str(message.get("role")), text
+        )
 
 
 def _halves(record: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from build_index.documents import LARGEST_DOCUMENT_BYTES, Document
+from build_index.documents import MAX_DOCUMENT_BYTES, Document
 from build_index.readers import claude_code, codex, message_logs, openhands
 from build_index.readers.aider import HEADER, AiderHistory
 from build_index.readers.conversations import kind_of, messages_of
@@ -29,7 +29,7 @@ KINDS = (AIDER, CLAUDE_CODE, CODEX, MESSAGE_LOG, OPENHANDS)
 MAX_CONVERSATION = 1 << 20
 """Characters from which on a conversation goes on as another document, at the next user's turn."""
 CUT_OFF = "record cut off at the end of its file"
-_MAX_LINE = LARGEST_DOCUMENT_BYTES
+_MAX_LINE = MAX_DOCUMENT_BYTES
 
 
 class _Lines(NamedTuple):
@@ -61,7 +61,9 @@ def transcript_kind(record: Mapping[str, Any]) -> str | None:
     return MESSAGE_LOG if message_logs.is_message_log(record) else None
 
 
-def read_transcript(stream: io.BufferedReader, where: str, records: RecordReader, kind: str) -> Iterator[Document]:
+def read_transcript(
+    stream: io.BufferedReader, where: str, records: RecordReader, kind: str
+) -> Iterator[Document]:
     """Yield the conversations of a transcript, session after session.
 
     What is malformed is an error if the file was named, and counted otherwise. A last line without
@@ -75,7 +77,7 @@ def read_transcript(stream: io.BufferedReader, where: str, records: RecordReader
 
     Raises:
         CorpusFormatError: a record is not JSON.
-        DocumentSizeError: see `RecordReader.too_large`.
+        CorpusError: see `RecordReader.too_large`.
     """
     if kind == AIDER:
         yield from _read_aider(stream, where, records)
@@ -93,7 +95,7 @@ def conversations(turns: Turns, session: str, origin: str) -> Iterator[Document]
     order = 0
     for number, turn in enumerate(turns.turns):
         is_cut = size > MAX_CONVERSATION and turn["role"] == "user"
-        if is_cut or size > LARGEST_DOCUMENT_BYTES // 2:
+        if is_cut or size > MAX_DOCUMENT_BYTES // 2:
             yield from _conversation(turns, begin, number, session, origin, order)
             order += sum(one["role"] == "assistant" for one in turns.turns[begin:number])
             begin, size = number, 0
@@ -101,7 +103,9 @@ def conversations(turns: Turns, session: str, origin: str) -> Iterator[Document]
     yield from _conversation(turns, begin, len(turns.turns), session, origin, order)
 
 
-def _conversation(turns: Turns, begin: int, end: int, session: str, origin: str, order: int) -> Iterator[Document]:
+def _conversation(
+    turns: Turns, begin: int, end: int, session: str, origin: str, order: int
+) -> Iterator[Document]:
     some = turns.turns[begin:end]
     if some:
         messages = messages_of(some, origin, "turns", turns.left_out)
@@ -119,7 +123,9 @@ def name_of(where: str) -> str:
     return PurePosixPath(where).name.partition(".")[0] or PurePosixPath(where).name
 
 
-def _read_lines(stream: io.BufferedReader, where: str, records: RecordReader, lines: _Lines) -> Iterator[Document]:
+def _read_lines(
+    stream: io.BufferedReader, where: str, records: RecordReader, lines: _Lines
+) -> Iterator[Document]:
     sessions: dict[str, Turns] = {}
     name = name_of(where)
     for record, origin in _records(stream, where, records):
@@ -130,7 +136,9 @@ def _read_lines(stream: io.BufferedReader, where: str, records: RecordReader, li
         yield from conversations(turns, session, where)
 
 
-def _records(stream: io.BufferedReader, where: str, records: RecordReader) -> Iterator[tuple[Mapping[str, Any], str]]:
+def _records(
+    stream: io.BufferedReader, where: str, records: RecordReader
+) -> Iterator[tuple[Mapping[str, Any], str]]:
     """Yield the objects of JSON lines, each with its place."""
     number = 0
     while line := stream.readline(_MAX_LINE):
@@ -159,7 +167,9 @@ def _records(stream: io.BufferedReader, where: str, records: RecordReader) -> It
             malformed(records, CorpusFormatError(describe(origin, "record", found, "an object")))
 
 
-def _read_openhands(stream: io.BufferedReader, where: str, records: RecordReader) -> Iterator[Document]:
+def _read_openhands(
+    stream: io.BufferedReader, where: str, records: RecordReader
+) -> Iterator[Document]:
     turns = Turns(records.counts)
     for value, line in JsonValues(stream, where):
         origin = f"{where}:{line}"

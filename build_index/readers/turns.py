@@ -40,7 +40,10 @@ class Turns:
         return self._counts.left_out
 
     def unknown(self, record: str, kind: object, origin: str) -> None:
-        """Count a record, or a part of one, of a type that no reader knows; `record`: what it is."""
+        """Count a record, or a part of one, of a type that no reader knows.
+
+        `record`: what it is.
+        """
         name = kind if isinstance(kind, str) and _NAME.fullmatch(kind) else "?"
         self._counts.leave_out(f"{record} of unknown type '{name}'", origin)
 
@@ -102,7 +105,10 @@ def call_of(name: object, arguments: object, call: object) -> dict[str, Any]:
 
 
 def text_of(content: object, left_out: Counter[str]) -> str:
-    """Return the text of a content: a text, a part, or a list of either; other parts are counted."""
+    """Return the text of a content: a text, a part, or a list of either.
+
+    Other parts are counted.
+    """
     if isinstance(content, str):
         return content
     if isinstance(content, Mapping):

@@ -1,4 +1,6 @@
-"""An answer as a document: as the model wrote it by its chat template, after the end of its prompt."""
+"""An answer as a document: as the model wrote it by its
+chat template, after the end of its prompt.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +60,10 @@ def test_as_many_tokens_of_a_prompt_are_kept_as_of_an_output_that_is_remembered(
         (
             CHANNELS,
             [
-                '<analysis>Look.<over><start>assistant<to>get_weather{"city": "Paris", "unit": "C"}<call>',
+                (
+                    '<analysis>Look.<over><start>assistant<to>get_weather{"city": "Paris", "unit":'
+                    ' "C"}<call>'
+                ),
                 "<analysis>Rain it is.<over><start>assistant<final>It rains.<return>",
             ],
         ),
@@ -78,7 +83,9 @@ def test_a_template_without_a_prompt_shows_the_turn_with_its_header():
 
 
 def test_a_template_that_always_ends_with_a_header_ends_the_answer_there():
-    ((prompt, answer),) = answers(ALWAYS_A_HEADER, [USER, {"role": "assistant", "content": "Rain."}])
+    ((prompt, answer),) = answers(
+        ALWAYS_A_HEADER, [USER, {"role": "assistant", "content": "Rain."}]
+    )
     assert prompt.endswith("<assistant>")
     assert answer.startswith("Rain.<end>")
 
@@ -126,7 +133,12 @@ def test_the_tokens_are_those_that_generation_would_remember(tokenizer, filler):
 def test_a_refused_answer_is_counted_and_others_are_stored(tokenizer):
     template = "{% if messages|length > 2 %}{{ raise_exception('too many') }}{% endif %}" + CHATML
     strict = TargetTokenizer(byte_level_bpe().to_str(), "t", ChatTemplate(template, {}, "t"))
-    turns = [USER, {"role": "assistant", "content": "One."}, USER, {"role": "system", "content": "s"}]
+    turns = [
+        USER,
+        {"role": "assistant", "content": "One."},
+        USER,
+        {"role": "system", "content": "s"},
+    ]
     turns.append({"role": "assistant", "content": "Two."})
     whole = Document(messages=messages_of(turns, "a:1", "messages", Counter()))
     counts = CorpusCounts(documents=2, conversations=2)

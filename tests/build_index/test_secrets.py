@@ -11,7 +11,9 @@ from build_index import secrets
 from rest_store.errors import MissingExtraError
 from tests.shared.corpora import read_corpus
 
-pytest.importorskip("detect_secrets", reason="the package detect-secrets of [build] is not installed")
+pytest.importorskip(
+    "detect_secrets", reason="the package detect-secrets of [build] is not installed"
+)
 
 # Made up, and put together here so that no scanner takes this file for a leak.
 TOKENS = {
@@ -61,11 +63,19 @@ def test_calls_results_and_reasoning_are_cleaned_and_counted(tmp_path):
     secret = TOKENS["GitHub"]
     call = {
         "id": "t1",
-        "function": {"name": "Bash", "arguments": json.dumps({"command": f"ls\nexport T={secret}"})},
+        "function": {
+            "name": "Bash",
+            "arguments": json.dumps({"command": f"ls\nexport T={secret}"}),
+        },
     }
     turns = [
         {"role": "user", "content": f"Use\n{secret}\nplease."},
-        {"role": "assistant", "content": "", "reasoning_content": f"a\n{secret}", "tool_calls": [call]},
+        {
+            "role": "assistant",
+            "content": "",
+            "reasoning_content": f"a\n{secret}",
+            "tool_calls": [call],
+        },
         {"role": "tool", "tool_call_id": "t1", "content": f"{secret}\nok"},
     ]
     log = {"messages": turns, "choices": [{"message": {"role": "assistant", "content": "Done."}}]}

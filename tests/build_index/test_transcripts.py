@@ -1,4 +1,6 @@
-"""Transcripts of agents, made by hand after the descriptions of their formats, whole and malformed."""
+"""Transcripts of agents, made by hand after the
+descriptions of their formats, whole and malformed.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ import pytest
 
 from build_index.documents import Document
 from build_index.readers import transcripts
-from rest_store.errors import CorpusFormatError, DocumentSizeError
+from rest_store.errors import CorpusError, CorpusFormatError
 from tests.shared.corpora import compressed, read_corpus, write_files
 
-# --- Samples ---------------------------------------------------------------------------------------
+# --- Samples --------------------------------------------------------------------------------------
 
 QUESTION, RESULT = "Why does it fail?", "def half(n):\n    return n / 0\n"
 THOUGHT, SAID = "A division by zero?", "I look at the file."
@@ -216,7 +218,7 @@ def further(document: Document, index: int) -> dict[str, Any]:
     return json.loads(document.messages[index][2])
 
 
-# --- Each format -----------------------------------------------------------------------------------
+# --- Each format ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("compression", ["", ".gz"])
@@ -413,7 +415,7 @@ def test_answers_of_demonstrations_are_not_the_models(tmp_path):
     assert corpus.counts.left_out == {"answers of demonstrations": 1}
 
 
-# --- Malformed, unfinished and large ---------------------------------------------------------------
+# --- Malformed, unfinished and large --------------------------------------------------------------
 
 LINES = [name for name, (reader, _, _) in SAMPLES.items() if reader in ("claude-code", "codex")]
 
@@ -456,7 +458,7 @@ def test_a_line_that_is_too_large_is_an_error_or_counted(tmp_path, monkeypatch):
     large = of_claude("user", "x" * 5000)
     lines = [json.dumps(record) + "\n" for record in [*CLAUDE_CODE[:2], large, *CLAUDE_CODE[2:]]]
     path = write_files(tmp_path, {"a.jsonl": "".join(lines)}) / "a.jsonl"
-    with pytest.raises(DocumentSizeError, match=r"a.jsonl:3"):
+    with pytest.raises(CorpusError, match=r"a.jsonl:3"):
         read_corpus(path)
     corpus, (document,) = read_corpus(tmp_path)
     assert len(document.messages) == 4
@@ -495,7 +497,9 @@ def test_values_of_other_types_are_counted_or_passed_over(tmp_path, value):
             for name, inner in record.items():
                 if isinstance(inner, dict):
                     records += [{**record, name: {**inner, key: value}} for key in inner]
-        write_files(tmp_path / reader, {"a.jsonl": "".join(json.dumps(one) + "\n" for one in records)})
+        write_files(
+            tmp_path / reader, {"a.jsonl": "".join(json.dumps(one) + "\n" for one in records)}
+        )
         for texts in ("all", "written", "read"):
             _, documents = read_corpus(tmp_path / reader, texts=texts)
             assert documents

@@ -1,8 +1,10 @@
-"""What becomes of every family of causal language models that the installed transformers has, each made tiny.
+"""What becomes of every family of causal language models that the
+installed transformers has, each made tiny.
 
     python -m tests.generation.architectures [FAMILY ...] [--out FILE]
 
-writes a line for each family. The table of `docs/reference/architectures.md` is made of a result of this.
+writes a line for each family. The table of `docs/reference/architectures.md` is made of a result of
+this.
 """
 
 from __future__ import annotations
@@ -21,16 +23,22 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 import rest_store
 from rest_store.bench.options import Destination, result_options
 from rest_store.bench.results import write_result
-from rest_store.errors import CacheNotSupportedError, ModelNotSupportedError, ModeNotSupportedError, first_line
+from rest_store.errors import NotSupportedError, first_line
 from rest_store.generation.cache import has_states
 from rest_store.generation.seam import CACHE
 from tests.shared.families import family_model
 from tests.shared.tiny import SCRIPTS, Drafted, Scripted, futures_of, prompts
 
-TREES, CHAINS, REFUSED, NOT_MADE, WRONG = "equal, trees", "equal, chains", "refused", "not made", "wrong"
+TREES, CHAINS, REFUSED, NOT_MADE, WRONG = (
+    "equal, trees",
+    "equal, chains",
+    "refused",
+    "not made",
+    "wrong",
+)
 FAMILIES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 ROWS = 3
-REFUSALS = (ModelNotSupportedError, ModeNotSupportedError, CacheNotSupportedError)
+REFUSALS = (NotSupportedError, NotSupportedError, NotSupportedError)
 FIXED = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": None}
 _LENGTH = 14  # of the prompts
 
@@ -41,9 +49,9 @@ class Outcome(NamedTuple):
     Attributes:
         family: its `model_type`.
         model: its class.
-        kind: "equal, trees" or "equal, chains" (the text of plain `generate`, with drafts of that shape), "refused",
-            "not made" (there is no tiny model that generates) or "wrong" (another text, or an error that is none of
-            ours).
+        kind: "equal, trees" or "equal, chains" (the text of plain `generate`, with drafts of that
+            shape), "refused", "not made" (there is no tiny model that generates) or "wrong"
+            (another text, or an error that is none of ours).
         note: why, or what holds besides.
     """
 
@@ -54,11 +62,15 @@ class Outcome(NamedTuple):
 
 
 def outcome_of(family: str) -> Outcome:
-    """Try a family: its plain text, of one row and of several, and the same with right, wrong and mixed drafts."""
+    """Try a family: its plain text, of one row and of several, and
+    the same with right, wrong and mixed drafts.
+    """
     try:
         return _outcome_of(family)
     except Exception as error:
-        return Outcome(family, _model_of(family), WRONG, f"{type(error).__name__}: {first_line(error)}"[:160])
+        return Outcome(
+            family, _model_of(family), WRONG, f"{type(error).__name__}: {first_line(error)}"[:160]
+        )
 
 
 def _model_of(family: str) -> str:
@@ -107,7 +119,11 @@ def _telling(family: str) -> Any:
     """Return a tiny model of the family, one that does not repeat one token if there is one."""
     error: Exception | None = None
     model = None
-    for changed, spread in (({}, 1.0), ({"tie_word_embeddings": False}, 1.0), ({"tie_word_embeddings": False}, 3.0)):
+    for changed, spread in (
+        ({}, 1.0),
+        ({"tie_word_embeddings": False}, 1.0),
+        ({"tie_word_embeddings": False}, 3.0),
+    ):
         try:
             model = family_model(family, **changed)
             for parameter in model.parameters() if spread > 1 else ():
@@ -142,10 +158,14 @@ def _drafted(model: Any, inputs: dict[str, torch.Tensor], plain: torch.Tensor, s
 
 
 def _pads_otherwise(model: Any) -> bool:
-    """Whether plain generation writes something else of rows that are padded than of each row alone."""
+    """Whether plain generation writes something else of rows that
+    are padded than of each row alone.
+    """
     inputs = prompts(ROWS)
     together = model.generate(**inputs, **FIXED)
-    for ids, mask, text in zip(inputs["input_ids"], inputs["attention_mask"], together, strict=True):
+    for ids, mask, text in zip(
+        inputs["input_ids"], inputs["attention_mask"], together, strict=True
+    ):
         row = ids[mask.bool()][None]
         alone = model.generate(row, attention_mask=torch.ones_like(row), **FIXED)
         if not torch.equal(alone[0, row.shape[1] :], text[_LENGTH:]):
@@ -166,7 +186,13 @@ def main(families: tuple[str, ...], out: Destination) -> None:
         click.echo(": ".join(filter(None, (family, *outcomes[-1][2:]))))
     counts = Counter(outcome.kind for outcome in outcomes)
     click.echo(", ".join(f"{number} {kind}" for kind, number in counts.most_common()))
-    write_result(out, "architectures", {}, ("torch", "transformers"), [outcome._asdict() for outcome in outcomes])
+    write_result(
+        out,
+        "architectures",
+        {},
+        ("torch", "transformers"),
+        [outcome._asdict() for outcome in outcomes],
+    )
     sys.exit(WRONG in counts)
 
 

@@ -1,4 +1,6 @@
-"""Every causal language model that the installed transformers has, tiny: the same text, or refused by name."""
+"""Every causal language model that the installed transformers has,
+tiny: the same text, or refused by name.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,17 @@ def test_the_same_text_or_refused_by_name(family: str) -> None:
 
 def test_families_with_recurrent_state_are_documented() -> None:
     outcomes = documented()
-    for family in ("lfm2", "mamba2", "nemotron_h", "qwen3_5_text", "qwen3_next", "granitemoehybrid", "zamba2"):
+    for family in (
+        "lfm2",
+        "mamba2",
+        "nemotron_h",
+        "qwen3_5_text",
+        "qwen3_next",
+        "granitemoehybrid",
+        "zamba2",
+    ):
         assert outcomes[family] == "equal, chains"
     assert outcomes["llama"] == "equal, trees"
-    assert outcomes["mamba"].startswith("refused: reading several tokens behind its recurrent state")
+    assert outcomes["mamba"].startswith(
+        "refused: reading several tokens behind its recurrent state"
+    )

@@ -1,4 +1,5 @@
-"""What generation does with each tiny architecture of the installed transformers, as docs/reference/models.md says.
+"""What generation does with each tiny architecture of the installed
+transformers, as docs/reference/models.md says.
 
     python -m tests.shared.supported
 
@@ -19,7 +20,7 @@ import transformers
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 import rest_store
-from rest_store.errors import CacheNotSupportedError, ModelNotSupportedError
+from rest_store.errors import NotSupportedError
 from rest_store.generation.cache import has_states
 from tests.shared.families import family_model
 from tests.shared.tiny import SCRIPTS, Drafted, Scripted, futures_of, prompts
@@ -28,8 +29,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "models.md"
 BEGIN, END = "<!-- architectures -->\n", "<!-- end of architectures -->"
 FIXED = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": None}
 
-# GIT takes the mask of a left-padded text to begin with image tokens, also where there is no image: of several rows,
-# plain generation itself writes something else than of each alone.
+# GIT takes the mask of a left-padded text to begin with image tokens, also where there is no image:
+# of several rows, plain generation itself writes something else than of each alone.
 PADDED_OTHERWISE = {"git"}
 
 
@@ -51,24 +52,37 @@ def outcome_of(family: str) -> str:
         model.generate(**prompts(1), **FIXED)
     except Exception as error:
         return f"not tried: no tiny model generates plainly ({type(error).__name__})"
-    states = has_states(transformers.DynamicCache(config=model.config.get_text_config(decoder=True)))
+    states = has_states(
+        transformers.DynamicCache(config=model.config.get_text_config(decoder=True))
+    )
     for rows in (1,) if family in PADDED_OTHERWISE else (1, 3):
         inputs = prompts(rows)
         plain = model.generate(**inputs, **FIXED)
         for name, script in SCRIPTS.items():
-            source = Drafted(functools.partial(Scripted, futures=futures_of(inputs, plain), script=script))
-            ours: dict[str, Any] = {"custom_generate": rest_store.generate, "drafter": [source], "adaptive": False}
+            source = Drafted(
+                functools.partial(Scripted, futures=futures_of(inputs, plain), script=script)
+            )
+            ours: dict[str, Any] = {
+                "custom_generate": rest_store.generate,
+                "drafter": [source],
+                "adaptive": False,
+            }
             try:
                 drafted = model.generate(**inputs, **FIXED, **ours)
-            except (ModelNotSupportedError, CacheNotSupportedError) as error:
-                return f"refused: {str(error).split(', expected')[0].removeprefix(type(model).__name__ + ': ')}"
+            except NotSupportedError as error:
+                return (
+                    "refused:"
+                    f" {str(error).split(', expected')[0].removeprefix(type(model).__name__ + ': ')}"
+                )
             assert torch.equal(drafted, plain), f"{rows} rows, {name}"
     return "equal, chains" if states else "equal, trees"
 
 
 def documented() -> dict[str, str]:
     """The outcome of each family that the page has."""
-    rows = re.findall(r"^\| `(\w[\w-]*)` \| .* \| (.*) \|$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    rows = re.findall(
+        r"^\| `(\w[\w-]*)` \| .* \| (.*) \|$", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
     return dict(rows)
 
 
@@ -90,7 +104,10 @@ def main() -> None:
             outcome = f"**fails**: {textwrap.shorten(f'{type(error).__name__}: {error}', 100)}"
         print(family, outcome, flush=True)
         rows.append(f"| `{family}` | `{name}` | {outcome.replace('|', '/')} |\n")
-    table = f"With transformers {transformers.__version__}:\n\n| family | class | outcome |\n| --- | --- | --- |\n"
+    table = (
+        f"With transformers {transformers.__version__}:\n\n| family | class | outcome |\n| --- |"
+        " --- | --- |\n"
+    )
     text = PAGE.read_text(encoding="utf-8")
     begin, end = text.index(BEGIN) + len(BEGIN), text.index(END)
     PAGE.write_text(text[:begin] + table + "".join(rows) + text[end:], encoding="utf-8")
