@@ -132,9 +132,8 @@ def _compiled(source: str) -> jinja2.Template:
         raise jinja2.TemplateError(message)
 
     def tojson(value: object, ensure_ascii: bool = False, **options: Any) -> str:
-        return json.dumps(
-            value, ensure_ascii=ensure_ascii, **options
-        )  # Jinja's own filter escapes HTML
+        # Jinja's own filter escapes HTML.
+        return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlocks, jinja2.ext.loopcontrols]

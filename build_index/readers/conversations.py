@@ -18,17 +18,10 @@ from typing import Any, TypeGuard
 from build_index.documents import Message, well_formed
 from rest_store.errors import CorpusFormatError, describe
 
-_ROLES = {
-    "human": "user",
-    "gpt": "assistant",
-    "bing": "assistant",
-    "chatgpt": "assistant",
-}  # ShareGPT's
-_REASONING_FIELDS = (
-    "reasoning_content",
-    "reasoning",
-    "thinking",
-)  # names of one thing, in engines and templates
+# ShareGPT's.
+_ROLES = {"human": "user", "gpt": "assistant", "bing": "assistant", "chatgpt": "assistant"}
+# Names of one thing, in engines and templates.
+_REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
 _REASONING_PARTS = ("thinking", "reasoning")
 _KEPT_FIELDS = ("tool_call_id", "name")
 _EXPECTED = "role and content"

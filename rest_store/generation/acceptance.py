@@ -134,9 +134,8 @@ class Acceptance:
         self, row: Row, tree: TokenTree, logits: torch.Tensor, best: list[int] | None
     ) -> tuple[list[int], list[int]]:
         """Write to one row; return its new tokens, and the nodes of the tree that were accepted."""
-        children: dict[
-            tuple[int, int], int
-        ] = {}  # by parent (-1: the context) and token; of equal siblings the first
+        # By parent (-1: the context) and token; of equal siblings the first.
+        children: dict[tuple[int, int], int] = {}
         for node, edge in enumerate(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True)):
             children.setdefault(edge, node)
         ahead: list[int] = []

@@ -19,10 +19,16 @@ from rest_store.drafting.batch import draft_all
 from rest_store.drafting.draft_options import TOP_K, TopK
 from rest_store.drafting.merge import part_of
 from rest_store.drafting.session import DraftSession
-from rest_store.errors import DatastoreClosedError, DraftingWarning, RestStoreError, error_text
+from rest_store.errors import (
+    DatastoreClosedError,
+    DraftingWarning,
+    SessionClosedError,
+    SourceError,
+    error_text,
+)
 
 if TYPE_CHECKING:  # torch is not needed here
-    from rest_store.generation.options import Options
+    from rest_store.generation.drafting_options import DraftingOptions
     from rest_store.generation.output import Piece
     from rest_store.generation.top_k import TopTokens
 
@@ -71,13 +77,13 @@ class DraftSessions:
         waited: seconds that they spent on services in the latest step.
 
     Raises:
-        RestStoreError: a `DraftSession` has wrong sources.
+        SourceError: a `DraftSession` has wrong sources.
         DatastoreClosedError: a source is closed before the generation begins.
     """
 
     def __init__(
         self,
-        options: Options,
+        options: DraftingOptions,
         prompts: Sequence[list[int]],
         vocabulary_size: int,
     ) -> None:
@@ -85,9 +91,8 @@ class DraftSessions:
         self.waited = 0.0
         self._vocabulary_size = vocabulary_size
         self._sessions: list[DraftSession | None] = [None] * len(prompts)
-        self._drafted = [0] * len(
-            prompts
-        )  # nodes of the latest tree of each session, as it made it
+        # Nodes of the latest tree of each session, as it made it.
+        self._drafted = [0] * len(prompts)
         self._stopped: dict[str, None] = {}  # why sessions and sources stopped, each reason once
         make = options.session_factory(
             lambda error: self._count_failure(f"references: {error_text(error)}")
@@ -95,7 +100,7 @@ class DraftSessions:
         for row, prompt in enumerate(prompts):
             try:
                 self._sessions[row] = None if make is None else make(prompt)
-            except (RestStoreError, DatastoreClosedError):
+            except (SourceError, SessionClosedError, DatastoreClosedError):
                 self._close_all()
                 raise
             except Exception as error:
@@ -139,9 +144,8 @@ class DraftSessions:
         self.waited = max((session.sources.waited for session in sessions.values()), default=0.0)
         for row, tree in zip(sessions, drafted, strict=True):
             self._drafted[row] = len(tree)
-            if wrong := self._fault(
-                tree, max_nodes
-            ):  # nothing of it is verified; the session goes on
+            # Nothing of it is verified; the session goes on.
+            if wrong := self._fault(tree, max_nodes):
                 self._count_failure(f"draft: {wrong}")
                 continue
             self.counts.empty += not len(tree)
@@ -231,9 +235,8 @@ class DraftSessions:
             return {"top_k": likely}
         top, path, nodes = top_tokens.indices[row], piece.paths[row], len(piece.trees[row])
         likely[: len(path) - 1, : top.shape[1]] = top[list(path[1:])]
-        is_whole = (
-            nodes == self._drafted[row]
-        )  # also where there is no tree: the row of the context is known
+        # Also where there is no tree: the row of the context is known.
+        is_whole = nodes == self._drafted[row]
         return {"top_k": likely, "node_top_k": top[: 1 + nodes] if is_whole else None}
 
 

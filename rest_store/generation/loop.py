@@ -20,7 +20,7 @@ from rest_store.generation.acceptance import Acceptance, Stops
 from rest_store.generation.attention import require_attention
 from rest_store.generation.detokenizer import Detokenizer
 from rest_store.generation.draft_sessions import EMPTY, DraftSessions, shortened
-from rest_store.generation.options import Options
+from rest_store.generation.drafting_options import DraftingOptions
 from rest_store.generation.output import Piece, Statistics, output_of
 from rest_store.generation.passes import Verifier
 from rest_store.generation.prefill import (
@@ -83,7 +83,7 @@ class Generation:
         stopping_criteria: Any,
         generation_config: Any,
         *,
-        options: Options,
+        options: DraftingOptions,
         text_tokenizer: Any = None,
         **model_kwargs: Any,
     ) -> None:
@@ -98,13 +98,11 @@ class Generation:
         require_model(model, input_ids.shape[0])
         require_attention(model)
         most = self._stops.max_length or math.inf  # tokens of a row
-        held = (
-            prompt_length(input_ids, model_kwargs) - input_ids.shape[1]
-        )  # in a cache, beside those of the row
+        # In a cache, beside those of the row.
+        held = prompt_length(input_ids, model_kwargs) - input_ids.shape[1]
         require_length(model, held + most)
-        self._longest = min(
-            most, position_count(model) + 1 - held
-        )  # the last token needs no position
+        # The last token needs no position.
+        self._longest = min(most, position_count(model) + 1 - held)
         require_prompt(model, generation_config, model_kwargs)
         require_verifier(model, cache_in(model_kwargs))
         self._model, self._config, self._model_kwargs = model, generation_config, model_kwargs
@@ -112,9 +110,8 @@ class Generation:
         # Several threads spin while they wait for one that other processes delay, so their time is
         # no better.
         self._by_processor = input_ids.device.type == "cpu" and torch.get_num_threads() == 1
-        self._takes_best = (
-            not sample and len(logits_processor) == 0
-        )  # of the raw logits, so of all nodes at once
+        # Of the raw logits, so of all nodes at once.
+        self._takes_best = not sample and len(logits_processor) == 0
         self._rows = rows_of(input_ids, logits_processor, sample=sample)
         self._detokenizers = (
             None if text_tokenizer is None else [Detokenizer(text_tokenizer) for _ in self._rows]

@@ -42,20 +42,23 @@ def page(
         comparison: with plain decoding, if it was asked for.
         remarks: what else to say about this generation, one sentence each.
     """
-    labels = [*labels, *(f"source {bit + 1}" for bit in range(len(labels), _MAX_SOURCES))][
-        :_MAX_SOURCES
-    ]
+    unnamed = (f"source {bit + 1}" for bit in range(len(labels), _MAX_SOURCES))
+    labels = [*labels, *unnamed][:_MAX_SOURCES]
     counts = Counter(origin for piece in passes for origin in piece.origins[0])
     said = "".join(f"<p>{escape(remark)}</p>\n" for remark in remarks)
     body = (
-        f'<header>\n<p class="overline">rest-store generate</p>\n<h1>{escape(title)}</h1>\n<p'
-        f' class="verdict">{_verdict(statistics, comparison)}</p>\n{said}</header>\n{_summary(statistics, counts, labels)}<div'
-        ' class="columns">\n<main>\n<h2>The text, pass by pass</h2>\n<p class="soft hint">A bar |'
-        " stands where a forward pass begins. Choose one to see its draft tree; ← and → go"
-        ' on.</p>\n<details class="prompt"><summary>The prompt</summary><div'
-        f' class="text">{escape(prompt)}</div></details>\n{_text(passes, tokenizer, labels)}</main>\n<aside'
-        ' id="pass" aria-label="Draft tree of a forward pass">\n<noscript><p>Draft trees are drawn'
-        " by a script, which is off in this browser.</p></noscript>\n</aside>\n</div>\n"
+        f'<header>\n<p class="overline">rest-store generate</p>\n<h1>{escape(title)}</h1>\n'
+        f'<p class="verdict">{_verdict(statistics, comparison)}</p>\n{said}</header>\n'
+        f"{_summary(statistics, counts, labels)}"
+        '<div class="columns">\n<main>\n<h2>The text, pass by pass</h2>\n'
+        '<p class="soft hint">A bar | stands where a forward pass begins. '
+        "Choose one to see its draft tree; ← and → go on.</p>\n"
+        '<details class="prompt"><summary>The prompt</summary>'
+        f'<div class="text">{escape(prompt)}</div></details>\n'
+        f"{_text(passes, tokenizer, labels)}</main>\n"
+        '<aside id="pass" aria-label="Draft tree of a forward pass">\n'
+        "<noscript><p>Draft trees are drawn by a script, "
+        "which is off in this browser.</p></noscript>\n</aside>\n</div>\n"
     )
     data = {"labels": list(labels), "passes": _data(passes, tokenizer)}
     style, script = (packaged(__package__, f"page.{ending}") for ending in ("css", "js"))
@@ -95,9 +98,8 @@ def _verdict(statistics: Statistics, comparison: Comparison | None) -> str:
 def _summary(statistics: Statistics, counts: Counter[int], labels: Sequence[str]) -> str:
     """Return M, the bar of sources with its legend, and where the time went."""
     total = max(1, counts.total())
-    order = sorted(
-        counts, key=lambda origin: (origin == 0, -counts[origin], origin)
-    )  # the model last
+    # The model last.
+    order = sorted(counts, key=lambda origin: (origin == 0, -counts[origin], origin))
     segments = "".join(_segment(origin, counts[origin], total, labels) for origin in order)
     legend = []
     for bit in range(_MAX_SOURCES):

@@ -77,8 +77,7 @@ def require_prompt(model: Any, config: Any, model_kwargs: dict[str, Any]) -> Non
             none, or in place of a static one of `cache_implementation`.
 
     Raises:
-        NotSupportedError: as in `require_inputs`.
-        NotSupportedError: as in `require_cache`.
+        NotSupportedError: as in `require_inputs`; or as in `require_cache`.
     """
     require_inputs(model_kwargs)
     cache, made = (

@@ -59,9 +59,8 @@ def prepacked_weights(model: torch.nn.Module) -> Iterator[int]:
         raise NotSupportedError(
             describe(type(model).__name__, "number of linear layers", 0, expected)
         )
-    weights = {
-        layer.weight: pack(layer.weight.detach(), _ROWS) for layer in layers
-    }  # tied ones once
+    # Tied ones once.
+    weights = {layer.weight: pack(layer.weight.detach(), _ROWS) for layer in layers}
     packed = [(layer, weights[layer.weight]) for layer in layers]
     with fitting_threads(lambda: _pass(packed, linear, _ROWS)):
         singly = _is_faster_for_one_row(packed, linear)
@@ -142,14 +141,14 @@ def _is_faster_for_one_row(packed: _Packed, linear: _Linear) -> bool:
 
 
 def _forward(
-    layer: torch.nn.Linear, weight: Any, linear: _Linear, *, least: int
+    layer: torch.nn.Linear, weight: Any, linear: _Linear, *, minimum: int
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """Return the forward pass of `layer` that uses prepacked
-    weights for inputs of `least` rows or more.
+    weights for inputs of `minimum` rows or more.
     """
 
     def forward(rows: torch.Tensor) -> torch.Tensor:
-        few = rows.numel() < least * layer.in_features
+        few = rows.numel() < minimum * layer.in_features
         if few or torch.is_grad_enabled() or rows.dtype != torch.float32:
             return torch.nn.functional.linear(rows, layer.weight, layer.bias)
         return linear(rows, weight, layer.bias, "none", [], "")

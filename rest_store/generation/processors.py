@@ -61,9 +61,8 @@ def for_row(processor: Any, row: int, rows: int) -> Processor:
     Raises:
         NotSupportedError: it cannot be copied, or holds something for another number of rows.
     """
-    if isinstance(
-        processor, PrefixConstrainedLogitsProcessor
-    ):  # asks a function about an index in the batch
+    # Asks a function about an index in the batch.
+    if isinstance(processor, PrefixConstrainedLogitsProcessor):
         return lambda ids, scores: processor(ids.expand(rows, -1), scores.expand(rows, -1).clone())[
             row : row + 1
         ]

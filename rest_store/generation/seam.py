@@ -19,7 +19,7 @@ from typing import Any
 import transformers
 from transformers import GenerationMixin
 
-from rest_store.errors import RestStoreError, describe
+from rest_store.errors import NotSupportedError, describe
 from rest_store.seam import Part, differences
 
 _OF_STATES = "cache_params"  # of models without attention, before
@@ -215,10 +215,10 @@ def require_transformers() -> None:
     What is only read is left to the tests: to look for it takes seconds.
 
     Raises:
-        RestStoreError: it is not.
+        NotSupportedError: it is not.
     """
     if found := differences(part for part in PARTS if part.parameters is not None):
         release = f"{transformers.__version__}, in which {'; '.join(found)}"
-        raise RestStoreError(
+        raise NotSupportedError(
             describe("generate", "transformers", release, "a release that this rest-store knows")
         )

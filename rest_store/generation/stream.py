@@ -20,9 +20,8 @@ from rest_store.errors import NotSupportedError, describe
 from rest_store.generation.loop import Generation
 from rest_store.generation.output import Piece, Statistics
 
-Drive = Callable[
-    [Generation], Any
-]  # runs a generation inside of `model.generate`; returns what that is to return
+# Runs a generation inside of `model.generate`; returns what that is to return.
+Drive = Callable[[Generation], Any]
 _MAX_SECONDS = 5.0  # that dropping a stream waits until its thread has left `model.generate`
 
 

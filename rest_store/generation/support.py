@@ -92,9 +92,8 @@ def _require_plain_passes(model: Any) -> None:
         getattr(own, "__func__", None) is not type(model).prepare_inputs_for_generation
         or own.__self__ is not model
     ):
-        expected = (  # as prompt tuning of PEFT does
-            "that of the class: passes over a tree do not call it"
-        )
+        # As prompt tuning of PEFT does.
+        expected = "that of the class: passes over a tree do not call it"
         raise NotSupportedError(
             describe(name, "prepare_inputs_for_generation", "replaced", expected)
         )
@@ -114,9 +113,8 @@ def _hooks_that_count_tokens(model: Any) -> str | None:
     None: there are none.
     """
     for hook in [*model._forward_pre_hooks.values(), *model._forward_hooks.values()]:
-        if (module := getattr(hook, "__module__", "")).startswith(
-            "peft."
-        ):  # X-LoRA runs the model in its own hook
+        # X-LoRA runs the model in its own hook.
+        if (module := getattr(hook, "__module__", "")).startswith("peft."):
             return f"that of {module}"
     for hook in [hook for module in model.modules() for hook in module._forward_pre_hooks.values()]:
         if getattr(hook, "keywords", {}).get("alora_offsets") is not None:

@@ -127,7 +127,7 @@ def test_prompts_are_refused_by_name(name: str) -> None:
 )
 def test_wrong_sources_are_refused(sources: Any) -> None:
     model = tiny_model("llama")
-    refused_early(SourceError, model, "generate: ", drafter=sources)
+    refused_early(SourceError, model, "generate: ", sources=sources)
     refused(SourceError, lambda: rest_store.Generator(model, None, sources))
 
 
@@ -135,14 +135,14 @@ def test_closed_datastores_are_refused(tmp_path: Path) -> None:
     store = open_datastore(tmp_path, ONE_TO_NINE)
     store.close()
     model = tiny_model("llama")
-    refused_early(DatastoreClosedError, model, "the datastore is closed", drafter=[store])
+    refused_early(DatastoreClosedError, model, "the datastore is closed", sources=[store])
 
 
 def test_sources_without_the_kernel_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_model("llama")
     monkeypatch.setitem(sys.modules, "rest_store._kernel", None)
     monkeypatch.delattr(rest_store, "_kernel")
-    refused_early(NativeKernelError, model, drafter=[rest_store.PromptLookup()])
+    refused_early(NativeKernelError, model, sources=[rest_store.PromptLookup()])
     assert ask(model).shape == (1, 38)
 
 
@@ -216,6 +216,15 @@ REFUSED: dict[str, tuple[Callable[[], Any], tuple[str, ...]]] = {
 def test_models_are_refused_by_name(name: str) -> None:
     make, fragments = REFUSED[name]
     refused_early(NotSupportedError, make(), *fragments)
+
+
+def test_the_former_name_of_sources() -> None:
+    model = tiny_model("llama")
+    expected = ask(model, sources=[rest_store.PromptLookup()])
+    with pytest.warns(FutureWarning, match="drafter= is now called sources="):
+        output = ask(model, drafter=[rest_store.PromptLookup()])
+    assert torch.equal(output, expected)
+    refused_early(ArgumentError, model, "drafter is passed beside sources", sources=[], drafter=[])
 
 
 def test_a_decoder_whose_configuration_calls_it_none_is_not_refused() -> None:

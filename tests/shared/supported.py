@@ -64,16 +64,14 @@ def outcome_of(family: str) -> str:
             )
             ours: dict[str, Any] = {
                 "custom_generate": rest_store.generate,
-                "drafter": [source],
+                "sources": [source],
                 "adaptive": False,
             }
             try:
                 drafted = model.generate(**inputs, **FIXED, **ours)
             except NotSupportedError as error:
-                return (
-                    "refused:"
-                    f" {str(error).split(', expected')[0].removeprefix(type(model).__name__ + ': ')}"
-                )
+                reason = str(error).split(", expected")[0]
+                return f"refused: {reason.removeprefix(type(model).__name__ + ': ')}"
             assert torch.equal(drafted, plain), f"{rows} rows, {name}"
     return "equal, chains" if states else "equal, trees"
 
