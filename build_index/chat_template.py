@@ -22,14 +22,8 @@ if TYPE_CHECKING:
 TEMPLATE_DATE = datetime.datetime(2024, 7, 26)
 """The date that templates see: Llama 3's default."""
 _VARIABLES = {"tools": None, "documents": None}
-_ERRORS = (
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    RecursionError,
-)  # of turns it cannot use
+# Of turns it cannot use.
+_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 class RefusalError(Exception):

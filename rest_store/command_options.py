@@ -15,11 +15,12 @@ import click
 
 from rest_store.datastore.kernel import MAX_NODES
 
+# Context settings of a command.
 SETTINGS: dict[str, Any] = {
     "help_option_names": ["-h", "--help"],
     "show_default": True,
     "max_content_width": 100,
-}  # context settings of a command
+}
 PATH = click.Path(path_type=Path)
 FILE = click.Path(path_type=Path, dir_okay=False)
 SEED = click.IntRange(0, 2**63 - 1)  # of random generators

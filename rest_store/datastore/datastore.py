@@ -134,7 +134,7 @@ class Datastore(Store):
         if tokenizer is not None:
             manifest.tokenizer.require_same(identity_of(tokenizer), directory)
         records, shards = (
-            manifest.shards if partition is None else partition.of(manifest.shards, directory),
+            manifest.shards if partition is None else partition.select(manifest.shards, directory),
             [],
         )
         try:

@@ -366,9 +366,8 @@ def _identity_for(tokenizer: Any, sources: Sequence[object]) -> TokenizerIdentit
         return known
     try:
         identity = identity_of(tokenizer)
-    except (
-        TokenizerLoadError
-    ):  # written in Python: no datastore can be built with it, so none is refused
+    # Written in Python: no datastore can be built with it, so none is refused.
+    except TokenizerLoadError:
         return None
     _identities[tokenizer] = (len(tokenizer), identity)
     return identity

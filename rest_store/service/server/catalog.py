@@ -80,9 +80,7 @@ class HostedDatastore:
         if isinstance(self.store, Datastore) and (partition := self.store.partition) is not None:
             build = self.store.manifest.digest
             description.partition.CopyFrom(
-                pb.PartitionDescription(
-                    number=partition.number, partitions=partition.partitions, build=build
-                )
+                pb.PartitionDescription(number=partition.number, total=partition.total, build=build)
             )
         return description
 
