@@ -8,11 +8,9 @@ they read a million characters a second.
 
 from __future__ import annotations
 
-import importlib
 import json
-import pkgutil
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -140,7 +138,7 @@ def is_secret(line: str) -> bool:
 def _detectors() -> tuple[Callable[[str], bool], ...]:
     """Return functions that say whether a line has a secret."""
     with named_extras("secrets in transcripts"):
-        from detect_secrets import plugins
+        from detect_secrets.core.plugins.util import get_mapping_from_secret_type_to_class
         from detect_secrets.plugins import keyword
         from detect_secrets.plugins.base import RegexBasedDetector
         from detect_secrets.plugins.high_entropy_strings import Base64HighEntropyString
@@ -159,8 +157,8 @@ def _detectors() -> tuple[Callable[[str], bool], ...]:
 
     patterns = [
         pattern
-        for kind in _classes(plugins, RegexBasedDetector)
-        if kind.__name__ not in _NOT_SECRET
+        for kind in get_mapping_from_secret_type_to_class().values()
+        if issubclass(kind, RegexBasedDetector) and kind.__name__ not in _NOT_SECRET
         for pattern in kind().denylist
     ]
 
@@ -168,13 +166,3 @@ def _detectors() -> tuple[Callable[[str], bool], ...]:
         return any(pattern.search(line) for pattern in patterns)
 
     return is_named_secret, has_token
-
-
-def _classes(package: Any, base: type) -> Iterator[type[Any]]:
-    """Yield the classes below `base` of the modules of a package, in the order of their names."""
-    for module_info in pkgutil.iter_modules(package.__path__):
-        module = importlib.import_module(f"{package.__name__}.{module_info.name}")
-        for value in vars(module).values():
-            is_class = isinstance(value, type) and value.__module__ == module.__name__
-            if is_class and issubclass(value, base) and value is not base:
-                yield value

@@ -102,7 +102,7 @@ def test_texts_that_are_no_transcripts_are_kept_as_they_are(tmp_path):
 
 
 def test_the_extra_is_named_where_the_package_is_missing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "detect_secrets", None)
+    monkeypatch.setitem(sys.modules, "detect_secrets.core.plugins.util", None)
     secrets._detectors.cache_clear()
     with pytest.raises(MissingExtraError, match=r"'detect_secrets' .* 'rest-store\[build\]'"):
         secrets.text_without_secrets(TOKENS["GitHub"])
