@@ -1,13 +1,13 @@
-"""The offline builder: from corpora to a datastore of suffix-array shards.
+"""This package is the builder: it makes a datastore of suffix-array shards from corpora.
 
     import build_index
 
     store = build_index.build("src/", "HuggingFaceTB/SmolLM2-135M-Instruct", "code.ds",
     include="*.py")
 
-A package of its own, which needs the extra [build] and of rest_store only `rest_store.datastore`
-and `rest_store.errors`. `rest_store.build` is the same function, and the commands `rest-build` and
-`rest-store build` take the same options.
+It needs the extra [build]. Of rest_store it imports `datastore`, `loading` and `errors`.
+`rest_store.build` is the same function, and the commands `rest-build` and `rest-store build` take
+the same options.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def build(
     from build_index.corpus_spec import CorpusSpec
     from build_index.size import parse_size
     from rest_store.datastore.datastore import Datastore
-    from rest_store.loading.path import local_path
+    from rest_store.loading.local_path import local_path
 
     globs = _texts(include), _texts(exclude)
     reading = (field, *globs, max_documents, gitignore, texts, keep_secrets)

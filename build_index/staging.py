@@ -40,7 +40,7 @@ from rest_store.datastore.manifest import TOKENIZER_FILE_NAME, Manifest
 from rest_store.datastore.mapped_file import regular_file
 from rest_store.datastore.render import counted
 from rest_store.errors import OutputError, describe
-from rest_store.loading.path import local_path
+from rest_store.loading.local_path import local_path
 
 PLAN_NAME = "plan.json"
 _LOCK_NAME = "lock"

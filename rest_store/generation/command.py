@@ -26,7 +26,7 @@ from rest_store.command_options import (
 )
 from rest_store.datastore.locations import is_remote
 from rest_store.datastore.tokenizer import identity_of
-from rest_store.live.opening import open_store
+from rest_store.live.open_store import open_store
 from rest_store.service.options import Access, access_options
 from rest_store.terminal import loading
 

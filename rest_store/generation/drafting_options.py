@@ -63,10 +63,8 @@ class DraftingOptions:
         label("generate", "a group", self.group)
         check_int("epoch", self.epoch, 2**62, minimum=0, where="generate")
         if self.calibration is not None and not isinstance(self.calibration, Calibration):
-            found, expected = (
-                f"a {type(self.calibration).__name__}",
-                "a Calibration, such as Calibration.load(path)",
-            )
+            found = f"a {type(self.calibration).__name__}"
+            expected = "a Calibration, such as Calibration.load(path)"
             raise DataFileError(describe("generate", "calibration", found, expected))
         if self.acceptance not in ACCEPTANCES:
             expected = " or ".join(map(repr, ACCEPTANCES))
@@ -74,9 +72,7 @@ class DraftingOptions:
         self._require_one_tokenizer()
 
     def _require_one_tokenizer(self) -> None:
-        """Check that token ids mean the same to the model, as far
-        as that is known, and to all datastores here.
-        """
+        """Check that all datastores of this process, and the model if known, share a tokenizer."""
         stores = [
             store for store in (*(self.sources or ()), self.remember) if isinstance(store, Store)
         ]
@@ -115,9 +111,7 @@ class DraftingOptions:
         )
 
     def all_references(self, failed: Callable[[Exception], object]) -> list[IntSequence]:
-        """Return the references, and before them what was remembered
-        of the group, if prompt lookup searches it.
-        """
+        """Return the earlier outputs of the group, for prompt lookup, and the references."""
         has_lookup = any(isinstance(source, PromptLookup) for source in self.sources or ())
         return [
             *(earlier(self.remember, self.group, failed) if has_lookup else ()),

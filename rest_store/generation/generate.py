@@ -46,8 +46,7 @@ def generate(
     drafter: Sequence[object] | None = None,
     **model_kwargs: Any,
 ) -> Any:
-    """Generate as `model.generate` does, token for token, with
-    fewer forward passes (REST, arXiv 2311.08252).
+    """Generate the tokens of `model.generate` in fewer forward passes (REST, arXiv 2311.08252).
 
     Pass it to `model.generate` as `custom_generate`, with the arguments from `sources` on by name.
 

@@ -100,8 +100,6 @@ def _errors(part: str, name: str, failure: str | None) -> Iterator[None]:
         # Some list all models that there are.
         reason = textwrap.shorten(reason, 300, placeholder=" ...")
         if not Path(name).exists():
-            part, reason = (
-                "model",
-                f"no such directory here, and from the Hugging Face hub: {reason}",
-            )
+            part = "model"
+            reason = f"no such directory here, and from the Hugging Face hub: {reason}"
         raise ModelLoadError(describe(name, part, f"not loaded ({reason})", _EXPECTED)) from error

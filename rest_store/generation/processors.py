@@ -1,6 +1,4 @@
-"""Logits processors of the rows of a batch: each row has its own,
-which judges it as the whole one judges all.
-"""
+"""Logits processors of a batch: each row gets a copy that judges it as the original would."""
 
 from __future__ import annotations
 
@@ -90,8 +88,9 @@ def _kind(value: object) -> _Kind:
 
 
 def _of_row(processor: Any, name: str, held: Any, row: int, rows: int) -> Any:
-    """Return the part of `held`, which has one entry for each prompt
-    of a batch or for each row, that one row needs.
+    """Return the entry of `held` for one row.
+
+    `held` has one entry for each prompt of a batch, or for each row.
     """
     count = len(held)
     if count and rows % count:
@@ -108,8 +107,9 @@ def _of_row(processor: Any, name: str, held: Any, row: int, rows: int) -> Any:
 
 
 def _copies_in(value: object) -> dict[int, Any]:
-    """Return what stands in a copy of `value` for what it holds, by
-    id: modules, and objects as in `_COPIES`.
+    """Return replacements, by id, for objects in `value` that a copy must not duplicate.
+
+    These are modules, and objects as in `_COPIES`.
 
     That is what `copy.deepcopy` takes as `memo`.
     """

@@ -1,5 +1,4 @@
-"""The seam to transformers: what its cache is called in the
-installed release, what it does not pass on, and a table.
+"""The seam to transformers: the name of its cache, and a table of all that we rely on.
 
 5.24 renamed the argument of `generate`, `prepare_inputs_for_generation` and `forward`, the field of
 outputs, and what a custom loop is given.
@@ -63,8 +62,7 @@ _GENERATE = inspect.unwrap(GenerationMixin.generate).__code__
 
 
 def streamer_of_the_call() -> Any:
-    """Return the `streamer` of the call of `model.generate` that
-    called the caller of this as its custom loop.
+    """Return the `streamer` of the `model.generate` call that runs our custom loop.
 
     transformers gives it the prompt, but does not pass it on, and its reader would wait for the
     text for ever. So it is read where it is, in that call's frame. None: it has none, or that call

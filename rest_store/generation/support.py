@@ -203,9 +203,7 @@ def position_count(model: Any) -> float:
 
 
 def device_of(model: Any) -> torch.device:
-    """Return the device that a model's inputs go to, also where
-    accelerate keeps the weights elsewhere.
-    """
+    """Return the device of a model's inputs, also where accelerate keeps weights elsewhere."""
     device: torch.device = model.device
     if device.type != "meta":
         return device
@@ -220,9 +218,7 @@ def vocabulary_size(model: Any) -> int:
 
 
 def _growing_rope(config: Any) -> list[tuple[str, int]]:
-    """Return rotary embeddings that depend on the length,
-    and the length up to which they do not.
-    """
+    """Return rotary embeddings that depend on the length, each with its greatest safe length."""
     limits = []
     parameters = getattr(config, "rope_parameters", None) or {}
     for rope in [parameters, *(value for value in parameters.values() if isinstance(value, dict))]:

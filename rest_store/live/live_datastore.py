@@ -21,7 +21,7 @@ from rest_store.errors import ArgumentError, DatastoreClosedError, WriterError, 
 from rest_store.live.background import Background
 from rest_store.live.directory import make_directory, require_live
 from rest_store.live.documents import Documents
-from rest_store.live.encoding import Encoder
+from rest_store.live.encoder import Encoder
 from rest_store.live.follower import Follower
 from rest_store.live.live_info import LiveInfo
 from rest_store.live.namespace import Namespace

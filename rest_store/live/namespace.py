@@ -15,7 +15,7 @@ from rest_store.datastore.header import token_width
 from rest_store.datastore.shard import decode_symbols
 from rest_store.datastore.store import Snapshot, Store
 from rest_store.datastore.validation import IntSequence, check_int, document_ids, label
-from rest_store.live.added import AddedDocuments
+from rest_store.live.added_documents import AddedDocuments
 from rest_store.live.retention import Retention
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from rest_store.errors import (
     QueryError,
     UnknownDatastoreError,
 )
-from rest_store.live.added import AddedDocuments
+from rest_store.live.added_documents import AddedDocuments
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.service.client.client import DatastoreClient
 from rest_store.service.server import writes

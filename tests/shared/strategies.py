@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import strategies as st
 
-from build_index import suffix_array
+from rest_store.datastore import suffix_array
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.header import HEADER_SIZE, TAIL_SIZE, entry_bits, separator_id
 from rest_store.datastore.manifest import FILE_NAME, Manifest, ShardRecord

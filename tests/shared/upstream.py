@@ -13,7 +13,7 @@ import pytest
 from rest_store.datastore import locations
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.errors import ServiceUnavailableError
-from rest_store.live.added import AddedDocuments
+from rest_store.live.added_documents import AddedDocuments
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.live.upstream import Changes
 

@@ -22,7 +22,7 @@ from rest_store.datastore.validation import (
 )
 from rest_store.drafting.members import MemberSettings
 from rest_store.errors import ArgumentError, describe
-from rest_store.live.added import AddedDocuments
+from rest_store.live.added_documents import AddedDocuments
 from rest_store.service.address import is_name
 from rest_store.service.channel import (
     Dialer,

@@ -14,7 +14,7 @@ from rest_store.datastore.fetch import fetch
 from rest_store.datastore.tokenizer import TokenizerIdentity
 from rest_store.datastore.validation import IntSequence
 from rest_store.errors import DeadlineError, ProtocolError, ServiceUnavailableError, describe
-from rest_store.live.added import AddedDocuments
+from rest_store.live.added_documents import AddedDocuments
 from rest_store.live.upstream import Changes, DocumentRecord, Removal
 from rest_store.loading.remote_files import RemoteFiles, scheme_of
 from rest_store.service.channel import Dialer, Tls, split_location, target_of
