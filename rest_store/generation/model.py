@@ -38,7 +38,7 @@ def load_model(
             dequantized).
         dtype: "auto", or a type of torch such as "float32".
         device: where to put the model; None: where it is loaded.
-        announce: called with "tokenizer NAME" and "model NAME"; loads that inside what it returns.
+        announce: called with "tokenizer NAME" and "model NAME"; returns a context for the loading.
 
     Returns:
         The model, ready to generate, and its tokenizer.
