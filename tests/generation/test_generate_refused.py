@@ -25,7 +25,6 @@ from rest_store.errors import (
 )
 from rest_store.generation.cache import Pattern, TreeKVCache
 from rest_store.generation.seam import CACHE, CACHE_NAMES
-from tests.shared.families import family_model
 from tests.shared.strategies import ONE_TO_NINE, open_datastore, refused
 from tests.shared.tiny import VOCABULARY, prompts, tiny_model
 
@@ -230,16 +229,6 @@ def test_the_former_name_of_sources() -> None:
 def test_a_decoder_whose_configuration_calls_it_none_is_not_refused() -> None:
     model = tiny_model("gpt_neox")
     assert model.config.is_decoder is False
-    assert ask(model).shape == (1, 38)
-
-
-def test_positions_that_are_slots_are_refused_where_rows_have_others() -> None:
-    """Inkling's: of one row, whose drafts are chains, they are the same."""
-    try:
-        model = family_model("inkling_text")
-    except KeyError:
-        pytest.skip("not in this release of transformers")
-    refused_early(NotSupportedError, model, "a slot of the cache", "in each row", inputs=prompts(3))
     assert ask(model).shape == (1, 38)
 
 
