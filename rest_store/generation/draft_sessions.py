@@ -74,7 +74,7 @@ class DraftSessions:
         vocabulary_size: token ids of the model.
 
     Attributes:
-        counts: what the sessions did.
+        counts: of the sessions' work.
         waited: seconds that they spent on services in the latest step.
 
     Raises:
@@ -154,7 +154,7 @@ class DraftSessions:
         return trees
 
     def _fault(self, tree: TokenTree, max_nodes: int) -> str:
-        """Return what is wrong with a tree, perhaps that of somebody else's member.
+        """Return the fault of a tree, which somebody else's member may have made.
 
         Empty: nothing.
         """

@@ -1,4 +1,4 @@
-"""How to draft, and what to do with what was written."""
+"""Options of drafting: sources, budget, and the place to remember outputs."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class DraftingOptions:
     def session_factory(
         self, failed: Callable[[Exception], object]
     ) -> Callable[[list[int]], DraftSession] | None:
-        """Return what makes the session of each row, which share a calibration.
+        """Return a function that opens the session of a row; all share a calibration.
 
         None: nothing drafts.
 

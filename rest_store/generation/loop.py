@@ -43,7 +43,7 @@ from rest_store.generation.top_k import TopTokens, read_top_tokens
 from rest_store.generation.typical import ACCEPTANCES, require_typical
 from rest_store.generation.verify import require_verifier, verifier_of
 
-# Of each target model, what its generations have learned of the time of steps, by their conditions.
+# The times of steps that generations have learned, by target model and conditions.
 _policies: weakref.WeakKeyDictionary[Any, dict[Hashable, DraftPolicy]] = weakref.WeakKeyDictionary()
 
 
@@ -69,7 +69,7 @@ class Generation:
 
     _sessions: DraftSessions | None = None
     _verifier: Verifier | None = None  # from the prompt's pass until it is closed
-    _policy: DraftPolicy | None = None  # None: drafts are made whatever they cost
+    _policy: DraftPolicy | None = None  # None: drafts are made at any cost
     _cache: Any = None  # of transformers, of the prompt's pass
     _target: RememberTarget | None = None  # until the output has been handed over
     _prompt_ends: Sequence[list[int]] = ()  # of each row, without padding
@@ -128,7 +128,7 @@ class Generation:
             keeps_logits=returns_dict and bool(generation_config.output_logits),
             keeps_scores=returns_dict and bool(generation_config.output_scores),
         )
-        self._target = options.remember  # last: what is refused above has nothing to remember
+        self._target = options.remember  # last: a call refused above remembers nothing
 
     def __iter__(self) -> Iterator[Piece]:
         return self
@@ -245,7 +245,7 @@ class Generation:
         return True, trees
 
     def _read(self, logits: torch.Tensor, sessions: DraftSessions) -> TopTokens:
-        """Wait for the logits of a forward pass; return what is needed of them on the host."""
+        """Wait for the logits of a forward pass, and return those that the host needs."""
         top_tokens = read_top_tokens(
             logits, best=self._takes_best, count=TOP_K if sessions.active else 0
         )
@@ -256,7 +256,7 @@ class Generation:
     def _learn(
         self, policy: DraftPolicy, sessions: DraftSessions, nodes: int, piece: Piece, seconds: float
     ) -> None:
-        """Learn what drafts took and brought.
+        """Learn the time that drafts took and the tokens that they brought.
 
         The rows of a batch are padded to one width: all count as one.
         """
@@ -270,7 +270,7 @@ class Generation:
         policy.learn(nodes, expected, accepted, seconds, waited, of_services)
 
     def _times(self) -> tuple[float, float]:
-        """Return the present time, and that which steps are judged by, both in seconds.
+        """Return the time, and the clock by which steps are judged, both in seconds.
 
         On one core the latter is the processor's time, which other processes hardly change. It does
         not pass while a service is waited for.
@@ -287,7 +287,7 @@ class Generation:
     # --- begin and end ----------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the generation here; the caller's cache then holds what was written."""
+        """End the generation here; the caller's cache then holds the text so far."""
         try:
             if self._verifier is not None:
                 passes = self._verifier.passes

@@ -49,7 +49,7 @@ _COPIES: dict[_Kind, Callable[[Any], Any]] = {
 
 
 def for_row(processor: Any, row: int, rows: int) -> Processor:
-    """Return what judges one row of a batch as `processor` judges it among the others.
+    """Return a processor that judges one row alone as `processor` does in the batch.
 
     Args:
         processor: of a batch; it is not changed.

@@ -94,7 +94,7 @@ class Row:
     def keep(
         self, raw: torch.Tensor, processed: torch.Tensor | None, *, logits: bool, scores: bool
     ) -> None:
-        """Keep what is wanted of the next token, [1, vocabulary].
+        """Keep the requested scores and logits of the next token, [1, vocabulary].
 
         `processed` is None if nothing changes the logits.
         """
