@@ -35,7 +35,7 @@ from rest_store.datastore.locations import is_remote
 from rest_store.datastore.render import counted, one_line, table
 from rest_store.errors import RestStoreError
 from rest_store.extras import named_extras
-from rest_store.service.options import Access, access_options, timeout_option
+from rest_store.service.connection_options import Access, access_options, timeout_option
 from rest_store.terminal import draft_as_json, draw_draft, loading
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from rest_store.command_options import (
 from rest_store.datastore.locations import is_remote
 from rest_store.datastore.tokenizer import identity_of
 from rest_store.live.open_store import open_store
-from rest_store.service.options import Access, access_options
+from rest_store.service.connection_options import Access, access_options
 from rest_store.terminal import loading
 
 
@@ -203,7 +203,7 @@ def generate(
     stores: dict[str, Any] = {}
     for location in dict.fromkeys([*locations, *([] if target is None else [target])]):
         if drafting == "remote" and is_remote(location):
-            from rest_store.service.client.opening import open_client
+            from rest_store.service.client.startup import open_client
 
             def warn(line: str) -> None:
                 click.echo(f"Warning: {line}", err=True)
@@ -258,8 +258,8 @@ def _name(location: str, store: Any, **credentials: Any) -> str:
     if not is_remote(location):
         return location
     from rest_store.service.client.client import DatastoreClient
-    from rest_store.service.client.opening import name_of
+    from rest_store.service.client.startup import display_name
 
     is_copy = not isinstance(store, DatastoreClient)
     is_live = isinstance(store, rest_store.LiveDatastore) if is_copy else None
-    return name_of(location, is_live=is_live, **credentials)
+    return display_name(location, is_live=is_live, **credentials)

@@ -8,7 +8,6 @@ import copy
 import statistics
 import time
 import warnings
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -395,27 +394,15 @@ class Generator:
         return self.tokenizer
 
 
-# Of each tokenizer its identity, which takes seconds for a large vocabulary, and its number of
-# tokens then.
-_identities: weakref.WeakKeyDictionary[Any, tuple[int, TokenizerIdentity]] = (
-    weakref.WeakKeyDictionary()
-)
-
-
 def _identity_for(tokenizer: Any, sources: Sequence[object]) -> TokenizerIdentity | None:
     """Return the identity of a tokenizer if one of `sources` may have another tokenizer."""
     if tokenizer is None or not any(isinstance(source, Store | MemberSource) for source in sources):
         return None
-    size, known = _identities.get(tokenizer, (0, None))
-    if known is not None and size == len(tokenizer):
-        return known
     try:
-        identity = identity_of(tokenizer)
+        return identity_of(tokenizer)
     # Written in Python: no datastore can be built with it, so none is refused.
     except TokenizerLoadError:
         return None
-    _identities[tokenizer] = (len(tokenizer), identity)
-    return identity
 
 
 def _copied(options: DraftingOptions) -> DraftingOptions:
