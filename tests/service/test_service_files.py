@@ -33,7 +33,7 @@ from rest_store.errors import (
 )
 from rest_store.live.live_datastore import LiveDatastore
 from rest_store.live.upstream import Changes
-from rest_store.service.client import service_upstream
+from rest_store.service.client import service_files, service_upstream
 from rest_store.service.client.service_files import ServiceFiles, fetched
 from rest_store.service.client.service_upstream import ServiceUpstream
 from rest_store.v1 import datastore_pb2 as pb
@@ -323,7 +323,8 @@ def test_pieces_that_cannot_be_are_named(tmp_path: Path) -> None:
 def test_a_service_that_says_nothing_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service_upstream, "STREAM_SECONDS", LATE)
+    for module in (service_files, service_upstream):
+        monkeypatch.setattr(module, "STREAM_SECONDS", LATE)
     ended = threading.Event()
 
     class Silence:
