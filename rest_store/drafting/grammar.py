@@ -153,19 +153,27 @@ class Grammar:
             kept[token] = kept.get(token, 0.0) + 1.0
             self._choices[place] = kept  # a new one: readers have the old
 
+    def spellings(self, allowed: npt.NDArray[np.int32]) -> list[list[tuple[bytes, int]]]:
+        """Return the bytes and ids of tokens, those together each of which begins the next.
+
+        These spell one text: where there is one list, the grammar forces that.
+        """
+        texts = sorted((self.token_bytes[token], token) for token in allowed.tolist())
+        chains: list[list[tuple[bytes, int]]] = []
+        for text, token in texts:
+            if chains and text.startswith(chains[-1][-1][0]):
+                chains[-1].append((text, token))
+            else:
+                chains.append([(text, token)])
+        return chains
+
     def unseen(self, allowed: npt.NDArray[np.int32]) -> dict[int, float]:
         """Return the probability of choices where none was seen, for few allowed tokens.
 
         Tokens each of which begins the next spell one text. Where a text is forced, its longest
         token is the likeliest.
         """
-        texts = sorted((self.token_bytes[token], token) for token in allowed.tolist())
-        chains: list[list[tuple[bytes, int]]] = []  # of tokens each of which begins the next
-        for text, token in texts:
-            if chains and text.startswith(chains[-1][-1][0]):
-                chains[-1].append((text, token))
-            else:
-                chains.append([(text, token)])
+        chains = self.spellings(allowed)
         if not 1 <= len(chains) <= _MAX_CHOICES:
             return {}
         chance = _FORCED if len(chains) == 1 else _CHOICE / len(chains)
