@@ -81,6 +81,8 @@ class Grammar:
         library = open_grammar(compiled, tokenizer, ends)
         self.begin = library.begin
         self.token_bytes = library.token_bytes
+        # Ids of single bytes and of common merges are smaller.
+        self._common = 256 + len(library.token_bytes) // 8
         self._compiled = compiled
         self._name = name
         self._choices: dict[bytes, dict[int, float]] = {}
@@ -185,9 +187,11 @@ class Grammar:
                 continue
             # The longest token may already hold the beginning of free text, such as `":"`. A
             # tokenizer learned the commoner merges earlier: they have smaller ids.
-            first, second = sorted((chain[-2][1], longest))
-            chances[first] = 0.7 * chance
-            chances[second] = 0.3 * chance
+            common = [place for place, (_, token) in enumerate(chain) if token < self._common]
+            likelier = common[-1] if common else 0
+            other = likelier + 1 if likelier + 1 < len(chain) else likelier - 1
+            chances[chain[likelier][1]] = 0.7 * chance
+            chances[chain[other][1]] = 0.3 * chance
         return chances
 
     def __str__(self) -> str:
