@@ -17,7 +17,7 @@ import numpy.typing as npt
 from rest_store.datastore.tree import TokenTree
 from rest_store.drafting.batch import draft_all
 from rest_store.drafting.draft_options import TOP_K, TopK
-from rest_store.drafting.merge import part_of
+from rest_store.drafting.merge import subtree
 from rest_store.drafting.session import DraftSession
 from rest_store.errors import (
     DatastoreClosedError,
@@ -141,7 +141,7 @@ class DraftSessions:
             for row in sessions:
                 self._fail(row, f"draft: {error_text(error)}")
             return trees
-        self.waited = max((session.sources.waited for session in sessions.values()), default=0.0)
+        self.waited = max((session.statistics.waited for session in sessions.values()), default=0.0)
         for row, tree in zip(sessions, drafted, strict=True):
             self._drafted[row] = len(tree)
             # Nothing of it is verified; the session goes on.
@@ -170,7 +170,7 @@ class DraftSessions:
         """Return how many of the accepted draft tokens would not have been without services."""
         number = 0
         for session, origins in zip(self._sessions, piece.origins, strict=True):
-            if session is not None and (elsewhere := session.sources.elsewhere):
+            if session is not None and (elsewhere := session.service_origins):
                 drafted = [origin for origin in origins if origin]
                 of_here = next(
                     (index for index, origin in enumerate(drafted) if not origin & ~elsewhere),
@@ -245,7 +245,7 @@ def pruned(tree: TokenTree, max_depth: int) -> TokenTree:
     all of it if that can still be accepted.
     """
     kept = np.flatnonzero(tree.depths <= max_depth)
-    return tree if kept.size == len(tree) else part_of(tree, kept)
+    return tree if kept.size == len(tree) else subtree(tree, kept)
 
 
 def chain_of(tree: TokenTree) -> TokenTree:
@@ -258,9 +258,9 @@ def chain_of(tree: TokenTree) -> TokenTree:
     path: list[int] = []
     while children := np.flatnonzero(tree.parents == (path[-1] if path else -1)).tolist():
         path.append(max(children, key=scores.__getitem__))
-    return part_of(tree, np.array(path))
+    return subtree(tree, np.array(path))
 
 
 def shortened(chain: TokenTree, nodes: int) -> TokenTree:
     """Return the first nodes of `chain`."""
-    return chain if nodes >= len(chain) else part_of(chain, np.arange(nodes))
+    return chain if nodes >= len(chain) else subtree(chain, np.arange(nodes))

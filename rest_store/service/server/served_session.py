@@ -24,7 +24,7 @@ from rest_store.service.server.requests import Accepted, accepted_of, step_costs
 from rest_store.v1 import datastore_pb2 as pb
 
 if TYPE_CHECKING:
-    from rest_store._kernel import PackedDraft
+    from rest_store._kernel import ScoredColumns
 
 _FIXED_MEMORY = 256 << 10  # bytes of a session beside its text and trees, above all its calibration
 _NODES = 16  # of a tree, unless the client says
@@ -167,7 +167,7 @@ class ServedSession:
         del self._opening
 
 
-def _packed_nodes(draft: PackedDraft) -> bytes:
+def _packed_nodes(draft: ScoredColumns) -> bytes:
     """Return a draft in the layout of the nodes of a DraftSessionResponse."""
     packed, scores, origins = draft
     size = len(origins)
