@@ -128,5 +128,6 @@ def _text(value: object) -> str:
 def _spec_text(spec: dict[str, Any]) -> str:
     """Return the options of a corpus that are set, or what its files are like."""
     shown = {**spec, "gitignore": "off" if spec.get("gitignore") is False else None}
+    shown["texts"] = None if spec.get("texts") == "all" else spec.get("texts")
     names = sorted(shown, key=lambda name: (name != "path", name))
     return " ".join(f"{name}={shown[name]}" for name in names if shown[name])

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rest_store.errors import TokenizerLoadError, describe, first_line
-from rest_store.loading.path import local_path
+from rest_store.loading.local_path import local_path
 
 if TYPE_CHECKING:
     import jinja2
@@ -22,14 +22,8 @@ if TYPE_CHECKING:
 TEMPLATE_DATE = datetime.datetime(2024, 7, 26)
 """The date that templates see: Llama 3's default."""
 _VARIABLES = {"tools": None, "documents": None}
-_ERRORS = (
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    RecursionError,
-)  # of turns it cannot use
+# Of turns it cannot use.
+_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 
 class RefusalError(Exception):

@@ -141,6 +141,8 @@ def build(
     exclude: tuple[str, ...],
     max_documents: int | None,
     gitignore: bool,
+    texts: str,
+    keep_secrets: bool,
     **options: Any,
 ) -> None:
     """Run the command; see `_HELP`. `options` are attributes of `BuildOptions`."""
@@ -148,9 +150,8 @@ def build(
         from build_index.builder import build as build_datastore
         from build_index.progress import ProgressLine
 
-        specs = tuple(
-            CorpusSpec(path, field, include, exclude, max_documents, gitignore) for path in corpora
-        )
+        reading = (field, include, exclude, max_documents, gitignore, texts, keep_secrets)
+        specs = tuple(CorpusSpec(path, *reading) for path in corpora)
         progress = ProgressLine(sys.stderr) if not quiet and ProgressLine.fits(sys.stderr) else None
         summary = build_datastore(BuildOptions(specs, out=out, **options), progress)
     if as_json:

@@ -7,9 +7,7 @@ Where its extra is not installed, a name raises an error that names the extra (`
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, cast
-
-from rest_store.datastore import locations
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from build_index import build
@@ -85,15 +83,6 @@ _HOMES = {
     "TokenizerIdentity": "rest_store.datastore.tokenizer",
     "TokenTree": "rest_store.datastore.tree",
 }
-
-
-def _elsewhere() -> locations.Elsewhere:
-    return cast(
-        "locations.Elsewhere", importlib.import_module("rest_store.service.client.elsewhere")
-    )
-
-
-locations.reach = _elsewhere
 
 
 def __getattr__(name: str) -> object:

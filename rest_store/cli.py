@@ -35,7 +35,7 @@ from rest_store.datastore.locations import is_remote
 from rest_store.datastore.render import counted, one_line, table
 from rest_store.errors import RestStoreError
 from rest_store.extras import named_extras
-from rest_store.service.options import Access, access_options, timeout_option
+from rest_store.service.connection_options import Access, access_options, timeout_option
 from rest_store.terminal import draft_as_json, draw_draft, loading
 
 if TYPE_CHECKING:
@@ -237,8 +237,8 @@ def _rows(description: DatastoreInfo) -> Iterator[tuple[str, str]]:
 @json_option
 def check(datastore: Path, full: bool, as_json: bool) -> None:
     """Read the datastore DIR, frozen or live, and compare it with its checksums."""
-    from build_index.suffix_array import sorted_suffixes
     from rest_store.datastore.check import check_datastore
+    from rest_store.datastore.suffix_array import sorted_suffixes
     from rest_store.live.directory import is_live
 
     on_terminal = sys.stderr.isatty() and not as_json
@@ -256,7 +256,8 @@ def check(datastore: Path, full: bool, as_json: bool) -> None:
         store = check_datastore(
             datastore, sort=sorted_suffixes if full else None, announce=announce
         )
-        shards, tokens = len(store.shards), store.manifest.token_count
+        shards = len(store.shards)
+        tokens = store.manifest.token_count
     if on_terminal:
         click.echo("\r" + " " * 50 + "\r", nl=False, err=True)
     verified = {"datastore": str(datastore), "verified": "full" if full else "checksums"}
@@ -353,7 +354,7 @@ def query(
             **access.arguments(),
         )
     else:
-        from rest_store.live.opening import open_store
+        from rest_store.live.open_store import open_store
 
         store = open_store(datastore)
         target = _tokenizer(store, tokenizer, needed=text is not None)

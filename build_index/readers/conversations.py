@@ -95,9 +95,8 @@ def _more(turn: Mapping[str, Any], content: object) -> dict[str, Any]:
         more["reasoning_content"] = reasoning
     if turn.get("tool_calls"):
         more["tool_calls"] = turn["tool_calls"]
-    elif isinstance(
-        call := turn.get("function_call"), Mapping
-    ):  # OpenAI's, before there were several
+    # OpenAI's, before there were several.
+    elif isinstance(call := turn.get("function_call"), Mapping):
         more["tool_calls"] = [{"type": "function", "function": dict(call)}]
     more |= {
         name: turn[name] for name in _KEPT_FIELDS if turn.get(name) and isinstance(turn[name], str)

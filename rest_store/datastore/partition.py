@@ -18,20 +18,20 @@ _TEXT = re.compile(r"(\d{1,9})/(\d{1,9})", re.ASCII)
 
 @dataclass(frozen=True)
 class Partition:
-    """Partition `number` of `partitions`, counted from 1. Its text is `2/4`.
+    """Partition `number` of `total`, counted from 1. Its text is `2/4`.
 
     Raises:
         ArgumentError: there is no such partition.
     """
 
     number: int
-    partitions: int
+    total: int
 
     def __post_init__(self) -> None:
-        if not 1 <= self.number <= self.partitions:
+        if not 1 <= self.number <= self.total:
             expected = (
-                f"1/{self.partitions} .. {self.partitions}/{self.partitions}"
-                if self.partitions
+                f"1/{self.total} .. {self.total}/{self.total}"
+                if self.total
                 else "1/1 or more partitions"
             )
             raise ArgumentError(describe("datastore", "partition", str(self), expected))
@@ -52,9 +52,9 @@ class Partition:
         return cls(int(match[1]), int(match[2]))
 
     def __str__(self) -> str:
-        return f"{self.number}/{self.partitions}"
+        return f"{self.number}/{self.total}"
 
-    def of(self, shards: Sequence[ShardRecord], where: Path) -> tuple[ShardRecord, ...]:
+    def select(self, shards: Sequence[ShardRecord], where: Path) -> tuple[ShardRecord, ...]:
         """Return the shards of this partition, in their order; each shard is in one partition.
 
         Shards are dealt out, the largest first, each to the partition that has the fewest positions
@@ -69,10 +69,10 @@ class Partition:
         Raises:
             ArgumentError: there are more partitions than shards.
         """
-        if self.partitions > len(shards):
+        if self.total > len(shards):
             expected = f"at most {len(shards)}, for it has {counted(len(shards), 'shard')}"
-            raise ArgumentError(describe(where, "number of partitions", self.partitions, expected))
-        positions = [0] * self.partitions
+            raise ArgumentError(describe(where, "number of partitions", self.total, expected))
+        positions = [0] * self.total
         chosen = []
         for index in sorted(range(len(shards)), key=lambda index: -shards[index].position_count):
             emptiest = positions.index(min(positions))

@@ -34,7 +34,8 @@ if TYPE_CHECKING:  # torch is not needed here
 
 EMPTY = TokenTree([], [], [], scores=[], origins=[])
 _LONG_ABSENCE = 3  # steps after which a source that is still absent at the end is reported
-_MAX_REASONS, _MAX_REASON_LENGTH = 4, 200
+_MAX_REASONS = 4
+_MAX_REASON_LENGTH = 200
 
 
 @dataclass
@@ -73,7 +74,7 @@ class DraftSessions:
         vocabulary_size: token ids of the model.
 
     Attributes:
-        counts: what the sessions did.
+        counts: of the sessions' work.
         waited: seconds that they spent on services in the latest step.
 
     Raises:
@@ -95,11 +96,11 @@ class DraftSessions:
         self._drafted = [0] * len(prompts)
         self._stopped: dict[str, None] = {}  # why sessions and sources stopped, each reason once
         make = options.session_factory(
-            lambda error: self._count_failure(f"references: {error_text(error)}")
+            len(prompts), lambda error: self._count_failure(f"references: {error_text(error)}")
         )
         for row, prompt in enumerate(prompts):
             try:
-                self._sessions[row] = None if make is None else make(prompt)
+                self._sessions[row] = None if make is None else make(row, prompt)
             except (SourceError, SessionClosedError, DatastoreClosedError):
                 self._close_all()
                 raise
@@ -153,7 +154,7 @@ class DraftSessions:
         return trees
 
     def _fault(self, tree: TokenTree, max_nodes: int) -> str:
-        """Return what is wrong with a tree, perhaps that of somebody else's member.
+        """Return the fault of a tree, which somebody else's member may have made.
 
         Empty: nothing.
         """
@@ -180,9 +181,7 @@ class DraftSessions:
         return number
 
     def accept(self, piece: Piece, top_tokens: TopTokens) -> None:
-        """Pass the accepted tokens to the sessions, and the most
-        likely tokens after all that was verified.
-        """
+        """Pass the accepted tokens to the sessions, with the likely tokens after each of them."""
         for row, (session, tokens) in enumerate(zip(self._sessions, piece.tokens, strict=True)):
             if session is None or not tokens:
                 continue
@@ -233,7 +232,9 @@ class DraftSessions:
         likely = np.full((len(piece.tokens[row]), TOP_K), -1, np.int32)
         if top_tokens.indices is None:
             return {"top_k": likely}
-        top, path, nodes = top_tokens.indices[row], piece.paths[row], len(piece.trees[row])
+        top = top_tokens.indices[row]
+        path = piece.paths[row]
+        nodes = len(piece.trees[row])
         likely[: len(path) - 1, : top.shape[1]] = top[list(path[1:])]
         # Also where there is no tree: the row of the context is known.
         is_whole = nodes == self._drafted[row]
@@ -241,16 +242,15 @@ class DraftSessions:
 
 
 def pruned(tree: TokenTree, max_depth: int) -> TokenTree:
-    """Return the part of `tree` that is at most `max_depth` deep,
-    all of it if that can still be accepted.
-    """
+    """Return the subtree of `tree` that is at most `max_depth` deep."""
     kept = np.flatnonzero(tree.depths <= max_depth)
     return tree if kept.size == len(tree) else subtree(tree, kept)
 
 
 def chain_of(tree: TokenTree) -> TokenTree:
-    """Return the likeliest path of `tree`, all of it if there is
-    one alone: somebody else's member may branch.
+    """Return the likeliest path of `tree`.
+
+    A member of somebody else's may branch where a chain was requested.
     """
     if tree.parents.tolist() == list(range(-1, len(tree) - 1)):
         return tree

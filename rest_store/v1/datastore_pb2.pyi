@@ -169,14 +169,14 @@ class DatastoreDescription(_message.Message):
     def __init__(self, name: _Optional[str] = ..., tokenizer: _Optional[_Union[TokenizerDescription, _Mapping]] = ..., token_count: _Optional[int] = ..., document_count: _Optional[int] = ..., shard_count: _Optional[int] = ..., size: _Optional[int] = ..., built: _Optional[int] = ..., live: bool = ..., partition: _Optional[_Union[PartitionDescription, _Mapping]] = ...) -> None: ...
 
 class PartitionDescription(_message.Message):
-    __slots__ = ("number", "partitions", "build")
+    __slots__ = ("number", "total", "build")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
-    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
     BUILD_FIELD_NUMBER: _ClassVar[int]
     number: int
-    partitions: int
+    total: int
     build: str
-    def __init__(self, number: _Optional[int] = ..., partitions: _Optional[int] = ..., build: _Optional[str] = ...) -> None: ...
+    def __init__(self, number: _Optional[int] = ..., total: _Optional[int] = ..., build: _Optional[str] = ...) -> None: ...
 
 class TokenizerDescription(_message.Message):
     __slots__ = ("name", "fingerprint", "vocabulary_size", "special_tokens", "added_tokens", "encoding")

@@ -33,7 +33,8 @@ def test_each_shard_is_in_one_partition_and_partitions_are_even(
     ]
     number = data.draw(st.integers(1, len(shards)))
     partitions = [
-        Partition(partition, number).of(shards, Path("ds")) for partition in range(1, number + 1)
+        Partition(partition, number).select(shards, Path("ds"))
+        for partition in range(1, number + 1)
     ]
     assert sorted(one.name for partition in partitions for one in partition) == sorted(
         one.name for one in shards
@@ -51,7 +52,7 @@ def test_equal_shards_are_dealt_out_in_turn() -> None:
     the order in which the corpora were read.
     """
     shards = [replace(RECORD, name=f"shard-{place}", position_count=7) for place in range(6)]
-    assert [one.name for one in Partition.parse("2/4").of(shards, Path("ds"))] == [
+    assert [one.name for one in Partition.parse("2/4").select(shards, Path("ds"))] == [
         "shard-1",
         "shard-5",
     ]
@@ -84,7 +85,7 @@ def test_a_partition_has_its_shards_alone(directory: Path) -> None:
 def test_only_the_files_of_the_partition_need_to_be_there(directory: Path) -> None:
     names = {
         record.name
-        for record in Partition(1, 2).of(Datastore.open(directory).manifest.shards, directory)
+        for record in Partition(1, 2).select(Datastore.open(directory).manifest.shards, directory)
     }
     for path in directory.glob("shard-*"):
         if path.stem not in names:

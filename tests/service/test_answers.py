@@ -12,7 +12,7 @@ from rest_store.drafting.draft_options import DraftOptions
 from rest_store.errors import ProtocolError
 from rest_store.service.client.descriptions import service_info
 from rest_store.service.client.requests import parse
-from rest_store.service.client.trees import read_session_tree, read_tree, sum_of_trees
+from rest_store.service.client.trees import read_session_tree, read_tree, sum_trees
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.sessions import Nodes
 from tests.shared.strategies import refused
@@ -147,9 +147,9 @@ def test_trees_of_partitions_are_summed_by_path() -> None:
     one = TokenTree([1, 2, 3], [-1, 0, -1], [5, 4, 3], match=SuffixMatch(2, 8))
     other = TokenTree([3, 1, 4], [-1, -1, 0], [4, 2, 4], match=SuffixMatch(2, 6))
     shorter = TokenTree([9], [-1], [99], match=SuffixMatch(1, 99))
-    whole = sum_of_trees([one, shorter, other], 4)
+    whole = sum_trees([one, shorter, other], 4)
     assert whole == TokenTree([1, 3, 2, 4], [-1, -1, 0, 1], [7, 7, 4, 4], match=SuffixMatch(2, 14))
-    assert sum_of_trees([one, other], 3) == TokenTree(
+    assert sum_trees([one, other], 3) == TokenTree(
         [1, 3, 2], [-1, -1, 0], [7, 7, 4], match=SuffixMatch(2, 14)
     )
-    assert sum_of_trees([shorter, one], 2) is one
+    assert sum_trees([shorter, one], 2) is one

@@ -74,8 +74,7 @@ def test_answers_are_those_of_the_whole(
         info = client.info()
         assert sum(one.token_count for one in info.datastores) == whole.info().token_count
         assert [
-            one.partition and (one.partition.number, one.partition.partitions)
-            for one in info.datastores
+            one.partition and (one.partition.number, one.partition.total) for one in info.datastores
         ] == [
             (1, 3),
             (2, 3),

@@ -12,7 +12,7 @@ import grpc
 import pytest
 from google.protobuf.message import Message
 
-from rest_store.service.errors import STATUSES
+from rest_store.service.statuses import STATUSES
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.services import PATIENCE, Service, reason_of, running
 from tests.shared.sessions import SessionTalk, opening, step

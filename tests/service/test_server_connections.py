@@ -17,7 +17,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from rest_store.service.server import calls
-from rest_store.service.server.limits import ServiceLimits
+from rest_store.service.server.service_limits import ServiceLimits
 from rest_store.v1 import datastore_pb2 as pb
 from tests.shared.live import until
 from tests.shared.served import serving_here

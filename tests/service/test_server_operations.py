@@ -329,7 +329,7 @@ def test_a_defect_is_reported_as_such_and_logged(
 def test_http_tells_life_from_readiness_and_says_nothing_of_broken_connections(
     directory: Path,
 ) -> None:
-    def status_of(url: str) -> int:
+    def status_for(url: str) -> int:
         try:
             with urllib.request.urlopen(url, timeout=PATIENCE) as response:
                 return int(response.status)
@@ -344,7 +344,7 @@ def test_http_tells_life_from_readiness_and_says_nothing_of_broken_connections(
         alive, ready = (
             service.metrics.replace("/metrics", path) for path in ("/healthz", "/readyz")
         )
-        assert [status_of(url) for url in (alive, ready, ready + "?verbose", alive + "z")] == [
+        assert [status_for(url) for url in (alive, ready, ready + "?verbose", alive + "z")] == [
             200,
             200,
             200,
@@ -360,9 +360,9 @@ def test_http_tells_life_from_readiness_and_says_nothing_of_broken_connections(
             os.truncate(file, 0)
         with pytest.raises(grpc.RpcError):
             stub.Draft(pb.DraftRequest(contexts=[pb.Context(tokens=[1, 2, 3])]))
-        until(lambda: status_of(ready) == 503)
+        until(lambda: status_for(ready) == 503)
         assert health_of(service, "served") == health_of(service) == "NOT_SERVING"
-        assert status_of(alive) == 200
+        assert status_for(alive) == 200
         service.stop()
         assert "Traceback" not in "".join(service.log)
 

@@ -22,17 +22,17 @@ from rest_store.v1 import datastore_pb2 as pb
 
 
 class ServedPartition(NamedTuple):
-    """Partition `number`, 1..partitions, of a datastore.
+    """Partition `number`, 1..total, of a datastore.
 
     `build` is the digest of the manifest of the whole, "sha256:...".
     """
 
     number: int
-    partitions: int
+    total: int
     build: str
 
     def __str__(self) -> str:
-        return f"partition {self.number}/{self.partitions} of {self.build[:23]}..."
+        return f"partition {self.number}/{self.total} of {self.build[:23]}..."
 
 
 @dataclass(frozen=True)
@@ -142,9 +142,9 @@ def _datastore(message: pb.DatastoreDescription, target: str) -> ServedDatastore
     partition = None
     if message.HasField("partition"):
         partition = ServedPartition(
-            message.partition.number, message.partition.partitions, message.partition.build
+            message.partition.number, message.partition.total, message.partition.build
         )
-        if not 1 <= partition.number <= partition.partitions:
+        if not 1 <= partition.number <= partition.total:
             expected = "one of the partitions that there are"
             raise ProtocolError(
                 describe(target, f"partition of datastore '{message.name}'", partition, expected)
@@ -202,7 +202,7 @@ def require_one_build(infos: Sequence[ServiceInfo], partitions: int) -> None:
         for info in infos
     }
     are_of_so_many = all(
-        one.partition is not None and one.partition.partitions == partitions for one in served
+        one.partition is not None and one.partition.total == partitions for one in served
     )
     if (
         not are_of_so_many
@@ -221,7 +221,7 @@ def require_one_build(infos: Sequence[ServiceInfo], partitions: int) -> None:
         )
 
 
-def info_of_partitions(infos: Sequence[ServiceInfo]) -> ServiceInfo:
+def combined_info(infos: Sequence[ServiceInfo]) -> ServiceInfo:
     """Return the description of all partitions together: the
     datastores of one after those of the other.
     """

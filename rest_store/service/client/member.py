@@ -97,9 +97,8 @@ class ServiceMember:
         self._failures = 0  # since the last answer
         self._failure: RestStoreError | None = None  # the latest
         self._rests_until = 0.0
-        if (
-            partition.is_known
-        ):  # the session is opened ahead of its first step, which says what is wrong
+        # The session is opened ahead of its first step, which says what is wrong.
+        if partition.is_known:
             try:
                 self._open()
                 self._send_next()

@@ -24,7 +24,7 @@ from rest_store.datastore.validation import (
     too_many_tokens,
 )
 from rest_store.errors import DatastoreFormatError, ProtocolError, UnknownDatastoreError, describe
-from rest_store.live.added import AddedDocuments
+from rest_store.live.added_documents import AddedDocuments
 from rest_store.service.address import is_name
 from rest_store.service.client.descriptions import ServiceInfo
 from rest_store.service.client.trees import TreeLimits, read_tree

@@ -115,7 +115,7 @@ def _invalid(target: str, what: str, found: str, expected: str) -> ProtocolError
     return ProtocolError(describe(target, f"{what} of a draft tree", found, expected))
 
 
-def sum_of_trees(trees: Sequence[TokenTree], max_nodes: int) -> TokenTree:
+def sum_trees(trees: Sequence[TokenTree], max_nodes: int) -> TokenTree:
     """Return the tree of one context over several partitions of a
     datastore, from the tree of each partition.
 

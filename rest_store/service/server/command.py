@@ -19,9 +19,9 @@ import rest_store
 from rest_store.command_options import FILE, FloatRange
 from rest_store.errors import ArgumentError
 from rest_store.service.address import Address
-from rest_store.service.server.limits import ServiceLimits
+from rest_store.service.bearer_tokens import TOKEN_VARIABLE
+from rest_store.service.server.service_limits import ServiceLimits
 from rest_store.service.server.workers import fork_workers
-from rest_store.service.tokens import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     from rest_store.datastore.partition import Partition

@@ -10,12 +10,12 @@ from functools import partial
 from rest_store.datastore.kernel import MAX_SEQUENCE
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import check_tree_limits as tree_limits
+from rest_store.service.bearer_tokens import Grant
 from rest_store.service.server.catalog import Catalog, HostedDatastore, reading
 from rest_store.service.server.executor import Executor
-from rest_store.service.server.limits import ServiceLimits
 from rest_store.service.server.metrics import Metrics
-from rest_store.service.server.requests import parse, require_few
-from rest_store.service.tokens import Grant
+from rest_store.service.server.request_checks import parse, require_few
+from rest_store.service.server.service_limits import ServiceLimits
 from rest_store.v1 import datastore_pb2 as pb
 
 _SMALL_NODES = 512  # that are drafted in the event loop
@@ -26,7 +26,7 @@ class Queries:
     """Answers queries from the datastores of `catalog`. For use within one event loop.
 
     Each method takes the bytes of a request and what its call is allowed, returns the bytes of the
-    response, and raises an error of the table in service/errors.py.
+    response, and raises an error of the table in service/statuses.py.
     """
 
     def __init__(

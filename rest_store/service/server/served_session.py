@@ -19,8 +19,8 @@ from rest_store.drafting.kernel_session import OpenStore, append, follow_changes
 from rest_store.drafting.sources import PromptLookup, RecycledLogits
 from rest_store.errors import ArgumentError, describe
 from rest_store.service.server.catalog import HostedDatastore, reading, require_readable
-from rest_store.service.server.limits import Budget, ServiceLimits
-from rest_store.service.server.requests import Accepted, accepted_of, step_costs, text_of
+from rest_store.service.server.request_checks import Accepted, parse_accepted, step_costs, text_of
+from rest_store.service.server.service_limits import Budget, ServiceLimits
 from rest_store.v1 import datastore_pb2 as pb
 
 if TYPE_CHECKING:
@@ -106,13 +106,15 @@ class ServedSession:
     def step(self, request: pb.DraftSessionRequest) -> SessionStep:
         """Return the work of a message.
 
-        Raise an error of the table in service/errors.py for one that is malformed.
+        Raise an error of the table in service/statuses.py for one that is malformed.
         """
         limits, draft = None, request.draft
         if request.HasField("draft"):
             max_nodes = check_int("max_nodes", draft.max_nodes or _NODES, MAX_NODES)
             limits = DraftOptions(max_nodes, step_costs(draft.costs), draft.chain)
-        accepted = accepted_of(request.accepted, self._vocabulary_size) if request.accepted else ()
+        accepted = (
+            parse_accepted(request.accepted, self._vocabulary_size) if request.accepted else ()
+        )
         tokens = sum(len(one.tokens) for one in accepted)
         nodes = 0 if limits is None else limits.max_nodes
         self._grow(tokens, nodes)

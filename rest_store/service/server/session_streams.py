@@ -16,13 +16,13 @@ import grpc
 from rest_store.datastore.kernel import native_kernel
 from rest_store.drafting.sources import RecycledLogits
 from rest_store.errors import ArgumentError, ProtocolError, RestStoreError, describe
-from rest_store.service.server.calls import GRANT, Context, ending, shutting_down
+from rest_store.service.server.admission import GRANT, Context, ending, shutting_down
 from rest_store.service.server.catalog import Catalog, HostedDatastore
 from rest_store.service.server.executor import Executor
-from rest_store.service.server.limits import Budget, ServiceLimits
 from rest_store.service.server.metrics import Metrics
-from rest_store.service.server.requests import parse, require_size
+from rest_store.service.server.request_checks import parse, require_size
 from rest_store.service.server.served_session import ServedSession
+from rest_store.service.server.service_limits import Budget, ServiceLimits
 from rest_store.v1 import datastore_pb2 as pb
 
 _NAME = "DraftSession"
@@ -103,7 +103,7 @@ class SessionStreams:
     async def _step(self, stream: _Stream, data: bytes) -> bytes | None:
         """Answer the next message, if it asks for anything.
 
-        Raise an error of the table in service/errors.py.
+        Raise an error of the table in service/statuses.py.
         """
         session, limits = stream.session, self._limits
         require_size(
