@@ -200,7 +200,11 @@ def accept_all(
     """
 
 def merge_trees(
-    trees: Sequence[ScoredColumns], max_nodes: int, costs: npt.NDArray[np.float64], is_chain: bool, /
+    trees: Sequence[ScoredColumns],
+    max_nodes: int,
+    costs: npt.NDArray[np.float64],
+    is_chain: bool,
+    /,
 ) -> tuple[ScoredColumns, list[bytes]]:
     """Return the merged tree, and for each tree the indices of its nodes there.
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 class PromptLookup:
     """Continuations from the prompt and the output so far, at several suffix lengths.
 
-    Recent continuations weigh more. The object is a marker: the session holds the text. Source: Saxena, "Prompt Lookup Decoding" (2023).
+    Recent continuations weigh more. The object is a marker: the session holds the text. Source:
+    Saxena, "Prompt Lookup Decoding" (2023).
     """
 
     def __repr__(self) -> str:
