@@ -8,7 +8,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +25,7 @@ from rest_store.errors import (
     SourceError,
     error_text,
 )
+from rest_store.generation.draft_counts import DraftCounts
 
 if TYPE_CHECKING:  # torch is not needed here
     from rest_store.generation.drafting_options import DraftingOptions
@@ -36,33 +36,6 @@ EMPTY = TokenTree([], [], [], scores=[], origins=[])
 _LONG_ABSENCE = 3  # steps after which a source that is still absent at the end is reported
 _MAX_REASONS = 4
 _MAX_REASON_LENGTH = 200
-
-
-@dataclass
-class DraftCounts:
-    """What the sessions of one generation did.
-
-    Attributes:
-        asked: trees asked for.
-        empty: of these, trees without a node: nothing matched, or nothing was likely enough to pay.
-        paused: steps in which no tree was asked for, although there could have been one: drafting
-            did not pay.
-        nodes: draft tokens verified.
-        accepted: draft tokens accepted.
-        failed: calls that raised.
-        errors: the first few reasons, as text.
-        dropped: steps that went on without a source, as in `SessionStatistics`; added up when
-            sessions close.
-    """
-
-    asked: int = 0
-    empty: int = 0
-    paused: int = 0
-    nodes: int = 0
-    accepted: int = 0
-    failed: int = 0
-    errors: list[str] = field(default_factory=list)
-    dropped: dict[tuple[str, str], int] = field(default_factory=dict)
 
 
 class DraftSessions:
