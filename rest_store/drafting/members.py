@@ -136,6 +136,8 @@ class MemberSource(Protocol):
 def require_tree(where: str, tree: object, options: DraftOptions) -> None:
     """Check a tree where it enters a session: a member may be anybody's code.
 
+    A `TokenTree` has valid columns, and parents before their children. This checks the rest.
+
     Args:
         where: how messages begin.
         tree: the tree.
@@ -143,8 +145,8 @@ def require_tree(where: str, tree: object, options: DraftOptions) -> None:
 
     Raises:
         ArgumentError: not a `TokenTree`; more nodes than `options` allow, or branches in a chain; a
-            negative token; a parent that does not come before its child; no scores or origins; or a
-            score that is not between 0 and its parent's (1 for a child of the context).
+            negative token; no scores or origins; or a score that is not between 0 and its parent's
+            (1 for a child of the context).
     """
     if not isinstance(tree, TokenTree):
         raise ArgumentError(describe(where, "tree", f"a {type(tree).__name__}", "a TokenTree"))
@@ -161,11 +163,8 @@ def require_tree(where: str, tree: object, options: DraftOptions) -> None:
     if smallest < 0:
         raise ArgumentError(describe(where, "a token", smallest, "an id"))
     parents = tree.parents
-    indices = np.arange(size)
-    if options.is_chain and not np.array_equal(parents, indices - 1):
+    if options.is_chain and not np.array_equal(parents, np.arange(-1, size - 1)):
         raise ArgumentError(f"{where}: a tree has branches, expected a chain")
-    if not np.all((parents >= -1) & (parents < indices)):
-        raise ArgumentError(f"{where}: a parent comes after its child, expected before it")
     # The last element stands for parent -1.
     parents_scores = np.append(tree.scores, np.float32(1))[parents]
     # Written so that NaN is wrong, too.

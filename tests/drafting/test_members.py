@@ -8,7 +8,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -99,12 +98,6 @@ MALFORMED: dict[str, Any] = {
         [5, 6, 4, 3], [-1, 0, -1, 2], [0.5, 0.25, 0.1, 0.1]
     ),
     "a tree has no scores or no origins": TokenTree([5], [-1], [0]),
-    "a parent comes after its child": TokenTree.from_packed(
-        np.array([0, 0, 0, 0, 5, 6, 1, -1, 1, 1], np.int32).tobytes(),
-        (0, 0),
-        np.array([0.5, 0.5], np.float32).tobytes(),
-        bytes([1, 1]),
-    ),
     "a token is -5": scored([-5], [-1], [0.5]),
     "the score of node 1 is 0.75, expected 0 to its parent's": scored([5, 6], [-1, 0], [0.5, 0.75]),
     "the score of node 0 is nan": scored([5], [-1], [float("nan")]),
