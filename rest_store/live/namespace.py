@@ -137,7 +137,7 @@ class Namespace(Store):
         """
         return self.live.writer().delete(document_ids("delete", ids), self.name)
 
-    def check_int(
+    def limit(
         self,
         *,
         max_tokens: int | None = None,

@@ -14,6 +14,7 @@ from rest_store.datastore.tree import SuffixMatch, TokenTree
 from rest_store.datastore.validation import (
     Contexts,
     IntSequence,
+    TreeLimits,
     batch,
     check_tree_limits,
     label,
@@ -36,7 +37,7 @@ from rest_store.service.client.descriptions import ServiceInfo
 from rest_store.service.client.member import ServiceMember
 from rest_store.service.client.partition import PartitionClient, Partitions
 from rest_store.service.client.requests import WRITE_SECONDS, Request, Requests
-from rest_store.service.client.trees import TreeLimits, sum_trees
+from rest_store.service.client.trees import sum_trees
 
 _SENT_TOKENS = 64  # of an opening without `send_text`
 
