@@ -269,11 +269,13 @@ class GrammarText:
         self._place = grammar.root
 
     def accept(self, tokens: Sequence[int]) -> bool:
-        """Go on with the text, and learn the choices made.
+        """Go on with the text, and learn its choices; return False if it leaves the grammar.
 
-        Return False if it leaves the grammar.
+        What follows its end is padding.
         """
         for token in tokens:
+            if self._place.mask is None:
+                break
             for key in self._place.keys:
                 self._grammar.learn(key, token)
             place = self._place.after(token)

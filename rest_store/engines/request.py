@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from rest_store.datastore.tree import TokenTree
 from rest_store.datastore.validation import IntSequence
+from rest_store.drafting.grammar import Grammar
 from rest_store.drafting.output_document import PROMPT_TOKENS, OutputDocument
 from rest_store.drafting.session import DraftSession
 from rest_store.errors import describe
@@ -32,6 +33,7 @@ class NewRequest(NamedTuple):
         references: texts that the output will probably resemble, as token ids or as strings, the
             likeliest last.
         group, epoch: of the document that is remembered, as `LiveDatastore.add` takes them.
+        grammar: that the output follows; None: none that is known here.
     """
 
     id: str
@@ -42,6 +44,7 @@ class NewRequest(NamedTuple):
     references: Sequence[IntSequence | str] = ()
     group: str = ""
     epoch: int = 0
+    grammar: Grammar | None = None
 
 
 def extras_of(arguments: object, failed: Callable[[str], None]) -> dict[str, Any]:

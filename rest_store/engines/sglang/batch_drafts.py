@@ -12,9 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from rest_store.engines.grammars import Grammars
 from rest_store.engines.likely_tokens import likely_tokens
 from rest_store.engines.request import NewRequest, Rows, StepRequest, Tokens, extras_of
 from rest_store.engines.request_drafter import NO_TREE, RequestDrafter
+from rest_store.engines.sglang.request_grammar import grammar_of
 from rest_store.engines.sglang.verify_arrays import verify_arrays
 
 if TYPE_CHECKING:
@@ -38,6 +40,7 @@ class BatchDrafts:
         self._drafter = drafter
         self._nodes = nodes
         self._shape = shape
+        self._grammars = Grammars(drafter.metrics.count_error)
         self._requests: dict[str, Req] = {}  # that have begun
         self._sizes: dict[str, int] = {}  # of the drafts of the latest step
         self._indices: dict[str, int] = {}  # of requests in `_likely`
@@ -107,6 +110,7 @@ class BatchDrafts:
                 len(prompt),
                 most=sampling.max_new_tokens,
                 ends=frozenset(ends).union(sampling.stop_token_ids or ()),
+                grammar=grammar_of(request, self._grammars),
                 **extras_of(
                     sampling.custom_params, partial(self._drafter.metrics.count_error, "references")
                 ),

@@ -258,7 +258,7 @@ def _speculator(
     )
     labels = {"engine": str(vllm_config.parallel_config.data_parallel_index)}
     labels["model_name"] = str(model.served_model_name)
-    metrics = EngineMetrics(sources.labels, log, float(envs.VLLM_LOG_STATS_INTERVAL), labels)
+    metrics = EngineMetrics(sources.names, log, float(envs.VLLM_LOG_STATS_INTERVAL), labels)
     drafter = RequestDrafter(sources, metrics, vocabulary_size=vocabulary_size)
     end = weakref.finalize(speculator, drafter.close)
     atexit.register(end)  # last registered, first called: before live datastores are closed
