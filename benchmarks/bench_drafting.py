@@ -106,7 +106,7 @@ def one_by_one(
                 tree = session.draft(nodes, shape=shape)
                 times.append((time.perf_counter() - began) * 1e6)
                 path = tree.longest_path(walk.text[position:])
-                end = walk.end_of(position, path)
+                end = walk.step_end(position, path)
                 session.accept(walk.text[position:end], **walk.likely(position, tree, path))
                 position = end
     return times
@@ -142,7 +142,7 @@ def steps_of_batch(
         drafted = time.perf_counter()
         tokens = []
         for i, (walk, chain) in enumerate(zip(walks, chains, strict=True)):
-            end = walk.end_of(positions[i], chain.longest_path(walk.text[positions[i] :]))
+            end = walk.step_end(positions[i], chain.longest_path(walk.text[positions[i] :]))
             tokens.append(walk.text[min(positions[i], end - 1) : end])
             positions[i] = end
         accepting = time.perf_counter()

@@ -24,7 +24,7 @@ import transformers
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from rest_store.bench.results import write_text
-from rest_store.command_options import FILE, SETTINGS, json_option, to_be_written
+from rest_store.command_options import FILE, SETTINGS, json_option, check_writable
 from rest_store.generation.seam import CACHE
 from rest_store.generation.support import vocabulary_size
 
@@ -63,7 +63,7 @@ PASSES = 10  # over each, of which the fastest counts
     metavar="FILE",
     type=FILE,
     required=True,
-    callback=to_be_written,
+    callback=check_writable,
     help="The cost model to write, as JSON.",
 )
 @json_option

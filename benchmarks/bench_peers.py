@@ -28,7 +28,7 @@ import numpy.typing as npt
 from timing import percentiles
 
 from rest_store.bench.baselines import PromptLookupRule
-from rest_store.bench.cost_model import Batch, CostModel, batches_of
+from rest_store.bench.cost_model import Batch, CostModel, make_batches
 from rest_store.bench.history import in_turn, new_live_datastore
 from rest_store.bench.measurement_options import (
     Destination,
@@ -40,7 +40,7 @@ from rest_store.bench.measurement_options import (
     result_options,
     tokenizer_option,
 )
-from rest_store.bench.recordings import Recording, identity_of_texts, read_all, remembered, unfitted
+from rest_store.bench.recordings import Recording, tokenizer_identity, read_all, remembered, unfitted
 from rest_store.bench.replay import Outcome, fresh, replay, walk
 from rest_store.bench.results import write_result
 from rest_store.command_options import SETTINGS, max_nodes_option
@@ -230,7 +230,7 @@ def main(
         name for name, module in PACKAGES.items() if importlib.util.find_spec(module) is not None
     ]
     stores = open_datastores(datastores)
-    identity = identity_of_texts(stores, tokenizer)
+    identity = tokenizer_identity(stores, tokenizer)
     reported = unfitted(
         read_all(recordings, stores, tokenizer)[::every], Calibration.default(), "bench_peers.py"
     )
@@ -239,7 +239,7 @@ def main(
     modelled = (
         [None]
         if cost_model is None
-        else batches_of(CostModel.read(cost_model), batches, drafting_us)
+        else make_batches(CostModel.read(cost_model), batches, drafting_us)
     )
 
     def show(row: dict[str, Any]) -> None:
@@ -254,13 +254,13 @@ def main(
             begin = {
                 "knows": knows,
                 "nodes": nodes,
-                **({} if batch is None else {"batch": batch.rows}),
+                **({} if batch is None else {"batch": batch.sequences}),
             }
             best: dict[str, dict[str, Any]] = {}
             for name, make in peers(known, packages, identity.vocabulary_size if has_logits else 0):
                 times: list[float] = []
                 outcome = walk(reported, make(), max_nodes=nodes, batch=batch, times=times)
-                row = {**begin, "drafting": name, **figures_of(outcome, times)}
+                row = {**begin, "drafting": name, **replay_figures(outcome, times)}
                 best[name] = max(
                     best.get(name, row),
                     row,
@@ -293,7 +293,7 @@ def remembering(
     times: list[float] = []
     with new_live_datastore(tokenizer) as live:
         own = [*fresh(sources), live]  # logits of an earlier row would know these recordings
-        outcome = Outcome.sum_of(
+        outcome = Outcome.from_outcomes(
             replay(
                 [one],
                 own,
@@ -306,10 +306,10 @@ def remembering(
             for one, before in in_turn([*known, *recordings], live)
             if len(before) >= len(known)
         )
-    return figures_of(outcome, times)
+    return replay_figures(outcome, times)
 
 
-def figures_of(outcome: Outcome, times: Sequence[float]) -> dict[str, Any]:
+def replay_figures(outcome: Outcome, times: Sequence[float]) -> dict[str, Any]:
     step = percentiles(1e6 * seconds for seconds in times)
     families = {name: round(one.modelled_speeds[0], 4) for name, one in outcome.by_family().items()}
     speeds = {

@@ -168,19 +168,19 @@ class Known:
         """End."""
 
 
-def model_of(shape: str, size: str) -> Any:
+def make_model(shape: str, size: str) -> Any:
     """Return a model of random weights."""
     torch.manual_seed(0)
     return SHAPES[shape](dict(SIZES[size])).eval()
 
 
-def prompt_of(model: Any) -> torch.Tensor:
+def make_prompt(model: Any) -> torch.Tensor:
     return torch.randint(3, 200, (1, PROMPT), generator=torch.Generator().manual_seed(0))
 
 
 def measure_passes(model: Any, rounds: int) -> dict[str, float]:
     """Return milliseconds of a pass over one token, and passes over more relative to it."""
-    name, ids, mixers = str(name_of_cache(model)), prompt_of(model), Mixers(model)
+    name, ids, mixers = str(name_of_cache(model)), make_prompt(model), Mixers(model)
     times: dict[int, list[float]] = {width: [] for width in WIDTHS}
     with torch.no_grad():
         for _ in range(rounds):
@@ -212,7 +212,7 @@ def measure_passes(model: Any, rounds: int) -> dict[str, float]:
 
 def measure_speed(model: Any, tokens: int, rounds: int) -> dict[str, Any]:
     """Return tokens a pass and speed relative to plain generation, for drafts of known quality."""
-    ids = prompt_of(model)
+    ids = make_prompt(model)
     asked = {"max_new_tokens": tokens, "do_sample": True, "top_k": 0, "temperature": 2.0}
 
     def write(**ours: Any) -> tuple[Any, float]:
@@ -256,8 +256,8 @@ PEAK = """
 import sys, bench_recurrent as bench, torch, rest_store
 from pathlib import Path
 shape, size, tokens, way = sys.argv[1:]
-model = bench.model_of(shape, size)
-ids, asked = bench.prompt_of(model), {"max_new_tokens": int(tokens), "do_sample": False}
+model = bench.make_model(shape, size)
+ids, asked = bench.make_prompt(model), {"max_new_tokens": int(tokens), "do_sample": False}
 plain = model.generate(ids, **asked)
 Path("/proc/self/clear_refs").write_text("5")
 if way == "plain":
@@ -310,7 +310,7 @@ def main(size: str, shapes: tuple[str, ...], tokens: int, rounds: int, out: Dest
     warnings.simplefilter("ignore")
     results: dict[str, Any] = {"pass": {}, "speed": {}, "memory": {}}
     for shape in shapes:
-        model = model_of(shape, size)
+        model = make_model(shape, size)
         with prepacked_weights(model):
             results["pass"][shape] = {
                 "parameters_m": round(sum(part.numel() for part in model.parameters()) / 1e6),

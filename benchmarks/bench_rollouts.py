@@ -70,7 +70,7 @@ class Measured(EXAMPLE["Rollouts"]):  # type: ignore[misc]
     def __call__(self, prompts: Any, trainer: Any) -> Any:
         """Write the samples of a batch, as `Rollouts` does."""
         epoch, began = int(trainer.state.epoch or 0), time.process_time()
-        with passes_of(trainer.model) as passes, rest_store.prepacked_weights(trainer.model):
+        with count_passes(trainer.model) as passes, rest_store.prepacked_weights(trainer.model):
             rollouts = super().__call__(prompts, trainer)
         self.seconds[epoch] += time.process_time() - began
         self.prompts[epoch] += rollouts["prompt_ids"]
@@ -92,7 +92,7 @@ class Measured(EXAMPLE["Rollouts"]):  # type: ignore[misc]
 
 
 @contextmanager
-def passes_of(model: torch.nn.Module) -> Iterator[list[None]]:
+def count_passes(model: torch.nn.Module) -> Iterator[list[None]]:
     """Return a list that grows with each forward pass of `model`."""
     passes: list[None] = []
     hook = model.register_forward_pre_hook(lambda *_: passes.append(None))
@@ -100,7 +100,7 @@ def passes_of(model: torch.nn.Module) -> Iterator[list[None]]:
     hook.remove()
 
 
-def questions_of(path: Path, category: str, number: int) -> list[str]:
+def read_questions(path: Path, category: str, number: int) -> list[str]:
     """Return the first questions of a category that are short."""
     with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as lines:
         rows = (json.loads(line) for line in lines)
@@ -172,7 +172,7 @@ def main(
     out: Destination,
 ) -> None:
     torch.set_num_threads(1)
-    asked, results = questions_of(questions, category, number), {}
+    asked, results = read_questions(questions, category, number), {}
     for way in ways:
         with tempfile.TemporaryDirectory() as checkpoints:
             config = trl.GRPOConfig(

@@ -91,12 +91,12 @@ def main(
         )
         ways: dict[str, Sources] = {
             "in process": stores,
-            "service, TCP": [stack.enter_context(client_of(tcp))],
-            "service, Unix socket": [stack.enter_context(client_of(unix))],
+            "service, TCP": [stack.enter_context(connected_client(tcp))],
+            "service, Unix socket": [stack.enter_context(connected_client(unix))],
         }
         if single:
             ways["a service each, Unix sockets"] = [
-                stack.enter_context(client_of(target)) for target in single
+                stack.enter_context(connected_client(target)) for target in single
             ]
         for nodes in NODES:
             results[f"{nodes} nodes"] = steps_in_turns(ways, walks, nodes)
@@ -131,7 +131,7 @@ def serving(directories: Sequence[Path], *others: str) -> Iterator[list[str]]:
 
 
 @contextlib.contextmanager
-def client_of(target: str) -> Iterator[DatastoreClient]:
+def connected_client(target: str) -> Iterator[DatastoreClient]:
     with DatastoreClient(target, timeout=TIMEOUT) as client:
         client.info()
         yield client
@@ -192,7 +192,7 @@ def session_steps(sources: Sources, walk: Walk, nodes: int) -> tuple[list[float]
             tree = session.draft(nodes)
             times.append((time.perf_counter() - began) * 1e6)
             path = tree.longest_path(walk.text[position:])
-            end = walk.end_of(position, path)
+            end = walk.step_end(position, path)
             if end == walk.text.size:
                 return times, sum(session.statistics.dropped.values())
             tokens, likely = walk.text[position:end], walk.likely(position, tree, path)

@@ -46,12 +46,12 @@ WHOLE: Schema = {"type": "integer", "minimum": 0, "maximum": 100000}
 FLAG: Schema = {"type": "boolean"}
 
 
-def one_of(*values: str) -> Schema:
+def enumeration(*values: str) -> Schema:
     """Return the schema of an enumeration."""
     return {"enum": list(values)}
 
 
-def list_of(item: Schema, least: int, most: int) -> Schema:
+def array(item: Schema, least: int, most: int) -> Schema:
     """Return the schema of a list."""
     return {"type": "array", "items": item, "minItems": least, "maxItems": most}
 
@@ -67,16 +67,16 @@ CASES: Mapping[str, tuple[Schema, list[str]]] = {
             city=TEXT,
             country=TEXT,
             temperature_celsius={"type": "number"},
-            conditions=one_of("sunny", "cloudy", "rainy", "snowy"),
+            conditions=enumeration("sunny", "cloudy", "rainy", "snowy"),
         ),
         ["Paris in spring", "Oslo in winter", "Cairo in summer", "London in autumn"],
     ),
     "ticket": (
         record(
             title=TEXT,
-            severity=one_of("low", "medium", "high", "critical"),
-            component=one_of("frontend", "backend", "database"),
-            steps_to_reproduce=list_of(TEXT, 1, 3),
+            severity=enumeration("low", "medium", "high", "critical"),
+            component=enumeration("frontend", "backend", "database"),
+            steps_to_reproduce=array(TEXT, 1, 3),
         ),
         [
             "the login page is blank",
@@ -88,7 +88,7 @@ CASES: Mapping[str, tuple[Schema, list[str]]] = {
     "order": (
         record(
             customer_identifier=WHOLE,
-            items=list_of(
+            items=array(
                 record(product_name=TEXT, quantity=WHOLE, unit_price_in_cents=WHOLE), 2, 3
             ),
             express_delivery=FLAG,
@@ -97,8 +97,8 @@ CASES: Mapping[str, tuple[Schema, list[str]]] = {
     ),
     "call of a weather tool": (
         record(
-            name=one_of("get_current_weather", "get_weather_forecast"),
-            arguments=record(location=TEXT, unit=one_of("celsius", "fahrenheit")),
+            name=enumeration("get_current_weather", "get_weather_forecast"),
+            arguments=record(location=TEXT, unit=enumeration("celsius", "fahrenheit")),
         ),
         [
             "the weather in Rome now",
@@ -109,7 +109,7 @@ CASES: Mapping[str, tuple[Schema, list[str]]] = {
     ),
     "call of a calendar tool": (
         record(
-            name=one_of("create_event", "delete_event"),
+            name=enumeration("create_event", "delete_event"),
             arguments=record(title=TEXT, day_of_month=WHOLE, duration_in_minutes=WHOLE),
         ),
         [
@@ -121,8 +121,8 @@ CASES: Mapping[str, tuple[Schema, list[str]]] = {
     ),
     "review": (
         record(
-            sentiment=one_of("positive", "neutral", "negative"),
-            topics=list_of(TEXT, 2, 3),
+            sentiment=enumeration("positive", "neutral", "negative"),
+            topics=array(TEXT, 2, 3),
             score=WHOLE,
         ),
         ["The food was cold.", "A wonderful hotel!", "It works, nothing more.", "Never again."],
@@ -130,7 +130,7 @@ CASES: Mapping[str, tuple[Schema, list[str]]] = {
     "recipe": (
         record(
             recipe_name=TEXT,
-            ingredients=list_of(record(ingredient_name=TEXT, amount_in_grams=WHOLE), 2, 4),
+            ingredients=array(record(ingredient_name=TEXT, amount_in_grams=WHOLE), 2, 4),
             preparation_time_in_minutes=WHOLE,
             is_vegetarian=FLAG,
         ),

@@ -29,7 +29,7 @@ from build_index.builder import BuildOptions, build
 from build_index.chat_template import TEMPLATE_DATE
 from build_index.corpus_spec import CorpusSpec
 from build_index.documents import CorpusCounts, Document
-from build_index.readers.conversations import messages_of
+from build_index.readers.conversations import parse_messages
 from build_index.tokenization import TargetTokenizer
 from build_index.tokenization import load_tokenizer as load_target
 from rest_store.datastore.header import separator_id
@@ -123,7 +123,7 @@ def compared(directory: Path, documents: list[str]) -> tuple[str, bool]:
     plain = list(
         dict.fromkeys(text for text in documents if not any(token in text for token in special))
     )
-    single, long = chats_of(plain) if tokenizer.chat_template else ([], [])
+    single, long = make_chats(plain) if tokenizer.chat_template else ([], [])
     encoder, ids = built(
         loaded,
         [*({"text": text} for text in plain), *({"messages": chat} for chat in single + long)],
@@ -149,7 +149,7 @@ def compared(directory: Path, documents: list[str]) -> tuple[str, bool]:
     return ", ".join(parts), differs
 
 
-def chats_of(texts: list[str]) -> tuple[list[Chat], list[Chat]]:
+def make_chats(texts: list[str]) -> tuple[list[Chat], list[Chat]]:
     """Return chats of one question and of three, whose answers are texts."""
     pairs = [(f"Q{number}: {text[:40]}", text) for number, text in enumerate(texts[-200:])]
     single = [
@@ -190,7 +190,7 @@ def answer(tokenizer: Any, chat: Chat, end: int) -> str:
 def outcome(tokenizer: TargetTokenizer, chat: Chat) -> str:
     """Return what becomes of the call or the reasoning of a chat."""
     counts = CorpusCounts()
-    messages = messages_of(chat, "chat", "messages", counts.left_out)
+    messages = parse_messages(chat, "chat", "messages", counts.left_out)
     tokenizer.encode_counted([Document(messages=messages)], counts)
     return "refused" if counts.refusal else "left out" if counts.left_out else "stored"
 

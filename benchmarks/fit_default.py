@@ -33,7 +33,7 @@ from rest_store.bench.history import (
     Order,
     among_others,
     in_turn,
-    logits_of,
+    learned_logits,
     new_live_datastore,
 )
 from rest_store.bench.measurement_options import every_option, recordings_option
@@ -86,7 +86,7 @@ def conversations(path: Path, encode: Encode | None, every: int) -> list[Recordi
     return recordings
 
 
-def outcome_of(
+def replay_job(
     job: Job, calibration: Calibration, tokenizer: TokenizerIdentity, **options: Any
 ) -> Outcome:
     """Return the outcome of a job's replays with `options` of `replay`."""
@@ -94,7 +94,7 @@ def outcome_of(
         return replay(job.recordings, job.sources, calibration, **options)
     with new_live_datastore(tokenizer) as live:
         sources = [*job.sources, live] if job.is_live else job.sources
-        return Outcome.sum_of(
+        return Outcome.from_outcomes(
             replay([one], with_logits(sources, known), calibration, share_logits=True, **options)
             for one, known in job.order(job.recordings, live)
         )
@@ -105,7 +105,7 @@ def with_logits(sources: Sequence[object], known: Sequence[Recording]) -> list[o
     them, that have learnt from the `known` recordings.
     """
     return [
-        logits_of(known) if isinstance(source, RecycledLogits) else source for source in sources
+        learned_logits(known) if isinstance(source, RecycledLogits) else source for source in sources
     ]
 
 
@@ -242,7 +242,7 @@ def fitted(
     record: list[tuple[bytes, bytes, bytes]] = []
     for job in jobs:
         for nodes, skip in job.budgets:
-            outcome_of(job, guide, tokenizer, max_nodes=nodes, skip=skip, record=record)
+            replay_job(job, guide, tokenizer, max_nodes=nodes, skip=skip, record=record)
     return fit_calibration(record, **options).native.gbdt
 
 

@@ -35,7 +35,7 @@ class Walk:
     top_k: TopK | None
     elsewhere: TopK | None
 
-    def end_of(self, begin: int, path: npt.NDArray[np.int64]) -> int:
+    def step_end(self, begin: int, path: npt.NDArray[np.int64]) -> int:
         """Return where a step ends that begins at `begin` and
         accepts `path`, with the bonus token.
         """
@@ -53,7 +53,7 @@ class Walk:
             return {}
         # The bonus token was not read yet.
         read = self.top_k[begin - self.start : begin - self.start + 1 + len(path)]
-        top_k = np.full((self.end_of(begin, path) - begin, read.shape[1]), -1, np.int64)
+        top_k = np.full((self.step_end(begin, path) - begin, read.shape[1]), -1, np.int64)
         top_k[: len(path)] = read[1 : 1 + len(top_k)]
         node_top_k = np.concatenate(
             [read[:1], self.elsewhere[np.minimum(tree.tokens, len(self.elsewhere) - 1)]]

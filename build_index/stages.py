@@ -117,12 +117,12 @@ class Stages:
 
     def _shards(self) -> Iterator[str]:
         """Yield the name of each shard whose tokens file is complete."""
-        for part, path in self._slices():
+        for slice_, path in self._slices():
             for batch in read_slice(path):
                 if isinstance(batch, CorpusCounts):
-                    self._counts[part.corpus] += batch
+                    self._counts[slice_.corpus] += batch
                 else:
-                    yield from self._store(part.corpus, batch)
+                    yield from self._store(slice_.corpus, batch)
             self._collect(0)
         yield from self._shard_tokens.finish()
 
@@ -133,16 +133,16 @@ class Stages:
         """
         most = 1 if self._workers.count == 1 else _SLICES_A_WORKER * self._workers.count
         begun: deque[tuple[Slice, Path, Future[SliceReport] | None]] = deque()
-        for part in cut(self._corpora):
-            path = self._staging.slices / part.name
-            begun.append((part, path, None if path.exists() else self._workers.submit(part)))
+        for slice_ in cut(self._corpora):
+            path = self._staging.slices / slice_.name
+            begun.append((slice_, path, None if path.exists() else self._workers.submit(slice_)))
             if len(begun) >= most:
                 yield self._finished(*begun.popleft())
         while begun:
             yield self._finished(*begun.popleft())
 
     def _finished(
-        self, part: Slice, path: Path, future: Future[SliceReport] | None
+        self, slice_: Slice, path: Path, future: Future[SliceReport] | None
     ) -> tuple[Slice, Path]:
         """Wait for the file of a slice."""
         if future is not None:
@@ -151,12 +151,12 @@ class Stages:
             try:
                 report = future.result()
             except BrokenProcessPool as error:
-                raise worker_error(part) from error
+                raise worker_error(slice_) from error
             self.seconds["read"] += report.read_seconds
             self.seconds["tokenize"] += report.tokenize_seconds
             if report.process != os.getpid():
                 self.peaks[report.process] = report.peak_memory
-        return part, path
+        return slice_, path
 
     def _store(self, corpus: int, batch: TokenBatch) -> Iterator[str]:
         """Store the documents that are no duplicates.

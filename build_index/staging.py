@@ -88,7 +88,7 @@ class Staging:
 
     def __enter__(self) -> Staging:
         with suppress(OSError):
-            for part in self.path.rglob(".*.part"):  # of a process that was killed
+            for part in self.path.rglob(".*.tmp"):  # of a process that was killed
                 part.unlink()
         return self
 
@@ -172,7 +172,7 @@ class Staging:
         """
         with output_errors(self.out):
             require_replaceable(self.out)
-            for part in self.datastore.glob(".*.part"):  # of a process that was killed
+            for part in self.datastore.glob(".*.tmp"):  # of a process that was killed
                 part.unlink()
             done = self.path / "done.json"
             if self._plan.exists():
@@ -253,7 +253,7 @@ def whole_file(path: Path) -> Iterator[Path]:
     Raises:
         OutputError: it cannot be written.
     """
-    part = part_of(path)
+    part = temporary_path(path)
     try:
         with output_errors(path):
             yield part
@@ -264,12 +264,12 @@ def whole_file(path: Path) -> Iterator[Path]:
         raise
 
 
-def part_of(path: Path) -> Path:
+def temporary_path(path: Path) -> Path:
     """Return where to write a file of the staging directory until it is complete."""
-    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.part")
+    return path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
 
 
-def kept_shards(out: Path) -> int:
+def finished_shards(out: Path) -> int:
     """Return the number of tokenized shards of an unfinished build of this datastore."""
     staging = building_directory(_resolved(out))
     return (
@@ -285,7 +285,7 @@ def resume_hint(out: Path) -> str:
     """
     if not (building_directory(_resolved(out)) / PLAN_NAME).is_file():
         return ""
-    kept = f"{counted(count, 'finished shard')} kept: " if (count := kept_shards(out)) else ""
+    kept = f"{counted(count, 'finished shard')} kept: " if (count := finished_shards(out)) else ""
     return f" ({kept}continue with --resume)"
 
 

@@ -17,7 +17,7 @@ from rest_store.extras import named_extras
 from rest_store.loading import tokenizer as loading
 from rest_store.loading.path import local_path
 
-__all__ = ["TargetTokenizer", "load_tokenizer", "loaded_apart"]
+__all__ = ["TargetTokenizer", "load_in_process", "load_tokenizer"]
 
 _LOAD = """
 import sys
@@ -57,7 +57,7 @@ def load_tokenizer(tokenizer: object, *, chat_template: str | None = None) -> Ta
     return TargetTokenizer(loaded.json, name, compiled)
 
 
-def loaded_apart(tokenizer: object) -> object:
+def load_in_process(tokenizer: object) -> object:
     """Return what `load_tokenizer` takes, loaded by a process of
     its own if `transformers` has to do it.
 

@@ -40,14 +40,14 @@ class Workers:
         self.sorts = sorts
         self._is_open = True
 
-    def submit(self, part: Slice) -> Future[SliceReport]:
+    def submit(self, slice_: Slice) -> Future[SliceReport]:
         """Tokenize a slice.
 
         The future raises what `tokenize` does, and WorkerError if a worker ends.
         """
         future: Future[SliceReport] = Future()
         try:
-            future.set_result(tokenize(self._setup, part))
+            future.set_result(tokenize(self._setup, slice_))
         except Exception as error:
             future.set_exception(error)
         return future
@@ -89,13 +89,13 @@ class Processes(Workers):
             count, multiprocessing.get_context("spawn"), _begin, (setup,)
         )
 
-    def submit(self, part: Slice) -> Future[SliceReport]:
+    def submit(self, slice_: Slice) -> Future[SliceReport]:
         """See `Workers.submit`; starts a process, as long as there are too few."""
         try:
             with _interrupts_later():
-                return self._pool.submit(_tokenize, part)
+                return self._pool.submit(_tokenize, slice_)
         except BrokenProcessPool as error:
-            raise worker_error(part) from error
+            raise worker_error(slice_) from error
 
     def close(self) -> None:
         """See `Workers.close`."""
@@ -139,7 +139,7 @@ def usable_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def useful_processes(most: int, corpora: Sequence[Corpus]) -> int:
+def worker_count(most: int, corpora: Sequence[Corpus]) -> int:
     """Return how many worker processes, at most `most`, are worth their start; 0: none.
 
     Without them, this process reads and tokenizes, by as many threads. What is read in part does
@@ -149,10 +149,10 @@ def useful_processes(most: int, corpora: Sequence[Corpus]) -> int:
     return min(most, known // _SHARE) if most > 1 else 0
 
 
-def worker_error(part: Slice) -> WorkerError:
+def worker_error(slice_: Slice) -> WorkerError:
     """Return the error for a process that has ended while a slice was waited for."""
     return WorkerError(
-        f"{part.where}: a process that reads and tokenizes has ended, perhaps for want of memory"
+        f"{slice_.where}: a process that reads and tokenizes has ended, perhaps for want of memory"
         " (--memory, --workers); a program that builds needs `if __name__ == '__main__':`"
     )
 
@@ -199,6 +199,6 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _tokenize(part: Slice) -> SliceReport:
+def _tokenize(slice_: Slice) -> SliceReport:
     assert _setup is not None
-    return tokenize(_setup, part)
+    return tokenize(_setup, slice_)

@@ -109,7 +109,7 @@ class FloatRange(click.FloatRange):
         return number
 
 
-def to_be_written(
+def check_writable(
     context: click.Context, parameter: click.Parameter, path: Path | None
 ) -> Path | None:
     """Make the folder of a file to be written, and refuse one that

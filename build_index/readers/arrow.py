@@ -166,17 +166,17 @@ class _Bounded:
         self.seek, self.tell = file.seek, file.tell
         self._file = file
         self._where = where
-        self._most_bytes = max_bytes
+        self._max_bytes = max_bytes
         self._size = file.seek(0, io.SEEK_END)
         file.seek(0)
 
     def read(self, size: int = -1) -> bytes:
         if size > self._size - self._file.tell():
             return b""  # so that pyarrow says that the file is too short
-        if self._most_bytes is not None and size > self._most_bytes:
+        if self._max_bytes is not None and size > self._max_bytes:
             again = "smaller batches (writer_batch_size of datasets, max_chunksize of pyarrow)"
-            self.error = HeldAtOnceError.of(
-                self._where, "a record batch", size, self._most_bytes, again
+            self.error = HeldAtOnceError.for_size(
+                self._where, "a record batch", size, self._max_bytes, again
             )
             raise self.error
         return self._file.read(size)

@@ -29,7 +29,7 @@ _ABSENT = object()
 _PART_TYPE = re.compile(r"[a-z_]{1,30}")
 
 
-def messages_of(
+def parse_messages(
     turns: Sequence[object], origin: str, field: str, left_out: Counter[str]
 ) -> tuple[Message, ...]:
     """Return the messages of a conversation; none if no turn holds more than white space.
@@ -70,7 +70,7 @@ def messages_of(
             has_content |= said
         if not isinstance(content, str):
             expected = f"a text, or {_EXPECTED}"
-            raise CorpusFormatError(describe(origin, where, f"a {kind_of(content)}", expected))
+            raise CorpusFormatError(describe(origin, where, f"a {json_type(content)}", expected))
         has_content |= bool(content) and not content.isspace()
         parts = (
             (role, content, json.dumps(more, ensure_ascii=False, default=str))
@@ -149,7 +149,7 @@ def _is_list_of_parts(content: object) -> TypeGuard[list[Mapping[str, Any]]]:
     return isinstance(content, list) and all(isinstance(part, Mapping) for part in content)
 
 
-def kind_of(value: object) -> str:
+def json_type(value: object) -> str:
     """Return the JSON name of a value's type."""
     names = {
         type(None): "null",

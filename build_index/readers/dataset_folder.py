@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from build_index.documents import CorpusCounts
-from build_index.readers.unread import CACHED
+from build_index.readers.unreadable_files import CACHED
 
 METADATA = "metadata of a data set"  # a reason to leave out
 _STATE, _INFO, _DICT = "state.json", "dataset_info.json", "dataset_dict.json"

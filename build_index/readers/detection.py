@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 from build_index.readers.arrow import arrow_columns, is_arrow
 from build_index.readers.containers import ZIP_MAGICS, is_tar
 from build_index.readers.conversations import fields_text
-from build_index.readers.files import COMPRESSED_ENDINGS, compression_of, content_of
+from build_index.readers.files import COMPRESSED_ENDINGS, detect_compression, open_content
 from build_index.readers.json_documents import json_document_kind
 from build_index.readers.json_records import TOO_LARGE, JsonValues
 from build_index.readers.parquet import PARQUET_MAGIC, parquet_columns
@@ -18,7 +18,7 @@ from build_index.readers.separated_values import ENDINGS as TABLE_ENDINGS
 from build_index.readers.separated_values import first_line, header_columns
 from build_index.readers.sqlite import NO_TABLE, SQLITE_MAGIC
 from build_index.readers.table_rows import with_conversation
-from build_index.readers.unread import (
+from build_index.readers.unreadable_files import (
     BINARY,
     LFS_POINTER,
     ROW_NUMBERS,
@@ -26,7 +26,7 @@ from build_index.readers.unread import (
     TAR,
     ZIP,
     is_lfs_pointer,
-    kind_of,
+    unreadable_kind,
 )
 from rest_store.errors import CorpusFormatError, describe
 
@@ -50,7 +50,7 @@ class NoDocumentsError(Exception):
         self.fields = fields
 
 
-def reader_of(file: BinaryIO, where: str, field: str | None, *, is_named: bool) -> str:
+def detect_reader(file: BinaryIO, where: str, field: str | None, *, is_named: bool) -> str:
     """Look at the beginning of a file.
 
     Parquet, Arrow, archives, databases and compressed files are recognized by their magic bytes,
@@ -86,9 +86,9 @@ def reader_of(file: BinaryIO, where: str, field: str | None, *, is_named: bool) 
         return "sqlite"
     if is_lfs_pointer(head):
         raise NoDocumentsError(LFS_POINTER)
-    compression = compression_of(file)
+    compression = detect_compression(file)
     if compression:
-        with content_of(file, where) as stream:
+        with open_content(file, where) as stream:
             head = stream.read(HEAD_BYTES)
     if is_tar(head):
         return "tar"
@@ -97,7 +97,7 @@ def reader_of(file: BinaryIO, where: str, field: str | None, *, is_named: bool) 
         name = name.removesuffix(ending)
     # In which a reader has to seek.
     is_table = head.startswith((PARQUET_MAGIC, *ZIP_MAGICS)) or is_arrow(head)
-    kind = BINARY if is_table else kind_of(head, name)
+    kind = BINARY if is_table else unreadable_kind(head, name)
     if kind is not None:
         raise NoDocumentsError(kind)
     if name.endswith(TABLE_ENDINGS):
@@ -105,7 +105,7 @@ def reader_of(file: BinaryIO, where: str, field: str | None, *, is_named: bool) 
         if header_columns(line, field) is None:
             raise NoDocumentsError(NO_TABLE, fields_text(line[:200].split(",")))
         return "table"
-    with content_of(file, where) as stream:
+    with open_content(file, where) as stream:
         return _json_or_text(JsonValues(stream, where), head, where, name, field, is_named=is_named)
 
 
@@ -116,7 +116,7 @@ def has_magic(head: bytes) -> bool:
         or is_arrow(head)
         or is_tar(head)
     )
-    return is_table or compression_of(io.BytesIO(head)) is not None
+    return is_table or detect_compression(io.BytesIO(head)) is not None
 
 
 def _table_reader(reader: str, columns: list[str], names: str) -> str:

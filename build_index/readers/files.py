@@ -86,10 +86,10 @@ def read_errors(where: str) -> Iterator[None]:
     except Exception as error:  # those of the libraries for object stores have no common base
         strerror = getattr(error, "strerror", None)
         # It decompresses zstd.
-        is_of_pyarrow = isinstance(error, OSError) and error.errno is None and not is_remote
+        is_pyarrow_error = isinstance(error, OSError) and error.errno is None and not is_remote
         if (
             isinstance(error, EOFError | zlib.error | gzip.BadGzipFile | _DamagedXzError)
-            or is_of_pyarrow
+            or is_pyarrow_error
         ):
             problem = f"damaged or truncated ({first_line(error)})"
             raise CorpusFormatError(
@@ -102,7 +102,7 @@ def read_errors(where: str) -> Iterator[None]:
         ) from error
 
 
-def compression_of(file: BinaryIO) -> str | None:
+def detect_compression(file: BinaryIO) -> str | None:
     """Return how the content of an open file is compressed, such as `"gzip"`, by its first bytes.
 
     None: not at all.
@@ -125,12 +125,12 @@ def compression_of(file: BinaryIO) -> str | None:
 
 
 @contextmanager
-def content_of(file: BinaryIO, where: str) -> Iterator[io.BufferedReader]:
+def open_content(file: BinaryIO, where: str) -> Iterator[io.BufferedReader]:
     """Give the content of an open file from its beginning, decompressed. The file stays open.
 
     A zstd file may need a window of 128 MiB, as the library's own limit is.
     """
-    kind = compression_of(file)
+    kind = detect_compression(file)
     file.seek(0)
     if kind == "gzip":
         with gzip.GzipFile(fileobj=file, mode="rb") as stream:

@@ -33,12 +33,12 @@ class _Rule:
     Attributes:
         pattern: matches in full what they are about.
         ignores: whether that is ignored.
-        is_of_names: whether it matches names, in whatever directory, and no paths.
+        matches_names: whether it matches names, in whatever directory, and no paths.
     """
 
     pattern: re.Pattern[str]
     ignores: bool
-    is_of_names: bool
+    matches_names: bool
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class IgnoreRules:
         for top, rules in reversed(self.levels):
             relative = path.removeprefix(top) + end
             for rule in reversed(rules):
-                if rule.pattern.fullmatch(name if rule.is_of_names else relative):
+                if rule.pattern.fullmatch(name if rule.matches_names else relative):
                     return rule.ignores
         return False
 
@@ -133,7 +133,7 @@ def _rules(lines: list[str]) -> Iterator[_Rule]:
     for line in lines:
         try:
             (pattern,) = pathspec.GitIgnoreSpec.from_lines(
-                [_of_entries(line.rstrip("\r"))]
+                [_entry_pattern(line.rstrip("\r"))]
             ).patterns
         except (ValueError, re.error):
             continue  # malformed: Git matches nothing with it either
@@ -143,13 +143,13 @@ def _rules(lines: list[str]) -> Iterator[_Rule]:
             )
     # Patterns that do the same one after another are one expression, which is matched many times as
     # fast.
-    for (ignores, is_of_names), some in itertools.groupby(patterns, lambda pattern: pattern[:2]):
+    for (ignores, matches_names), some in itertools.groupby(patterns, lambda pattern: pattern[:2]):
         texts = [_NAMED_GROUP.sub("(?:", text) for _, _, text in some]
-        texts = [text.replace(_ANYWHERE, "^", 1) if is_of_names else text for text in texts]
-        yield _Rule(re.compile("|".join(f"(?:{text})" for text in texts)), ignores, is_of_names)
+        texts = [text.replace(_ANYWHERE, "^", 1) if matches_names else text for text in texts]
+        yield _Rule(re.compile("|".join(f"(?:{text})" for text in texts)), ignores, matches_names)
 
 
-def _of_entries(line: str) -> str:
+def _entry_pattern(line: str) -> str:
     """Return a pattern whose last name stands for one name:
     `pathspec` is about files anywhere below a match.
     """

@@ -12,7 +12,7 @@ from typing import Any
 from build_index.documents import Document
 from build_index.readers.json_records import TOO_LARGE, JsonValues
 from build_index.readers.records import RecordReader
-from build_index.readers.table_rows import documents_of
+from build_index.readers.table_rows import record_documents
 
 _TEXT = "text"
 
@@ -49,7 +49,7 @@ def read_json_document(
         if field is None:
             cells = _cells(value) if isinstance(value, Mapping) else None
             field, value = _TEXT, {_TEXT: "\n\n".join(filter(None, map(_source, cells or ())))}
-        yield from documents_of(
+        yield from record_documents(
             replace(records, field=field), value, where if line == 1 else f"{where}:{line}"
         )
 
@@ -80,10 +80,10 @@ def _history(value: Mapping[str, Any]) -> str | None:
 
     None: the object is no trajectory.
     """
-    is_of_swe_agent = isinstance(value.get("trajectory"), list) and _is_conversation(
+    is_swe_agent = isinstance(value.get("trajectory"), list) and _is_conversation(
         value.get("history")
     )
-    if is_of_swe_agent:
+    if is_swe_agent:
         return "history"
     return (
         "messages"

@@ -14,7 +14,7 @@ from typing import Any
 from build_index.documents import MAX_DOCUMENT_BYTES, Document
 from build_index.readers.json_text import DECODER
 from build_index.readers.records import RecordReader
-from build_index.readers.table_rows import documents_of
+from build_index.readers.table_rows import record_documents
 from rest_store.errors import CorpusFormatError, describe
 
 TOO_LARGE = object()
@@ -41,7 +41,7 @@ def read_json(stream: io.BufferedReader, where: str, records: RecordReader) -> I
         if value is TOO_LARGE:
             records.too_large(f"{where}:{line}")
         else:
-            yield from documents_of(records, value, f"{where}:{line}")
+            yield from record_documents(records, value, f"{where}:{line}")
         del value  # before the next one is decoded: either may be large
 
 

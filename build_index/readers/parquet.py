@@ -93,7 +93,7 @@ def read_parquet(
             ):
                 what = f"the largest page of {_quoted(columns)} in row group {number}"
                 again = "smaller pages (data_page_size and write_batch_size of pyarrow)"
-                raise HeldAtOnceError.of(where, what, held, max_bytes, again)
+                raise HeldAtOnceError.for_size(where, what, held, max_bytes, again)
             rows = rows_at_once(size, group.num_rows)
             for batch in table.iter_batches(rows, [number], columns, use_threads=False):
                 yield from reader.documents(batch, range(row, row + batch.num_rows))

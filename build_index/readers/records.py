@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from build_index.documents import MAX_DOCUMENT_BYTES, CorpusCounts, Document, well_formed
-from build_index.readers.conversations import fields_text, kind_of, messages_of
+from build_index.readers.conversations import fields_text, json_type, parse_messages
 from build_index.size import size_text
 from rest_store.errors import CorpusError, CorpusFormatError, describe
 
@@ -50,7 +50,9 @@ class RecordReader:
             CorpusError: see `too_large`.
         """
         if not isinstance(record, Mapping):
-            raise CorpusFormatError(describe(origin, "record", f"a {kind_of(record)}", "an object"))
+            raise CorpusFormatError(
+                describe(origin, "record", f"a {json_type(record)}", "an object")
+            )
         field = self.field or known_field(record)
         if field is None:
             expected = f"a conversation or a text in one of {KNOWN_FIELDS}, or --field NAME"
@@ -79,10 +81,12 @@ class RecordReader:
             return Document(text=well_formed(value), origin=origin)
         if isinstance(value, list):
             return Document(
-                messages=messages_of(value, origin, field, self.counts.left_out), origin=origin
+                messages=parse_messages(value, origin, field, self.counts.left_out), origin=origin
             )
         raise CorpusFormatError(
-            describe(origin, f"field '{field}'", f"a {kind_of(value)}", "a text or a conversation")
+            describe(
+                origin, f"field '{field}'", f"a {json_type(value)}", "a text or a conversation"
+            )
         )
 
     def too_large(self, origin: str) -> None:
@@ -131,7 +135,7 @@ def record_text(record: Mapping[str, object]) -> str:
     """Return the fields of a record for a message, and what is in those whose names are known."""
     known = (name for name in (*CONVERSATION_FIELDS, *TEXT_FIELDS) if name in record)
     return "; ".join(
-        [fields_text(record), *(f"'{name}' is a {kind_of(record[name])}" for name in known)]
+        [fields_text(record), *(f"'{name}' is a {json_type(record[name])}" for name in known)]
     )
 
 

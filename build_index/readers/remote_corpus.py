@@ -81,7 +81,7 @@ class RemoteCorpus:
             folder = folders.get(directory)
             if folder is None or folder.takes(name, info["size"], path, counts):
                 rows = (
-                    tuple(f"{self.top}/{directory}/{name}" for name in folder.rows)
+                    tuple(f"{self.top}/{directory}/{name}" for name in folder.row_files)
                     if folder
                     else ()
                 )
@@ -101,7 +101,7 @@ class RemoteCorpus:
                 with read_errors(f"{where}/{name}"), open_file(f"{where}/{name}") as file:
                     return file.read(size)
 
-            if (folder := DatasetFolder.of(inside, read)) is not None:
+            if (folder := DatasetFolder.detect(inside, read)) is not None:
                 folders[directory] = folder
         return folders
 

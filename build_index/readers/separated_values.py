@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from build_index.documents import MAX_DOCUMENT_BYTES, Document
 from build_index.readers.records import CONVERSATION_FIELDS, TEXT_FIELDS, RecordReader
-from build_index.readers.table_rows import documents_of, malformed
+from build_index.readers.table_rows import malformed, record_documents
 from build_index.size import size_text
 from rest_store.errors import CorpusFormatError, describe
 
@@ -80,7 +80,7 @@ def read_separated_values(
                 CorpusFormatError(describe(origin, "the number of values", len(row), expected)),
             )
             continue
-        yield from documents_of(records, dict(zip(columns, row, strict=True)), origin)
+        yield from record_documents(records, dict(zip(columns, row, strict=True)), origin)
 
 
 class _Lines:

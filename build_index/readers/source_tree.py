@@ -18,7 +18,7 @@ from build_index.documents import CorpusCounts, CorpusFile
 from build_index.readers.dataset_folder import DatasetFolder
 from build_index.readers.files import read_errors
 from build_index.readers.gitignore import IGNORED, IgnoreRules, rules_above
-from build_index.readers.unread import BARE_REPOSITORY, DAMAGED
+from build_index.readers.unreadable_files import BARE_REPOSITORY, DAMAGED
 from build_index.staging import is_datastore, is_staging
 from rest_store.datastore.manifest import DOCUMENTS_FILE_NAME
 from rest_store.datastore.manifest import FILE_NAME as MANIFEST_NAME
@@ -190,7 +190,7 @@ class LocalCorpus:
             counts.skip_file(BARE_REPOSITORY, where, 0)
             return
         rules = None if rules is None else rules.inside(directory, names)
-        folder = DatasetFolder.of(names, lambda name, size: _head(Path(directory, name), size))
+        folder = DatasetFolder.detect(names, lambda name, size: _head(Path(directory, name), size))
         for name in folder.missing if folder else ():
             counts.skip_file(
                 DAMAGED, f"{where}/{name}: absent, though the metadata of the data set names it", 0
@@ -216,7 +216,9 @@ class LocalCorpus:
                         entry.name, file.size, f"{self.top}/{relative}", counts
                     ):
                         rows = (
-                            tuple(f"{directory}/{name}" for name in folder.rows) if folder else ()
+                            tuple(f"{directory}/{name}" for name in folder.row_files)
+                            if folder
+                            else ()
                         )
                         yield replace(file, rows=rows) if rows else file
 

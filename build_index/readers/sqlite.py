@@ -9,7 +9,7 @@ from pathlib import Path
 
 from build_index.documents import MAX_DOCUMENT_BYTES, Document
 from build_index.readers.records import CONVERSATION_FIELDS, TEXT_FIELDS, RecordReader
-from build_index.readers.table_rows import documents_of
+from build_index.readers.table_rows import record_documents
 from rest_store.errors import CorpusFormatError, describe, first_line
 
 SQLITE_MAGIC = b"SQLite format 3\0"
@@ -104,7 +104,7 @@ def _rows(
             records.too_large(origin)
         else:
             texts = (_text(value) if isinstance(value, bytes) else value for value in row)
-            yield from documents_of(records, dict(zip(columns, texts, strict=True)), origin)
+            yield from record_documents(records, dict(zip(columns, texts, strict=True)), origin)
 
 
 def _text(data: bytes) -> str | bytes:

@@ -16,7 +16,7 @@ MALFORMED = "malformed record"  # a reason to skip it
 _SPEAKERS = ("role", "from", "value")  # a turn of a conversation has one of them
 
 
-def documents_of(records: RecordReader, record: object, origin: str) -> Iterator[Document]:
+def record_documents(records: RecordReader, record: object, origin: str) -> Iterator[Document]:
     """Yield the document of a record, unless it is empty, malformed or not UTF-8.
 
     Args:

@@ -18,7 +18,7 @@ from build_index.documents import Document
 from build_index.readers.conversations import fields_text
 from build_index.readers.json_text import decoded_json
 from build_index.readers.records import CONVERSATION_FIELDS, TEXT_FIELDS, RecordReader
-from build_index.readers.table_rows import documents_of
+from build_index.readers.table_rows import record_documents
 
 BATCH_ROWS = 64
 BATCH_BYTES = 8 << 20
@@ -81,7 +81,7 @@ class TableReader:
         numbers in the table are `rows`.
 
         Raises:
-            CorpusFormatError: see `rows.documents_of`.
+            CorpusFormatError: see `rows.record_documents`.
             CorpusError: see `RecordReader.too_large`.
         """
         columns = [
@@ -90,7 +90,7 @@ class TableReader:
         ]
         for row, *values in zip(rows, *columns, strict=True):
             record = dict(zip(self._columns, values, strict=True))
-            yield from documents_of(self._records, record, f"{self._where}:row {row}")
+            yield from record_documents(self._records, record, f"{self._where}:row {row}")
 
 
 def _is_in(schema: Any, name: str) -> bool:

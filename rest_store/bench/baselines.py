@@ -18,7 +18,7 @@ _NGRAM, _CHAIN = 3, 10  # tokens that prompt lookup looks up at most, and drafts
 _EMPTY = TokenTree([], [], [])
 
 
-def tree_of(paths: Sequence[Sequence[int]]) -> TokenTree:
+def merge_paths(paths: Sequence[Sequence[int]]) -> TokenTree:
     """Return the tree of several continuations, which share their common beginnings.
 
     The first one comes first.
@@ -108,7 +108,7 @@ class PromptLookupRule:
         for size in range(min(_NGRAM, len(self._text)), 0, -1):
             begin = self._first[tuple(self._text[-size:])]
             if begin < len(self._text):
-                return tree_of([self._text[begin : begin + min(_CHAIN, max_nodes)]])
+                return merge_paths([self._text[begin : begin + min(_CHAIN, max_nodes)]])
         return _EMPTY
 
     def accept(self, tokens: Sequence[int] | npt.NDArray[np.int32], *likely: object) -> None:

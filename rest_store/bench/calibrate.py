@@ -12,10 +12,10 @@ from rest_store.bench.measurement_options import (
     recordings_option,
     tokenizer_option,
 )
-from rest_store.bench.recordings import FIT_PARTS, MIN_TO_FIT, read_all, split
+from rest_store.bench.recordings import FIT_FOLDS, MIN_TO_FIT, read_all, split
 from rest_store.bench.replay import fit_calibration, replay
 from rest_store.bench.results import file_hash
-from rest_store.command_options import FILE, json_option, to_be_written
+from rest_store.command_options import FILE, json_option, check_writable
 from rest_store.datastore.render import counted
 from rest_store.drafting.calibration import Calibration
 from rest_store.drafting.sources import PromptLookup, RecycledLogits, require_sources
@@ -39,7 +39,7 @@ _BUDGETS = ((24, 0), (24, 2), (64, 1))
     metavar="FILE",
     required=True,
     type=FILE,
-    callback=to_be_written,
+    callback=check_writable,
     help="Where the result is written: the calibration.",
 )
 @click.option(
@@ -72,7 +72,7 @@ def calibrate(
     sources = [PromptLookup(), RecycledLogits(), *stores.values()]
     provenance = {
         "recordings": [path.name for path in recordings],
-        "prompts": f"parts 0..{FIT_PARTS - 1} of 10",
+        "prompts": f"parts 0..{FIT_FOLDS - 1} of 10",
         "data": [file_hash(path) for path in recordings],
         "datastores": [path.name for path in datastores],
         "trees": trees,

@@ -62,7 +62,7 @@ class Chart:
         return max(max(bar.value, bar.high or 0.0) for bar in self.bars) or 1.0
 
 
-def charts_of(result: Result) -> list[Chart]:
+def result_charts(result: Result) -> list[Chart]:
     """Return the charts of a result; none where its benchmark has none, or it lacks the figures."""
     make = _MAKERS.get(result.benchmark)
     try:

@@ -134,7 +134,7 @@ class Batch:
         return self.time(cached, 1 + drafted) + self.rows * drafting
 
     @property
-    def of_sessions(self) -> float:
+    def drafting_seconds(self) -> float:
         """Seconds that drafting takes in a step, for all rows; 0 where it is measured."""
         return self.rows * (self.drafting or 0.0)
 
@@ -152,7 +152,7 @@ class Batch:
         row = cached * costs.cached_token + length * costs.draft_token
         return self.time(cached, 1 + length) * costs.share + costs.fixed + self.rows * row
 
-    def drafted_by(
+    def simulate_drafter(
         self, name: str, accepted: Sequence[int], prompt: int, length: int
     ) -> tuple[int, float]:
         """Return steps and seconds of another drafter that always drafts `length` tokens.
@@ -174,7 +174,7 @@ class Batch:
         return steps, seconds
 
 
-def batches_of(model: CostModel, rows: Sequence[int], drafting_us: float | None) -> list[Batch]:
+def make_batches(model: CostModel, rows: Sequence[int], drafting_us: float | None) -> list[Batch]:
     """Return batches of so many rows, each drafted for in `drafting_us` microseconds.
 
     None: as measured.

@@ -40,7 +40,7 @@ def new_live_datastore(tokenizer: TokenizerIdentity) -> Iterator[LiveDatastore]:
         yield live
 
 
-def logits_of(recordings: Iterable[Recording]) -> RecycledLogits:
+def learned_logits(recordings: Iterable[Recording]) -> RecycledLogits:
     """Return recycled logits that have learnt from `recordings`, as
     if earlier sessions had shared them.
     """

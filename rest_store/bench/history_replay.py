@@ -12,7 +12,7 @@ from rest_store.bench.history import (
     Order,
     among_others,
     in_turn,
-    logits_of,
+    learned_logits,
     new_live_datastore,
 )
 from rest_store.bench.recordings import Recording
@@ -49,7 +49,7 @@ class Variant(NamedTuple):
         shape = (
             {}
             if self.batch is None
-            else {"batch": self.batch.rows, "shape": "chain" if self.chains else "tree"}
+            else {"batch": self.batch.sequences, "shape": "chain" if self.chains else "tree"}
         )
         return {"nodes": self.max_nodes, **shape}
 
@@ -99,7 +99,7 @@ def measure_known(
         variant: Variant,
         references: Sequence[Tokens] = (),
     ) -> Outcome:
-        own = [PromptLookup(), *([logits_of(known)] if has_logits else []), *sources]
+        own = [PromptLookup(), *([learned_logits(known)] if has_logits else []), *sources]
         _, nodes, batch, chains = variant
         options: dict[str, Any] = {
             "max_nodes": nodes,
@@ -120,7 +120,7 @@ def measure_known(
         assert tokenizer is not None
         with new_live_datastore(tokenizer) as memory:
             own = [*sources, memory] if reads_all else sources
-            return Outcome.sum_of(
+            return Outcome.from_outcomes(
                 replay_one(
                     recording,
                     known,
@@ -133,7 +133,7 @@ def measure_known(
             )
 
     def with_logits_of_others(sources: Sequence[object], variant: Variant) -> Outcome:
-        return Outcome.sum_of(
+        return Outcome.from_outcomes(
             replay_one(one, [other for other in recordings if other is not one], sources, variant)
             for one in reported
         )
@@ -157,7 +157,7 @@ def measure_known(
                 with_stores,
                 "nothing",
                 variant,
-                Outcome.sum_of(replay_one(one, (), sources, variant) for one in reported),
+                Outcome.from_outcomes(replay_one(one, (), sources, variant) for one in reported),
             )
             if orders and has_logits:
                 add(with_stores, LOGITS, variant, with_logits_of_others(sources, variant))

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 import click
 
-from rest_store.command_options import FILE, PATH, Decorator, FloatRange, json_option, to_be_written
+from rest_store.command_options import FILE, PATH, Decorator, FloatRange, json_option, check_writable
 from rest_store.drafting.calibration import Calibration
 
 
@@ -122,7 +122,7 @@ _out_option = click.option(
     "--out",
     metavar="FILE",
     type=FILE,
-    callback=to_be_written,
+    callback=check_writable,
     help="Where the result is written: all figures, as JSON.",
 )
 
@@ -174,6 +174,6 @@ def prompts_option(*, required: bool = True) -> Decorator[Any]:
     )
 
 
-def calibration_of(path: Path | None) -> Calibration:
+def load_calibration(path: Path | None) -> Calibration:
     """Return the calibration that `--calibration` names."""
     return Calibration.default() if path is None else Calibration.load(path)

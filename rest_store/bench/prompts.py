@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rest_store.bench.recordings import integers, lines_of
+from rest_store.bench.recordings import integers, read_lines
 from rest_store.errors import DataFileError, describe
 
 _EXPECTED = "text, token ids, or an object with prompt (text or token ids) or turns (texts)"
@@ -70,7 +70,7 @@ def _entries(path: Path) -> list[tuple[int, str, Any]]:
     """Return the prompts of a file as they stand there, each with
     its number and where it is, for messages.
     """
-    lines = [(number, line.removesuffix("\n")) for number, line in lines_of(path)]
+    lines = [(number, line.removesuffix("\n")) for number, line in read_lines(path)]
     named = path.name.removesuffix(".gz").endswith((".json", ".jsonl"))
     is_json = named or (lines and isinstance(_parsed(lines[0][1]), dict))
     return [
@@ -128,7 +128,7 @@ def require_known_tokens(prompts: Iterable[Prompt], vocabulary_size: int) -> Non
             raise DataFileError(describe(f"prompt {prompt.key}", "a token id", greatest, expected))
 
 
-def interleaved(prompts: Sequence[Prompt], per_family: int | None = None) -> list[Prompt]:
+def interleave(prompts: Sequence[Prompt], per_family: int | None = None) -> list[Prompt]:
     """Return the prompts with their families taking turns.
 
     Of each at most the first `per_family`.

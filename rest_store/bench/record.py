@@ -19,7 +19,7 @@ from rest_store.command_options import (
     json_option,
     max_new_tokens_option,
     model_option,
-    to_be_written,
+    check_writable,
 )
 from rest_store.datastore.render import counted
 from rest_store.errors import DataFileError, describe
@@ -41,7 +41,7 @@ TOP = 8  # most likely tokens kept for each position
     metavar="FILE",
     required=True,
     type=FILE,
-    callback=to_be_written,
+    callback=check_writable,
     help="Where the result is written: the recordings; .gz compresses.",
 )
 @chat_option
@@ -82,7 +82,7 @@ def record(
 def write_recordings(
     model: Any, prompts: Sequence[Prompt], out: Path, *, max_new_tokens: int
 ) -> int:
-    """Write the recordings of `recordings_of` to `out`, show on
+    """Write the recordings of `record_outputs` to `out`, show on
     standard error how far it is, and return their tokens.
 
     Raises:
@@ -93,7 +93,7 @@ def write_recordings(
     try:
         with open_file(out, "wt", encoding="utf-8") as file:
             for number, row in enumerate(
-                recordings_of(model, prompts, max_new_tokens=max_new_tokens), 1
+                record_outputs(model, prompts, max_new_tokens=max_new_tokens), 1
             ):
                 file.write(json.dumps(row) + "\n")
                 tokens += len(row["output"])
@@ -108,7 +108,7 @@ def write_recordings(
     return tokens
 
 
-def recordings_of(
+def record_outputs(
     model: Any, prompts: Sequence[Prompt], *, max_new_tokens: int
 ) -> Iterator[dict[str, Any]]:
     """Yield a recording for each prompt: the model's greedy output,

@@ -36,7 +36,7 @@ def replay_other(recordings: Sequence[Recording], name: str, batch: Batch, lengt
         if one.drafters.get(name) is None or not one.output.size:
             continue
         prompt, tokens = one.prompt.size, one.output.size
-        steps, seconds = batch.drafted_by(name, one.drafters[name].tolist(), prompt, length)
+        steps, seconds = batch.simulate_drafter(name, one.drafters[name].tolist(), prompt, length)
         plain = batch.plain(prompt, prompt + tokens)
         outcome.replays.append(
             Replayed(one.family, tokens, steps, steps * length, 0.0, plain, seconds, one.key)
@@ -57,8 +57,8 @@ def other_drafters(
                 for length in range(1, _MAX_LENGTH + 1)
             }
             best = max(outcomes, key=lambda length: outcomes[length].modelled_speeds[0])
-            row = {"drafter": name, "batch": batch.rows, "length": best, **outcomes[best].as_json()}
-            yield f"{name}, {best} tokens, batch of {batch.rows}: {outcomes[best].summary()}", row
+            row = {"drafter": name, "batch": batch.sequences, "length": best, **outcomes[best].as_json()}
+            yield f"{name}, {best} tokens, batch of {batch.sequences}: {outcomes[best].summary()}", row
 
 
 class _BesideHead:
@@ -86,7 +86,7 @@ class _BesideHead:
         assert costs is not None  # as a batch has them
         tree = self._session.draft(max_nodes) if self._head.wants_tree() else None
         if tree is None:
-            self.seconds -= self._batch.of_sessions
+            self.seconds -= self._batch.drafting_seconds
         self._plan = self._head.plan(tree, costs)
         return self._with_head(self._plan)
 
@@ -124,7 +124,7 @@ class _Oracle(_BesideHead):
         assert costs is not None  # as a batch has them
         tree, cached = self._session.draft(max_nodes, costs), self._prompt + self._position
         written = 1 + len(tree.longest_path(self._text[self._position :]))
-        speeds = [written / (costs[len(tree)] + self._batch.of_sessions)]
+        speeds = [written / (costs[len(tree)] + self._batch.drafting_seconds)]
         for tokens in range(1, _MAX_LENGTH + 1):
             seconds = self._batch.time(cached, 1 + tokens) + self._batch.beside(
                 self._name, cached, tokens
@@ -133,7 +133,7 @@ class _Oracle(_BesideHead):
         head_tokens = int(np.argmax(speeds))
         if head_tokens:
             tree = _NO_TREE
-            self.seconds -= self._batch.of_sessions
+            self.seconds -= self._batch.drafting_seconds
         self._plan = Plan(tree, head_tokens, 0.0, 0.0, 0)
         return self._with_head(self._plan)
 
@@ -155,7 +155,7 @@ def replay_beside(
     cached = int(np.median([one.prompt.size + one.output.size // 2 for one in chosen] or [0]))
     head = Head(
         [0.0, *(batch.beside(name, cached, tokens) for tokens in range(1, _MAX_LENGTH + 1))],
-        batch.of_sessions,
+        batch.drafting_seconds,
     )
     outcome = Outcome()
     for one in chosen:
@@ -166,7 +166,7 @@ def replay_beside(
             replayed = walk([one], drafter.opened, max_nodes=max_nodes, batch=batch)
         modelled = replayed.replays[0].modelled + drafter.seconds
         replayed.replays = [replayed.replays[0]._replace(modelled=modelled)]
-        outcome = Outcome.sum_of([outcome, replayed])
+        outcome = Outcome.from_outcomes([outcome, replayed])
     return outcome
 
 
@@ -192,12 +192,12 @@ def beside_heads(
                 )
                 row = {
                     "beside": name,
-                    "batch": batch.rows,
+                    "batch": batch.sequences,
                     "share_of_oracle": round(share, 4),
                     **outcome.as_json(),
                 }
                 line = (
-                    f"session beside {name}, batch of {batch.rows}: {share:.2f} of an oracle's"
+                    f"session beside {name}, batch of {batch.sequences}: {share:.2f} of an oracle's"
                     " choice per step"
                 )
                 yield f"{line}; {outcome.summary()}", row

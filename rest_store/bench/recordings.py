@@ -30,8 +30,8 @@ from rest_store.terminal import loading
 if TYPE_CHECKING:
     from build_index.target_tokenizer import TargetTokenizer
 
-PARTS = 10  # that prompts are divided into
-FIT_PARTS = 7  # the first ones, for fitting; the others are for reporting
+FOLDS = 10  # that prompts are divided into
+FIT_FOLDS = 7  # the first ones, for fitting; the others are for reporting
 MIN_TO_FIT = 20  # recordings
 _LAST_TOKEN = 2**31 - 1
 
@@ -65,9 +65,9 @@ class Recording:
     drafters: Mapping[str, npt.NDArray[np.int32]] = field(default_factory=dict)
 
 
-def part_of(key: str) -> int:
+def fold_number(key: str) -> int:
     """Return the part, 0..9, of the prompt with this key; the same in every release."""
-    return int(hashlib.sha256(b"split 1 " + key.encode()).hexdigest(), 16) % PARTS
+    return int(hashlib.sha256(b"split 1 " + key.encode()).hexdigest(), 16) % FOLDS
 
 
 def read_recordings(path: str | Path, encode: Encode | None = None) -> list[Recording]:
@@ -81,7 +81,7 @@ def read_recordings(path: str | Path, encode: Encode | None = None) -> list[Reco
     file = file_hash(Path(path))
     return [
         _recording(generation, f"{path}, line {number}", encode, file)
-        for number, line in lines_of(path)
+        for number, line in read_lines(path)
         for generation in recorded_outputs(line, f"{path}, line {number}")
     ]
 
@@ -116,7 +116,7 @@ def _recording(
                 where, "acceptance", "of another length", "a number for each token of the output"
             )
         )
-    part = part_of(key or str(generation.prompt))
+    part = fold_number(key or str(generation.prompt))
     return Recording(family, part, *tokens, likely, key, file, accepted)
 
 
@@ -171,8 +171,8 @@ def split(
         DataFileError: there are fewer, or one of the two is empty.
     """
     written = [recording for recording in recordings if recording.output.size]
-    fitting = [recording for recording in written if recording.part < FIT_PARTS]
-    held_out = [recording for recording in written if recording.part >= FIT_PARTS]
+    fitting = [recording for recording in written if recording.fold < FIT_FOLDS]
+    held_out = [recording for recording in written if recording.fold >= FIT_FOLDS]
     if len(written) < minimum or not fitting or not held_out:
         counts = (
             f"{len(written)}, by a hash {len(fitting)} to fit to and {len(held_out)} to report on"
@@ -190,7 +190,7 @@ def unfitted(
 ) -> list[Recording]:
     """Return the recordings that have output and to which `calibration` was not fitted.
 
-    Its `provenance` has under "data" the hashes of the files of which the first `FIT_PARTS` parts
+    Its `provenance` has under "data" the hashes of the files of which the first `FIT_FOLDS` parts
     were fitted to.
 
     Args:
@@ -206,7 +206,7 @@ def unfitted(
     chosen = [
         recording
         for recording in recordings
-        if recording.output.size and (recording.part >= FIT_PARTS or recording.file not in files)
+        if recording.output.size and (recording.fold >= FIT_FOLDS or recording.file not in files)
     ]
     if not chosen:
         what = "number of recordings with output that the calibration was not fitted to"
@@ -232,7 +232,7 @@ def without(recordings: Sequence[Recording], reported: Sequence[Recording]) -> s
     return f"; left out: {', '.join(counts)}" if counts else ""
 
 
-def identity_of_texts(stores: Mapping[str, Store], tokenizer: str | None) -> TokenizerIdentity:
+def tokenizer_identity(stores: Mapping[str, Store], tokenizer: str | None) -> TokenizerIdentity:
     """Return the identity of the recordings' tokenizer: that of the
     first datastore, or of `tokenizer`.
 
@@ -265,7 +265,7 @@ def integers(values: object, minimum: int) -> npt.NDArray[np.int32]:
     return array.astype(np.int32)
 
 
-def lines_of(path: str | Path) -> Iterator[tuple[int, str]]:
+def read_lines(path: str | Path) -> Iterator[tuple[int, str]]:
     """Yield the lines of a text file or a `.gz` with their numbers, without blank ones.
 
     Raises:

@@ -184,7 +184,7 @@ class Outcome:
             self.reliability[2] += np.bincount(bins[accepted], minlength=_BINS)
 
     @classmethod
-    def sum_of(cls, outcomes: Iterable[Outcome]) -> Outcome:
+    def from_outcomes(cls, outcomes: Iterable[Outcome]) -> Outcome:
         """Return the sums of several."""
         total = cls()
         for outcome in outcomes:
@@ -290,7 +290,7 @@ def walk(
                 outcome.add_step(tree, path)
                 end = min(position + len(path) + 1, text.size)
                 accepting = time.perf_counter()
-                drafter.accept(text[position:end], known_rows(recording.top_k, known, end))
+                drafter.accept(text[position:end], known_top_k(recording.top_k, known, end))
                 took += time.perf_counter() - accepting
                 if times is not None:
                     times.append(took)
@@ -361,7 +361,7 @@ def fresh(sources: Iterable[object]) -> list[object]:
     ]
 
 
-def known_rows(top_k: Tokens, begin: int, end: int) -> Tokens | None:
+def known_top_k(top_k: Tokens, begin: int, end: int) -> Tokens | None:
     """Return top-k rows from `begin` to `end` for `DraftSession.accept`; None if there are none.
 
     The last row is unknown: the forward pass has not read that token.

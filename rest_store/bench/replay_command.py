@@ -12,12 +12,12 @@ from typing import Any
 import click
 
 from rest_store.bench.baselines import PromptLookupRule, RestRule
-from rest_store.bench.cost_model import CostModel, batches_of
+from rest_store.bench.cost_model import CostModel, make_batches
 from rest_store.bench.history import holding
 from rest_store.bench.history_replay import OTHERS, Variant, measure_known
 from rest_store.bench.measurement_options import (
     Destination,
-    calibration_of,
+    load_calibration,
     calibration_option,
     cost_model_options,
     datastores_option,
@@ -31,7 +31,7 @@ from rest_store.bench.recorded_drafters import beside_heads, other_drafters
 from rest_store.bench.recordings import (
     Recording,
     amount,
-    identity_of_texts,
+    tokenizer_identity,
     read_all,
     remembered,
     unfitted,
@@ -112,8 +112,8 @@ def replay_command(
     stores = open_datastores(datastores)
     require_sources("--datastore", list(stores.values()))
     model = None if cost_model is None else CostModel.read(cost_model)
-    identity = identity_of_texts(stores, tokenizer) if history or history_from else None
-    used = calibration_of(calibration)
+    identity = tokenizer_identity(stores, tokenizer) if history or history_from else None
+    used = load_calibration(calibration)
     chosen = read_all(recordings, stores, tokenizer)[::every]
     reported = unfitted(chosen, used, "bench replay")
     known = remembered(history_from, reported, stores, tokenizer)
@@ -146,10 +146,10 @@ def replay_command(
         results["rows"] = rows
     else:
         click.echo(f"speeds are modelled: {model.source}; drafting {_drafting(drafting_us)}")
-        steps = batches_of(model, batches, drafting_us)
+        steps = make_batches(model, batches, drafting_us)
         variants = [
             Variant(
-                f"{'chains' if chains else 'trees'}, batch of {batch.rows}",
+                f"{'chains' if chains else 'trees'}, batch of {batch.sequences}",
                 max(max_nodes),
                 batch,
                 chains,

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import click
 
-from rest_store.bench.charts import Bar, Chart, charts_of
+from rest_store.bench.charts import Bar, Chart, result_charts
 from rest_store.bench.results import Result, read_results, write_text
-from rest_store.bench.tables import Table, shown, tables_of
+from rest_store.bench.tables import Table, shown, figure_tables
 from rest_store.command_options import PATH, json_option
 from rest_store.datastore.render import counted
 from rest_store.pages.document import document, packaged
@@ -91,11 +91,11 @@ def _title(name: str) -> str:
 
 
 def _section(result: Result, is_open: bool) -> str:
-    charts = charts_of(result)
+    charts = result_charts(result)
     note = _NOTES.get(result.benchmark)
     parts = [
         f'<p class="soft">{note}</p>\n' if note else "",
-        *map(_table, tables_of(result.figures)),
+        *map(_table, figure_tables(result.figures)),
     ]
     if result.arguments:
         arguments = "".join(f"<div>{_term(*pair)}</div>" for pair in result.arguments.items())

@@ -29,7 +29,7 @@ from rest_store.bench.measurement_options import (
 from rest_store.bench.prompts import (
     Prompt,
     encoding,
-    interleaved,
+    interleave,
     read_prompts,
     require_known_tokens,
 )
@@ -157,7 +157,7 @@ def speed(
     prompts += [
         Prompt(one.family, one.key, one.prompt.tolist()) for one in reported if one.prompt.size
     ]
-    prompts = interleaved(prompts, per_family)
+    prompts = interleave(prompts, per_family)
     if not prompts:
         raise DataFileError(describe("bench speed", "number of prompts", 0, "at least one"))
     require_known_tokens(prompts, vocabulary_size(target))

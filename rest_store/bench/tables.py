@@ -25,7 +25,7 @@ class Table:
     rows: list[list[Cell]]
 
 
-def tables_of(figures: Any, title: str = "") -> list[Table]:
+def figure_tables(figures: Any, title: str = "") -> list[Table]:
     """Return tables that hold every figure.
 
     Objects with the same fields, in a list or by name, are the rows of one table; in a list, fields
@@ -45,7 +45,7 @@ def tables_of(figures: Any, title: str = "") -> list[Table]:
             row = list(fields.values()) if is_list else [name, *fields.values()]
             alike.setdefault(tuple(fields), []).append(row)
         else:
-            below += tables_of(item, f"{title}, {name}" if title else name)
+            below += figure_tables(item, f"{title}, {name}" if title else name)
     tables = [Table(title, ["figure", ""], single)] if single else []
     for columns, rows in alike.items():
         header = [column.replace("_", " ") for column in columns]

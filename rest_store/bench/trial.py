@@ -21,7 +21,7 @@ from rest_store.bench.measurement_options import (
     prepacked_option,
     prompts_option,
 )
-from rest_store.bench.prompts import encoding, interleaved, read_prompts, require_known_tokens
+from rest_store.bench.prompts import encoding, interleave, read_prompts, require_known_tokens
 from rest_store.bench.record import write_recordings
 from rest_store.bench.recordings import read_recordings
 from rest_store.bench.replay import Outcome
@@ -164,13 +164,13 @@ def try_(
     # A fault in the file is reported before anything is built.
     read_prompts(prompts_file, lambda text: [0])
     results = out / "results"
-    folder = datastore_of(corpora, model, out, without=[prompts_file])
+    folder = open_or_build(corpora, model, out, without=[prompts_file])
     tell(f"model: {model}")
     loaded, tokenizer = load_model(model, dtype=dtype, device=device, announce=loading)
     if prepacked_weights:
         click.get_current_context().with_resource(rest_store.prepacked_weights(loaded))
     store = rest_store.Datastore.open(folder, tokenizer=tokenizer)
-    prompts = interleaved(read_prompts(prompts_file, encoding(tokenizer, chat=chat)))
+    prompts = interleave(read_prompts(prompts_file, encoding(tokenizer, chat=chat)))
     require_known_tokens(prompts, vocabulary_size(loaded))
     tell(f"recording {counted(len(prompts), 'output')}")
     recorded = out / "recordings.jsonl"
@@ -234,7 +234,7 @@ def try_(
     click.echo(trial.verdict())
 
 
-def datastore_of(
+def open_or_build(
     corpora: Sequence[str], model: str, out: Path, *, without: Sequence[Path] = ()
 ) -> Path:
     """Return the datastore in the folder `out`, built of `corpora`

@@ -22,7 +22,7 @@ from rest_store.command_options import (
     max_new_tokens_option,
     max_nodes_option,
     model_option,
-    to_be_written,
+    check_writable,
 )
 from rest_store.datastore.locations import is_remote
 from rest_store.datastore.tokenizer import identity_of
@@ -128,7 +128,7 @@ Examples:
     "page_path",
     metavar="FILE",
     type=FILE,
-    callback=to_be_written,
+    callback=check_writable,
     help="Also write an HTML page; takes one --prompt.",
 )
 @click.option(

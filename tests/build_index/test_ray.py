@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from build_index import ray_workers, slices
 from build_index.builder import build
 from build_index.cli import build as command
-from build_index.staging import kept_shards
+from build_index.staging import finished_shards
 from rest_store.errors import CorpusFormatError, MemoryBudgetError, MissingExtraError, WorkerError
 from tests.shared.builds import contents, documents, leftovers, options, write_jsonl
 from tests.shared.corpora import write_files
@@ -199,7 +199,7 @@ def test_a_build_that_the_cluster_cannot_end_is_resumed_here(
                 corpora, tokenizer, out, shard_tokens=1500, memory=MEMORY, ray=cluster[0].address
             )
         )
-    assert kept_shards(out) > 0
+    assert finished_shards(out) > 0
     build(options(corpora, tokenizer, out, shard_tokens=1500, memory=MEMORY, resume=True))
     assert contents(out) == expected
 

@@ -96,7 +96,7 @@ def is_lfs_pointer(head: bytes) -> bool:
     return head.startswith(_LFS_HEAD) and b"\noid " in head
 
 
-def kind_of(head: bytes, where: str) -> str | None:
+def unreadable_kind(head: bytes, where: str) -> str | None:
     """Return how content that no reader takes is called, by its
     first bytes, or None if it may be a text.
 
