@@ -24,7 +24,7 @@ import transformers
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from rest_store.bench.results import write_text
-from rest_store.command_options import FILE, SETTINGS, json_option, check_writable
+from rest_store.command_options import FILE, SETTINGS, check_writable, json_option
 from rest_store.generation.seam import CACHE
 from rest_store.generation.support import vocabulary_size
 

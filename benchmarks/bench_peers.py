@@ -40,7 +40,13 @@ from rest_store.bench.measurement_options import (
     result_options,
     tokenizer_option,
 )
-from rest_store.bench.recordings import Recording, tokenizer_identity, read_all, remembered, unfitted
+from rest_store.bench.recordings import (
+    Recording,
+    read_all,
+    remembered,
+    tokenizer_identity,
+    unfitted,
+)
 from rest_store.bench.replay import Outcome, fresh, replay, walk
 from rest_store.bench.results import write_result
 from rest_store.command_options import SETTINGS, max_nodes_option

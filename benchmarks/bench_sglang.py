@@ -48,14 +48,14 @@ GREEDY = {"temperature": 0.0}
     metavar="FILE",
     type=FILE,
     required=True,
-    help="What the datastore is built of: texts, JSON Lines.",
+    help="Text for the datastore: texts, JSON Lines.",
 )
 @click.option(
     "--prompts",
     metavar="FILE",
     type=FILE,
     default=Path("benchmarks/prompts.jsonl"),
-    help="What the model is asked: JSON Lines.",
+    help="Prompts for the model: JSON Lines.",
 )
 @click.option(
     "--requests", metavar="N", type=click.IntRange(1), default=8, help="Prompts that are used."

@@ -88,9 +88,7 @@ CASES: Mapping[str, tuple[Schema, list[str]]] = {
     "order": (
         record(
             customer_identifier=WHOLE,
-            items=array(
-                record(product_name=TEXT, quantity=WHOLE, unit_price_in_cents=WHOLE), 2, 3
-            ),
+            items=array(record(product_name=TEXT, quantity=WHOLE, unit_price_in_cents=WHOLE), 2, 3),
             express_delivery=FLAG,
         ),
         ["fruit", "books", "garden tools", "office supplies"],

@@ -105,7 +105,8 @@ def with_logits(sources: Sequence[object], known: Sequence[Recording]) -> list[o
     them, that have learnt from the `known` recordings.
     """
     return [
-        learned_logits(known) if isinstance(source, RecycledLogits) else source for source in sources
+        learned_logits(known) if isinstance(source, RecycledLogits) else source
+        for source in sources
     ]
 
 

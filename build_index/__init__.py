@@ -114,4 +114,4 @@ def build(
 def _texts(values: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> tuple[str, ...]:
     if isinstance(values, str | os.PathLike):
         return (os.fspath(values),)
-    return tuple(map(os.fspath, values))
+    return tuple(os.fspath(value) for value in values)

@@ -1,4 +1,4 @@
-"""The plan of a build: its inputs and options. An equal plan resumes it, and gives the same bytes."""
+"""The plan of a build: its inputs and options. Builds of equal plans give the same bytes."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def text_sha256(text: str) -> str:
 
 
 def template_digest(tokenizer: TargetTokenizer) -> str | None:
-    """Return the digest of the chat template, whose text may be long; None: there is no template."""
+    """Return the digest of the chat template; None: there is no template."""
     if tokenizer.chat_template is None:
         return None
     return f"sha256:{text_sha256(tokenizer.chat_template)}"

@@ -79,8 +79,7 @@ def memory_size(text: str) -> int:
     required=True,
     type=PATH,
     help=(
-        "Where the result is written: the datastore's directory; an old datastore there is"
-        " replaced."
+        "Destination of the result: the datastore's directory; an old datastore there is replaced."
     ),
 )
 @click.option(

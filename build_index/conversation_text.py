@@ -351,7 +351,7 @@ class _Writing:
         return self._text
 
     def _runs(self, answers: list[int]) -> Iterator[list[int]]:
-        """Yield answers in lists: neighbours that are alike, with no turn of a user between them."""
+        """Yield answers in lists: neighbours that are alike, with no user's turn between them."""
         run: list[int] = []
         for index in answers:
             if run:

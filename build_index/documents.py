@@ -192,7 +192,7 @@ class CorpusCounts:
         return cls(**{**fields, **counters, "largest": largest})
 
     def _show(self, reason: str, example: str, size: int) -> None:
-        """Keep the largest example; of equal ones the first by name, whatever the order of files."""
+        """Keep the largest example, and of equally large ones the first by name."""
         before = self.largest.get(reason)
         if example and (before is None or (-size, example) < (-before[0], before[1])):
             self.largest[reason] = (size, example)

@@ -159,19 +159,20 @@ def tokenize(setup: Setup, slice_: Slice) -> SliceReport:
             before = time.perf_counter()
             encoded = setup.tokenizer.encode_counted(batch, counts)
             tokenize_seconds += time.perf_counter() - before
-            digests = b""
+            digests = []
             tokens = []
             for document, ids in zip(batch, encoded, strict=True):
                 if ids is not None:
-                    digests += content_digest(document)
+                    digests.append(content_digest(document))
                     tokens.append(ids)
             if not tokens:
                 continue
             lengths = np.array([len(ids) for ids in tokens])
             # numpy would report a full disk only as fewer bytes written.
             arrays = io.BytesIO()
-            for array in (np.frombuffer(digests, np.uint8), lengths, np.concatenate(tokens)):
-                np.save(arrays, array)
+            np.save(arrays, np.frombuffer(b"".join(digests), np.uint8))
+            np.save(arrays, lengths)
+            np.save(arrays, np.concatenate(tokens))
             file.write(arrays.getbuffer())
         np.save(file, np.empty(0))
         file.write(json.dumps(counts.to_json()).encode())

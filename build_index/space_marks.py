@@ -3,8 +3,8 @@
 `transformers` 5 loads the tokenizers of Llama 2's family with the pre-tokenizer `Metaspace`, which
 `fastokens` does not know. Without splitting, `Metaspace` does two things. It replaces each space by
 the mark, which a normalizer does as well. It puts a mark before sections of the text: the texts
-between added tokens (`tokenizers`, pre_tokenizers/metaspace.rs). This module does the second, before
-the text is encoded.
+between added tokens (`tokenizers`, pre_tokenizers/metaspace.rs). This module does the second
+before the text is encoded.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ def load_tokenizer(tokenizer: object, *, chat_template: str | None = None) -> Ta
         chat_template: a file with a Jinja template, or its text, instead of the tokenizer's own.
 
     Raises:
-        TokenizerLoadError: as there, or the template cannot be read.
+        TokenizerLoadError: as that function does, or the template cannot be read.
     """
     template = None if chat_template is None else read_template(chat_template)
     loaded = loading.load_tokenizer(tokenizer)
@@ -58,21 +58,20 @@ def load_tokenizer(tokenizer: object, *, chat_template: str | None = None) -> Ta
 
 
 def load_in_process(tokenizer: object) -> object:
-    """Return what `load_tokenizer` takes, loaded by a process of
-    its own if `transformers` has to do it.
+    """Return an argument for `load_tokenizer`, loaded by a process of its own if that saves memory.
 
-    It would import torch, if that is installed, which takes 190 MiB of this process for good, and
-    most of the time.
+    `transformers` would import torch, if that is installed. That takes 190 MiB of this process for
+    good, and most of the time.
 
     Raises:
-        TokenizerLoadError: as `load_tokenizer`.
+        TokenizerLoadError: as `load_tokenizer` does.
     """
     if "torch" in sys.modules or not isinstance(tokenizer, str | os.PathLike):
         return tokenizer
     if os.path.isfile(local_path(tokenizer)):  # noqa: PTH113
         return tokenizer
     name = os.fspath(tokenizer)
-    quiet = {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}  # that torch is absent
+    quiet = {"TRANSFORMERS_NO_ADVISORY_WARNINGS": "1"}  # no warning that torch is absent
     environment = {**os.environ, **quiet, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     with tempfile.TemporaryDirectory() as directory:
         file = Path(directory) / "tokenizer"

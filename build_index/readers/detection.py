@@ -1,4 +1,4 @@
-"""Which reader a file needs, by its content."""
+"""The detection of the reader that a file needs, by its content."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class NoDocumentsError(Exception):
     """A file holds no documents that are wanted.
 
     Args:
-        what: it is instead, in a few words.
-        fields: those of its records, as a text.
+        kind: the kind of its content, in a few words.
+        fields: the fields of its records, as a text.
     """
 
-    def __init__(self, what: str, fields: str = "") -> None:
-        super().__init__(what)
+    def __init__(self, kind: str, fields: str = "") -> None:
+        super().__init__(kind)
         self.fields = fields
 
 
@@ -55,11 +55,11 @@ def detect_reader(file: BinaryIO, where: str, field: str | None, *, is_named: bo
 
     Parquet, Arrow, archives, databases and compressed files are recognized by their magic bytes,
     JSON by its first record, other binary files by a NUL byte. Of a compressed file, the content
-    counts. The names of files count where the content says too little: what is called `.jsonl` or
-    `.ndjson` is never read as text, and `.csv` and `.tsv` are tables.
+    counts. The names of files count where the content says too little: a `.jsonl` or `.ndjson` file
+    is never read as text, and `.csv` and `.tsv` files are tables.
 
     Args:
-        file: the file; left anywhere in it.
+        file: the file; its position changes.
         where: its name, also in messages.
         field: the field that holds the document; None: any known layout.
         is_named: whether the user named the file. In a directory, JSON that is neither JSONL nor a
@@ -71,7 +71,7 @@ def detect_reader(file: BinaryIO, where: str, field: str | None, *, is_named: bo
 
     Raises:
         NoDocumentsError: there is no reader for it, or records lack the field.
-        CorpusFormatError: it is parquet or Arrow, and damaged; or named `.jsonl`, and not JSONL.
+        CorpusFormatError: it is damaged parquet or Arrow, or a `.jsonl` file that is not JSONL.
         Exception: see `files.read_errors`.
     """
     file.seek(0)
@@ -95,7 +95,7 @@ def detect_reader(file: BinaryIO, where: str, field: str | None, *, is_named: bo
     name = where.lower()
     for ending in COMPRESSED_ENDINGS:
         name = name.removesuffix(ending)
-    # In which a reader has to seek.
+    # Their readers have to seek, which a compressed file does not allow.
     is_table = head.startswith((PARQUET_MAGIC, *ZIP_MAGICS)) or is_arrow(head)
     kind = BINARY if is_table else unreadable_kind(head, name)
     if kind is not None:
@@ -128,7 +128,7 @@ def _table_reader(reader: str, columns: list[str], names: str) -> str:
 def _json_or_text(
     values: JsonValues, head: bytes, where: str, name: str, field: str | None, *, is_named: bool
 ) -> str:
-    """Return the reader of what is JSON or text by its first record, if it has one."""
+    """Return the reader of JSON or text, by the first record, if there is one."""
     is_named_jsonl = name.endswith((".jsonl", ".ndjson"))
     first, line = _first_record(values, head)
     if first is None:

@@ -1,4 +1,4 @@
-"""Prompts for a model, of one's own files."""
+"""Prompts for a model, from a user's files."""
 
 from __future__ import annotations
 
@@ -67,9 +67,7 @@ def read_prompts(path: Path, encode: Callable[[str], Sequence[int]]) -> list[Pro
 
 
 def _entries(path: Path) -> list[tuple[int, str, Any]]:
-    """Return the prompts of a file as they stand there, each with
-    its number and where it is, for messages.
-    """
+    """Return the prompts of a file as they stand there, each with its number and place."""
     lines = [(number, line.removesuffix("\n")) for number, line in read_lines(path)]
     named = path.name.removesuffix(".gz").endswith((".json", ".jsonl"))
     is_json = named or (lines and isinstance(_parsed(lines[0][1]), dict))
@@ -80,7 +78,7 @@ def _entries(path: Path) -> list[tuple[int, str, Any]]:
 
 
 def _parsed(text: str) -> Any:
-    """Return what JSON says; None if it is none."""
+    """Return the value of a JSON text; None: it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -119,9 +117,7 @@ def chat_tokens(tokenizer: Any, text: str) -> list[int]:
 
 
 def require_known_tokens(prompts: Iterable[Prompt], vocabulary_size: int) -> None:
-    """Raise DataFileError unless the model, of `vocabulary_size` token
-    ids, knows all tokens of the prompts.
-    """
+    """Raise DataFileError if a prompt has a token id outside the model's vocabulary."""
     for prompt in prompts:
         if (greatest := max(prompt.tokens)) >= vocabulary_size:
             expected = f"0..{vocabulary_size - 1}, as the model has them"
@@ -129,14 +125,16 @@ def require_known_tokens(prompts: Iterable[Prompt], vocabulary_size: int) -> Non
 
 
 def interleave(prompts: Sequence[Prompt], per_family: int | None = None) -> list[Prompt]:
-    """Return the prompts with their families taking turns.
-
-    Of each at most the first `per_family`.
-    """
+    """Return the prompts with their families taking turns, of each at most `per_family`."""
     families: dict[str, list[Prompt]] = defaultdict(list)
     for prompt in prompts:
         families[prompt.family].append(prompt)
-    most = max((len(rows) for rows in families.values()), default=0)
+    rounds = max(map(len, families.values()), default=0)
     if per_family is not None:
-        most = min(most, per_family)
-    return [rows[index] for index in range(most) for rows in families.values() if index < len(rows)]
+        rounds = min(rounds, per_family)
+    chosen = []
+    for index in range(rounds):
+        for family in families.values():
+            if index < len(family):
+                chosen.append(family[index])
+    return chosen

@@ -11,7 +11,7 @@ import click
 
 from rest_store.bench.charts import Bar, Chart, result_charts
 from rest_store.bench.results import Result, read_results, write_text
-from rest_store.bench.tables import Table, shown, figure_tables
+from rest_store.bench.tables import Table, figure_tables, shown
 from rest_store.command_options import PATH, json_option
 from rest_store.datastore.render import counted
 from rest_store.pages.document import document, packaged
@@ -35,7 +35,7 @@ _NOTES = {  # by benchmark
     metavar="FILE",
     type=PATH,
     show_default="report.html in DIR",
-    help="Where the result is written: the page.",
+    help="Destination of the result: the page.",
 )
 @json_option
 def report(folder: Path, out: Path | None, as_json: bool) -> None:

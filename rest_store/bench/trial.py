@@ -117,7 +117,7 @@ class Trial:
     multiple=True,
     required=True,
     metavar="PATH",
-    help="What the datastore is built of: as for `rest-store build`. Repeatable.",
+    help="Text for the datastore: as for `rest-store build`. Repeatable.",
 )
 @prompts_option()
 @chat_option
@@ -131,7 +131,7 @@ class Trial:
     metavar="DIR",
     type=PATH,
     default="trial",
-    help="Where the result is written: the folder of the datastore, the results and the page.",
+    help="Destination of the result: the folder of the datastore, the results and the page.",
 )
 @json_option
 def try_(

@@ -92,7 +92,7 @@ Examples:
     metavar="FILE",
     type=PATH,
     show_default="the one of the package",
-    help="What `rest-store calibrate` wrote.",
+    help="A calibration that `rest-store calibrate` wrote.",
 )
 @click.option(
     "--temperature",

@@ -204,7 +204,7 @@ def delete(directory: Path, ids: tuple[str, ...], as_json: bool) -> None:
     metavar="DIR",
     type=PATH,
     help=(
-        "Where the result is written: the datastore's directory; an old datastore there is"
+        "Destination of the result: the datastore's directory; an old datastore there is"
         " replaced."
     ),
 )
