@@ -17,12 +17,12 @@ from rest_store.command_options import (
     PATH,
     SEED,
     FloatRange,
+    check_writable,
     device_option,
     dtype_option,
     max_new_tokens_option,
     max_nodes_option,
     model_option,
-    check_writable,
 )
 from rest_store.datastore.locations import is_remote
 from rest_store.datastore.tokenizer import identity_of

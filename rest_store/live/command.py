@@ -119,7 +119,7 @@ def add(
     from build_index.corpus import empty_corpora, open_corpus
     from build_index.documents import CorpusCounts, batches
     from build_index.duplicates import content_digest
-    from build_index.omissions import skipped_texts, omissions_text
+    from build_index.omissions import omissions_text, skipped_texts
     from build_index.tokenization import load_tokenizer
 
     corpora = [open_corpus(CorpusSpec(path, **reading)) for path in paths]
