@@ -72,7 +72,7 @@ def calibrate(
     sources = [PromptLookup(), RecycledLogits(), *stores.values()]
     provenance = {
         "recordings": [path.name for path in recordings],
-        "prompts": f"parts 0..{FIT_FOLDS - 1} of 10",
+        "prompts": f"folds 0..{FIT_FOLDS - 1} of 10",
         "data": [file_hash(path) for path in recordings],
         "datastores": [path.name for path in datastores],
         "trees": trees,

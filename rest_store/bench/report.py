@@ -11,7 +11,7 @@ import click
 
 from rest_store.bench.charts import Bar, Chart, result_charts
 from rest_store.bench.results import Result, read_results, write_text
-from rest_store.bench.tables import Table, figure_tables
+from rest_store.bench.tables import Table, cell_text, figure_tables
 from rest_store.command_options import PATH, json_option
 from rest_store.datastore.render import counted
 from rest_store.pages.document import document, packaged

@@ -183,7 +183,7 @@ def test_few_recordings_have_a_wide_interval() -> None:
     )
 
 
-def test_parts_are_fixed_and_tasks_stay_together() -> None:
+def test_folds_are_fixed_and_tasks_stay_together() -> None:
     assert [fold_number(key) for key in ("HumanEval/0", "HumanEval/1", "a prompt")] == [7, 1, 8]
 
 

@@ -127,7 +127,9 @@ def test_a_walk_stands_in_a_long_context_and_knows_what_the_model_had_read() -> 
         top_k = 100 * tokens[:, None] + np.arange(2, dtype=np.int32)
         return Recording("a", 9, tokens[: len(prompt)], tokens[len(prompt) :], top_k)
 
-    (walk,) = long_walks([make_recording([1, 2], [3, 4, 5, 6])], [make_recording([7, 3], [8] * 3000)])
+    (walk,) = long_walks(
+        [make_recording([1, 2], [3, 4, 5, 6])], [make_recording([7, 3], [8] * 3000)]
+    )
     assert (walk.start, walk.text.size) == (CONTEXT, CONTEXT + 4)
     assert walk.text[CONTEXT - 2 :].tolist() == [1, 2, 3, 4, 5, 6]
     tree = TokenTree([3, 8, 4, 9], [-1, -1, 0, 2], [1, 1, 2, 3])

@@ -230,8 +230,13 @@ def test_a_line_shows_share_amount_and_time_left():
     assert line == "tokenizing  25% 3.0 MiB, 0:06 left"
     line = progress_line(StageProgress("sorting", 2_500_000, 2_500_000, "tokens", 1.0))
     assert line == "sorting    100% 2,500,000 tokens"
-    assert progress_line(StageProgress("tokenizing", 999, None, "tokens", 0.0)) == "tokenizing 999 tokens"
-    assert progress_line(StageProgress("sorting", 0, 10, "tokens", 0.0)) == "sorting      0% 0 tokens"
+    assert (
+        progress_line(StageProgress("tokenizing", 999, None, "tokens", 0.0))
+        == "tokenizing 999 tokens"
+    )
+    assert (
+        progress_line(StageProgress("sorting", 0, 10, "tokens", 0.0)) == "sorting      0% 0 tokens"
+    )
 
 
 def test_a_stage_is_written_over_itself_below_the_one_before(monkeypatch):

@@ -220,7 +220,8 @@ def test_a_damaged_shard_is_refused(interrupted):
     tokens.write_bytes(before[:-1])
     refuse(
         interrupted,
-        r"unfinished build is damaged \(.*: size is [0-9]+ bytes, expected .*\), expected intact",
+        r"unfinished build is damaged \(.*: size is [0-9]+ bytes, expected .*\); build without"
+        r" --resume",
     )
     other = tokens.with_name("shard-00000.tokens").read_bytes()
     assert len(other) != len(before)

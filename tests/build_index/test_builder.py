@@ -19,7 +19,7 @@ import rest_store
 from build_index import builder, shard_sorter, slices, stages, workers
 from build_index.builder import BuildOptions, build
 from build_index.corpus_spec import CorpusSpec
-from build_index.tokenization import load_tokenizer, load_in_process
+from build_index.tokenization import load_in_process, load_tokenizer
 from rest_store.datastore.datastore import Datastore
 from rest_store.datastore.manifest import Manifest
 from rest_store.errors import CorpusError, MemoryBudgetError, TokenizerLoadError
@@ -99,7 +99,7 @@ def test_conversations_are_stored_as_the_template_renders_them(tokenizer, out, t
     path = tmp_path / "chats.jsonl"
     path.write_text(json.dumps({"data": ["print first", "return <|im_end|>"]}) + "\n")
     with pytest.raises(
-        CorpusError, match=r"the chat template of .* is absent, .* pass --chat-template FILE"
+        CorpusError, match=r"tokenizer .* has no chat template; pass --chat-template FILE"
     ):
         build_quick(path, tokenizer, out)
     build_quick(path, tokenizer, out, chat_template=CHATML)
@@ -263,7 +263,9 @@ def test_an_old_datastore_stays_until_the_new_one_is_complete(
     assert before == [old]
     assert len(stored_documents(out)) == 60
     assert leftovers(out) == []
-    match = reader.longest_suffix_match(stored_tokens(tokenizer, ["something old"])[0], max_suffix=4)
+    match = reader.longest_suffix_match(
+        stored_tokens(tokenizer, ["something old"])[0], max_suffix=4
+    )
     assert match.length == 4, "a reader of the old datastore keeps it"
 
 
@@ -338,7 +340,8 @@ def test_sorting_that_runs_out_of_memory_is_a_memory_error(
     else:
         monkeypatch.setattr(shard_sorter, "sorted_suffixes", exhausted)
     with pytest.raises(
-        MemoryBudgetError, match=r"shard-00000: memory for sorting is exhausted, expected .* free"
+        MemoryBudgetError,
+        match=r"shard-00000: sorting needs .* of free memory, which are not there",
     ):
         build_quick(corpus, tokenizer, out)
     assert not out.exists()

@@ -193,8 +193,6 @@ def test_several_processes_and_an_interruption_say_the_same(tree, tokenizer, tmp
 
 def test_the_statuses_are_documented():
     help_text = " ".join(build_here("--help").stdout.split())
-    assert (
-        "3 if the datastore is complete, but more than half of a corpus was left out" in help_text
-    )
+    assert "3 if the datastore is complete, but lacks more than half of a corpus" in help_text
     page = " ".join((Path(__file__).parents[2] / "docs/how-to/building.md").read_text().split())
     assert "Exit status 3" in page

@@ -108,7 +108,9 @@ def test_a_tree_that_cannot_be_verified_costs_its_step_alone(every: int, rows: i
         nonlocal steps
         steps += 1
         return (
-            merge_paths([[5, VOCABULARY]]) if steps % every == 0 else right(future, random, max_nodes)
+            merge_paths([[5, VOCABULARY]])
+            if steps % every == 0
+            else right(future, random, max_nodes)
         )
 
     what = "nothing was drafted" if every == 1 else "went on without"
