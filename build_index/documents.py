@@ -12,6 +12,8 @@ MAX_DOCUMENT_BYTES = 16 << 20
 
 The size is fixed and does not follow the memory, because it decides which documents are stored.
 """
+WRITTEN, READ = "written", "read"
+"""What a model wrote, one answer, and what it read, one text."""
 BATCH_CHARACTERS = 1 << 19  # enough for the tokenizing threads; more would only take memory
 BATCH_DOCUMENTS = 1 << 13
 
@@ -31,11 +33,18 @@ class Document:
         messages: the turns, oldest first; empty for a text.
         origin: path, with a line or row number where a file holds several documents; for messages,
             not compared.
+        session: of an agent, that it is from; empty: of none.
+        order: its place among those of the session and of its kind.
+        kind: `WRITTEN`: only the last message is stored, with the end of what came before it;
+            `READ`; empty: all is.
     """
 
     text: str = ""
     messages: tuple[Message, ...] = ()
     origin: str = field(default="", compare=False)
+    session: str = field(default="", compare=False)
+    order: int = field(default=0, compare=False)
+    kind: str = field(default="", compare=False)
 
     @property
     def is_conversation(self) -> bool:

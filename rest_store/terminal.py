@@ -85,15 +85,14 @@ def draft_as_json(
     """
     nodes: list[dict[str, Any]] = []
     for index in range(len(tree)):
-        node = {
+        node: dict[str, Any] = {
             "token": int(tree.tokens[index]),
             "parent": int(tree.parents[index]),
             "depth": int(tree.depths[index]),
             "count": int(tree.counts[index]),
         }
-        nodes.append(node)
-    if token_text is not None:
-        for node in nodes:
+        if token_text is not None:
             node["text"] = token_text(node["token"])
+        nodes.append(node)
     match = {"length": tree.match.length, "count": tree.match.count}
     return {"context": list(context), "match": match, "nodes": nodes}

@@ -87,8 +87,8 @@ class CostModel:
         is_valid = all(0 <= time < np.inf for time in times.values())
         if not is_valid or times["fixed"] + times["verified_token"] <= 0:
             raise DataFileError(
-                f"{path}: the times of the cost model are no seconds; fixed or verified_token must"
-                " be above 0"
+                f"{path}: a time of the cost model is negative or infinite, or fixed and"
+                " verified_token are both 0"
             )
         return cls(**times, drafters=drafters, source=str(fields.get("source", path.name)))
 

@@ -86,7 +86,7 @@ def recorded_outputs(line: str, where: str) -> Iterator[RecordedOutput]:
             )
         elif {"prompt", "turns"} & fields.keys() and "choices" not in fields:
             raise DataFileError(
-                f"{where}: output of the prompt is absent; `rest-store bench record` records the"
+                f"{where}: output of the prompt is absent; `rest-store bench record` records"
                 " outputs of your model"
             )
         else:

@@ -121,7 +121,7 @@ prepacked_option = click.option(
     "--prepacked-weights",
     is_flag=True,
     help=(
-        "Copy float32 weights into the layout that is fastest on this CPU, for all methods, plain"
+        "Copy float32 weights into the layout that this CPU is fastest with: for all methods, plain"
         " generation too."
     ),
 )

@@ -41,8 +41,9 @@ def grouped_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend as sdpa of transformers, without a copy of keys and
-    values for each query head that shares them.
+    """Attend as sdpa of transformers does, with keys and values that query heads share.
+
+    sdpa of transformers copies keys and values for each query head; this does not.
 
     With a mask, transformers makes these copies in every layer of every pass, because CUDA has no
     fast kernel for both. A CPU has one, and over a thousand tokens the copies take several times as
@@ -76,7 +77,7 @@ def grouped_attention(
 AttentionInterface.register(NAME, grouped_attention)
 AttentionMaskInterface.register(NAME, sdpa_mask)
 
-# Functions that compute the same, up to rounding: softmax attention over what a mask shows. Eager
+# Functions with one result, up to rounding: softmax attention over the positions of a mask. Eager
 # attention is a function of each model's own, which is not registered.
 _SAME_ATTENTION = (
     sdpa_attention_forward,

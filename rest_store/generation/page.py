@@ -1,6 +1,4 @@
-"""A page of HTML that shows one generation as it was drafted: text,
-sources, and the tree of each forward pass.
-"""
+"""A page of HTML for one generation: its text by source, and the tree of each pass."""
 
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ def page(
         prompt: that was continued.
         labels: of the sources, in the order of the bits of an origin.
         comparison: with plain decoding, if it was asked for.
-        remarks: what else to say about this generation, one sentence each.
+        remarks: further notes on this generation, one sentence each.
     """
     unnamed = (f"source {bit + 1}" for bit in range(len(labels), _MAX_SOURCES))
     labels = [*labels, *unnamed][:_MAX_SOURCES]
@@ -147,7 +145,7 @@ def _entry(origin: int, label: str, share: float, said: str) -> str:
 
 
 def _text(passes: Sequence[Piece], tokenizer: Any, labels: Sequence[str]) -> str:
-    """Return what was written, each forward pass as a link to itself, and each token in it."""
+    """Return the text, with a link for each forward pass and a mark for each token."""
     special = set(tokenizer.all_special_ids)
     shown = []
     for number, piece in enumerate(passes, 1):
@@ -155,7 +153,8 @@ def _text(passes: Sequence[Piece], tokenizer: Any, labels: Sequence[str]) -> str
         words = piece.words[0] if piece.words is not None else []
         for token, text, origin in zip(piece.tokens[0], words, piece.origins[0], strict=True):
             if token in special and not text.strip():
-                text, kind = str(tokenizer.decode([token])), " special"
+                text = str(tokenizer.decode([token]))
+                kind = " special"
             else:
                 kind = " line" if text.endswith("\n") else ""
             title = escape(_names(origin, labels))
@@ -172,7 +171,7 @@ def _text(passes: Sequence[Piece], tokenizer: Any, labels: Sequence[str]) -> str
 
 
 def _data(passes: Sequence[Piece], tokenizer: Any) -> list[dict[str, Any]]:
-    """Return what the script shows: what each pass drafted and accepted.
+    """Return the data of the script: drafts and accepted tokens of each pass.
 
     Scores are in thousandths, -1 where there is none. Times are in microseconds: of the step, of
     drafting in it, and of the forward pass.
@@ -183,8 +182,9 @@ def _data(passes: Sequence[Piece], tokenizer: Any) -> list[dict[str, Any]]:
         return str(tokenizer.decode(list(tokens), skip_special_tokens=False))
 
     def added(before: int | None, token: int) -> str:
-        """Return what `token` adds behind `before`: some tokenizers
-        drop the space in front of the first token.
+        """Return the text that `token` adds behind `before`.
+
+        Some tokenizers drop the space in front of the first token.
         """
         start, both = ("", "") if before is None else (decoded(before), decoded(before, token))
         is_prefix = (
@@ -195,8 +195,11 @@ def _data(passes: Sequence[Piece], tokenizer: Any) -> list[dict[str, Any]]:
     data = []
     before: int | None = None  # the last token written
     for piece in passes:
-        tree, written, accepted = piece.trees[0], piece.tokens[0], piece.accepted[0]
-        tokens, parents = tree.tokens.tolist(), tree.parents.tolist()
+        tree = piece.trees[0]
+        written = piece.tokens[0]
+        accepted = piece.accepted[0]
+        tokens = tree.tokens.tolist()
+        parents = tree.parents.tolist()
         scores = [-1.0] * len(tokens) if tree.scores is None else tree.scores.tolist()
         last = tokens[accepted[-1]] if accepted else before
         bonus = written[len(accepted)] if len(written) > len(accepted) else None

@@ -1,6 +1,4 @@
-"""Logits processors of the rows of a batch: each row has its own,
-which judges it as the whole one judges all.
-"""
+"""Logits processors of a batch: each row gets a copy that judges it as the original would."""
 
 from __future__ import annotations
 
@@ -29,6 +27,7 @@ _OF_ROWS: dict[_Kind, tuple[str, ...]] = {
     ("transformers", EncoderNoRepeatNGramLogitsProcessor.__name__): ("generated_ngrams",),
     ("transformers", EncoderRepetitionPenaltyLogitsProcessor.__name__): ("encoder_input_ids",),
     ("transformers", RepetitionPenaltyLogitsProcessor.__name__): ("prompt_ignore_length",),
+    ("rest_store", "GrammarMask"): ("grammars",),
     ("xgrammar", "LogitsProcessor"): ("compiled_grammars", "matchers", "token_bitmask"),
 }
 
@@ -51,7 +50,7 @@ _COPIES: dict[_Kind, Callable[[Any], Any]] = {
 
 
 def for_row(processor: Any, row: int, rows: int) -> Processor:
-    """Return what judges one row of a batch as `processor` judges it among the others.
+    """Return a processor that judges one row alone as `processor` does in the batch.
 
     Args:
         processor: of a batch; it is not changed.
@@ -90,8 +89,9 @@ def _kind(value: object) -> _Kind:
 
 
 def _of_row(processor: Any, name: str, held: Any, row: int, rows: int) -> Any:
-    """Return the part of `held`, which has one entry for each prompt
-    of a batch or for each row, that one row needs.
+    """Return the entry of `held` for one row.
+
+    `held` has one entry for each prompt of a batch, or for each row.
     """
     count = len(held)
     if count and rows % count:
@@ -108,8 +108,9 @@ def _of_row(processor: Any, name: str, held: Any, row: int, rows: int) -> Any:
 
 
 def _copies_in(value: object) -> dict[int, Any]:
-    """Return what stands in a copy of `value` for what it holds, by
-    id: modules, and objects as in `_COPIES`.
+    """Return replacements, by id, for objects in `value` that a copy must not duplicate.
+
+    These are modules, and objects as in `_COPIES`.
 
     That is what `copy.deepcopy` takes as `memo`.
     """

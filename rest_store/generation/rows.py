@@ -1,5 +1,4 @@
-"""The rows of a batch as they are written, token by token, as
-`generate` of transformers chooses them.
+"""The rows of a batch: tokens are chosen one by one, as `generate` of transformers does.
 
 Every generated token is one call of the logits processors and at most one draw, in the order of the
 sequence and with all that precedes it. A draft is accepted as far as the chosen tokens follow it,
@@ -29,6 +28,7 @@ class Row:
 
     Attributes:
         tokens: all of it, the prompt and padding on its left included.
+        processors: as above.
         scores: float32[1, vocabulary] of each generated token, if they are kept.
         logits: the same before processing.
         ended: whether a stopping criterion was met.
@@ -47,7 +47,9 @@ class Row:
         self.logits: list[torch.Tensor] = []
         self.ended = False
         self._ids = ids[None]
-        self._processors, self._sample, self._generator = processors, sample, generator
+        self.processors = processors
+        self._sample = sample
+        self._generator = generator
 
     def ids(self) -> torch.Tensor:
         """Return the row as a tensor, int64[1, length]."""
@@ -69,7 +71,7 @@ class Row:
             NotSupportedError: a processor returns scores of another shape.
         """
         scores = logits.to(copy=True, dtype=torch.float32, device=ids.device)
-        for processor in self._processors:
+        for processor in self.processors:
             scores = processor(ids, scores)
             if scores.shape != logits.shape:
                 expected = f"{list(logits.shape)}: each call is about one row"
@@ -93,7 +95,7 @@ class Row:
     def keep(
         self, raw: torch.Tensor, processed: torch.Tensor | None, *, logits: bool, scores: bool
     ) -> None:
-        """Keep what is wanted of the next token, [1, vocabulary].
+        """Keep the requested scores and logits of the next token, [1, vocabulary].
 
         `processed` is None if nothing changes the logits.
         """

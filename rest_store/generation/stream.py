@@ -20,7 +20,7 @@ from rest_store.errors import NotSupportedError, describe
 from rest_store.generation.loop import Generation
 from rest_store.generation.output import Piece, Statistics
 
-# Runs a generation inside of `model.generate`; returns what that is to return.
+# Runs a generation inside of `model.generate`, and returns its result.
 Drive = Callable[[Generation], Any]
 _MAX_SECONDS = 5.0  # that dropping a stream waits until its thread has left `model.generate`
 
@@ -38,7 +38,7 @@ class Stream:
 
     Args:
         generate: calls `model.generate` with a custom loop that gives a `Generation` to the
-            function passed to `generate`, and returns what that returns.
+            function passed to `generate`, and returns its result.
         name: of the model, for messages.
 
     Raises:
@@ -78,7 +78,7 @@ class Stream:
         return piece
 
     def result(self) -> Any:
-        """Run to the end; return what `model.generate` returns.
+        """Run to the end, and return the result of `model.generate`.
 
         After `close` or an error: what was written before.
         """
@@ -87,7 +87,7 @@ class Stream:
         return self._generation.result() if self._worker.failed else self._worker.result
 
     def close(self) -> None:
-        """End the generation here; the caller's cache then holds what was written."""
+        """End the generation here; the caller's cache then holds the text so far."""
         self._worker.stop()
 
     def __enter__(self) -> Stream:
@@ -103,10 +103,8 @@ class Stream:
 
 def loop_not_run(name: str) -> NotSupportedError:
     """Return the error for a model whose `generate` ran no custom loop."""
-    found, expected = (
-        "one that did not call its argument custom_generate",
-        "that of transformers, or one that calls it",
-    )
+    found = "one that did not call its argument custom_generate"
+    expected = "that of transformers, or one that calls it"
     return NotSupportedError(describe(name, "generate", found, expected))
 
 
@@ -161,7 +159,8 @@ class _Worker(threading.Thread):
         if self._ended:
             self.join()
         self._raise_error()
-        piece, self._piece = self._piece, None
+        piece = self._piece
+        self._piece = None
         return piece
 
     def stop(self) -> None:
@@ -178,7 +177,8 @@ class _Worker(threading.Thread):
 
     def _raise_error(self) -> None:
         """Raise the thread's error, if there is one, once."""
-        error, self._error = self._error, None
+        error = self._error
+        self._error = None
         if error is not None:
             try:
                 raise error
@@ -203,7 +203,8 @@ class _Worker(threading.Thread):
     # --- the thread's side ------------------------------------------------------------------------
 
     def run(self) -> None:
-        generate, self._generate = self._generate, None
+        generate = self._generate
+        self._generate = None
         assert generate is not None
         try:
             self.result = self._context.run(self._run_with_settings, generate)
@@ -220,7 +221,8 @@ class _Worker(threading.Thread):
 
     def _drive(self, generation: Generation) -> Any:
         """Run the loop, a pass for each turn."""
-        is_first, self.generation = self.generation is None, generation
+        is_first = self.generation is None
+        self.generation = generation
         with generation:
             if is_first:
                 self._hand_over(None)

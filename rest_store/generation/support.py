@@ -105,7 +105,7 @@ def _require_plain_passes(model: Any) -> None:
 
 
 def _hooks_that_count_tokens(model: Any) -> str | None:
-    """Return what hooks of PEFT would treat a pass over a tree otherwise than single tokens.
+    """Return the hook of PEFT that treats a pass over a tree unlike single tokens, in words.
 
     None: there are none.
     """
@@ -120,7 +120,7 @@ def _hooks_that_count_tokens(model: Any) -> str | None:
 
 
 def patterns_of(model: Any, layers: int = 1) -> list[Pattern]:
-    """Return what each of so many layers of a model attends to, from its text configuration.
+    """Return the attention patterns of the layers, from the model's text configuration.
 
     Raises:
         NotSupportedError: a layer is of another kind, such as recurrent.
@@ -200,9 +200,7 @@ def position_count(model: Any) -> float:
 
 
 def device_of(model: Any) -> torch.device:
-    """Return the device that a model's inputs go to, also where
-    accelerate keeps the weights elsewhere.
-    """
+    """Return the device of a model's inputs, also where accelerate keeps weights elsewhere."""
     device: torch.device = model.device
     if device.type != "meta":
         return device
@@ -217,9 +215,7 @@ def vocabulary_size(model: Any) -> int:
 
 
 def _growing_rope(config: Any) -> list[tuple[str, int]]:
-    """Return rotary embeddings that depend on the length,
-    and the length up to which they do not.
-    """
+    """Return rotary embeddings that depend on the length, each with its greatest safe length."""
     limits = []
     parameters = getattr(config, "rope_parameters", None) or {}
     for rope in [parameters, *(value for value in parameters.values() if isinstance(value, dict))]:
@@ -236,7 +232,7 @@ def require_inputs(model_kwargs: Mapping[str, Any]) -> None:
     """Check that only text goes into the model.
 
     Args:
-        model_kwargs: what `generate` prepared for the forward pass.
+        model_kwargs: as `generate` prepared them for the forward pass.
 
     Raises:
         NotSupportedError: another tensor, such as `inputs_embeds`, `token_type_ids` or an image.

@@ -195,7 +195,7 @@ def test_bad_recordings_are_refused_by_line(tmp_path: Path, recordings: list[Rec
         ("[1]", "malformed"),
         (
             '{"prompt": [1]}',
-            "output of the prompt is absent, expected one: `rest-store bench record`",
+            "output of the prompt is absent; `rest-store bench record` records",
         ),
         ('{"turns": ["a"]}', "output of the prompt is absent"),
         ('{"output": [1]}', "malformed"),
