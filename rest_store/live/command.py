@@ -204,8 +204,7 @@ def delete(directory: Path, ids: tuple[str, ...], as_json: bool) -> None:
     metavar="DIR",
     type=PATH,
     help=(
-        "Destination of the result: the datastore's directory; an old datastore there is"
-        " replaced."
+        "Destination of the result: the datastore's directory; an old datastore there is replaced."
     ),
 )
 @json_option
