@@ -258,4 +258,8 @@ def test_what_cannot_be_compared_is_refused(folder: Path, tmp_path: Path) -> Non
     status, shown = run(*command, "--method", "magic")
     assert (status, "'magic', expected one of 'plain'" in shown) == (1, True), shown
     stores = [open_datastore(tmp_path, ONE_TO_NINE) for _ in range(7)]
-    refused(SourceError, lambda: speed.make_methods(stores, max_nodes=16), "number of sources")
+    refused(
+        SourceError,
+        lambda: speed.make_methods(stores, max_nodes=16),
+        "7 datastores, services and grammars among the sources",
+    )
