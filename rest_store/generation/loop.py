@@ -88,7 +88,7 @@ class Generation:
         typical = options.acceptance != ACCEPTANCES[0]
         if typical:
             require_typical(sample, logits_processor)
-        require_model(model, input_ids.shape[0])
+        require_model(model)
         require_attention(model)
         most = self._stops.max_length or math.inf  # tokens of a row
         held = prompt_length(input_ids, model_kwargs) - input_ids.shape[1]  # in a cache, beside those of the row

@@ -22,8 +22,8 @@ _GROWING_ROPE = ("dynamic", "longrope")  # frequencies depend on the length of t
 _CONTINUED = {"attention_mask", "position_ids"}
 
 
-def require_model(model: Any, rows: int = 1) -> None:
-    """Check that drafts can be verified with a model of transformers, for so many rows.
+def require_model(model: Any) -> None:
+    """Check that drafts can be verified with a model of transformers.
 
     Raises:
         ModelNotSupportedError: an encoder, no cache or one of its own, layers of kinds that are not known, positions
@@ -51,12 +51,10 @@ def require_model(model: Any, rows: int = 1) -> None:
     has_positions = "position_ids" in parameters or not has_attention(config)
     if not has_positions or getattr(config, "alibi", False):
         position = "counted by the model itself, or left to ALiBi"
-    elif isinstance(getattr(config, "attention_layers", None), list) or hasattr(
-        config, "rel_extent"
-    ):  # GPT-Neo, Inkling
+    elif isinstance(getattr(config, "attention_layers", None), list):  # GPT-Neo
         position = "a slot of the cache"
-    elif rows > 1 and hasattr(config, "rel_extent"):  # Inkling, which verifies chains, so that one row has the same
-        position = "a slot of the cache, which is another one in each row"
+    elif hasattr(config, "rel_extent"):  # Inkling
+        position = "a slot of the cache"
     if position is not None:
         raise ModelNotSupportedError(describe(name, "the position of a token", position, "an argument, position_ids"))
     if (split := _split_over_processes(model)) is not None:
